@@ -370,7 +370,7 @@ def _link(
         if spec.choice.links_per_record is not None:
             return find_candidates(spec, metric)
         links = _in_parts(metric, spec.choice.neighbours, own.name, observe)
-        return Candidates(ranked=links.within(spec.choice.max_distance))
+        return links.within(spec.choice.max_distance)
 
     kept = cache.get(key, lambda: keep(spec, find))
     comparing = files.read_json(told) if told.exists() else {}
@@ -394,7 +394,7 @@ def _in_parts(metric: KeyMetric, k: int, name: str, observe: Observer) -> LinkTa
 
 def _write_lists(spec: LinkSpec, folder: Path, kept: KeptLinks) -> None:
     """Write what the secondary gets: record numbers in order; distances if it could know them."""
-    links = kept.links if kept.similar is None else kept.similar.links
+    links = kept.ranked
     arrays = {"indices": links.indices}
     if not protection_of(spec).helpers:
         arrays["distances"] = links.distances

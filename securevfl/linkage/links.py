@@ -19,6 +19,9 @@ from securevfl.core.errors import ConfigError, DataError
 
 # The result of linkage: for each primary row, its nearest records, in a fixed order.
 
+# Links of ranked lists that are filtered together.
+_FILTERED_CELLS: Final = 2**20
+
 NO_RECORD: Final = -1
 """Stands where a row has fewer than K links; its distance is infinite."""
 
@@ -59,11 +62,38 @@ class LinkTable:
         """Return the links of the chosen rows, in that order."""
         return LinkTable(indices=self.indices[rows], distances=self.distances[rows])
 
-    def first(self, num_links: int) -> "LinkTable":
-        """Return each row's nearest ``num_links`` links."""
-        return LinkTable(
-            indices=self.indices[:, :num_links], distances=self.distances[:, :num_links]
-        )
+    def links(
+        self,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        sample: Bool[np.ndarray, " records"] | None = None,
+    ) -> "LinkTable":
+        """Return the first ``k`` links of the chosen rows (None: all), among the sampled records.
+
+        Memory: filtering holds a few dozen MiB at a time.
+        """
+        if sample is None:
+            ranked = self if rows is None else self.take(rows)
+            return LinkTable(indices=ranked.indices[:, :k], distances=ranked.distances[:, :k])
+        chosen = np.arange(self.num_rows, dtype=np.int64) if rows is None else rows
+        indices, distances = empty_links(len(chosen), k)
+        step = max(1, _FILTERED_CELLS // self.num_links)
+        for start in range(0, len(chosen), step):
+            part = self.take(chosen[start : start + step])
+            kept = sample[np.where(part.present, part.indices, 0)] & part.present
+            row, column = np.nonzero(kept)
+            near = fill_slots(
+                part.num_rows, k, row, part.indices[row, column], part.distances[row, column]
+            )
+            indices[start : start + step] = near.indices
+            distances[start : start + step] = near.distances
+        return LinkTable(indices=indices, distances=distances)
+
+    def without_distances(self) -> "LinkTable":
+        """Return the same links with each distance replaced by its place, from 0."""
+        places = np.broadcast_to(np.arange(self.num_links, dtype=np.float64), self.indices.shape)
+        return LinkTable(indices=self.indices, distances=np.where(self.present, places, np.inf))
 
     def within(self, limit: float) -> "LinkTable":
         """Return the links of at most that distance; the others' slots hold no record."""

@@ -14,7 +14,8 @@ system.
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,7 +24,7 @@ import scipy  # special functions load when they are first named
 from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core import checks
-from securevfl.linkage.links import LinkTable, eligible_ids, empty_links, fill_slots
+from securevfl.linkage.links import LinkTable, eligible_ids, fill_slots
 from securevfl.linkage.metrics.metric import KeyMetric
 
 
@@ -40,6 +41,11 @@ class EligiblePairs:
     distances: Float64[np.ndarray, " pairs"]
     """Distance of each pair."""
 
+    @property
+    def num_rows(self) -> int:
+        """Primary rows."""
+        return len(self.starts) - 1
+
     def within(self, limit: float) -> "EligiblePairs":
         """Return the pairs of at most that distance."""
         if limit == math.inf:
@@ -54,19 +60,25 @@ class EligiblePairs:
 
     def links(
         self,
-        rows: Int64[np.ndarray, " chosen"],
+        rows: Int64[np.ndarray, " chosen"] | None,
         k: int,
         *,
         sample: Bool[np.ndarray, " records"] | None = None,
     ) -> LinkTable:
-        """Return the ``k`` nearest eligible records of the chosen rows, among the sampled ones.
+        """Return the ``k`` nearest eligible records of the chosen rows (None: all).
 
         They ascend by (distance, record number); a row that fewer records picked has fewer.
+
+        Args:
+            rows: Primary rows.
+            k: Links a row, at most.
+            sample: Records that may be linked; None allows all.
 
         Raises:
             ConfigError: If ``k`` is below 1.
         """
         checks.at_least(1, k=k)
+        rows = np.arange(self.num_rows, dtype=np.int64) if rows is None else rows
         counts = self.starts[rows + 1] - self.starts[rows]
         begins = np.cumsum(counts) - counts
         pair = np.arange(counts.sum()) + np.repeat(self.starts[rows] - begins, counts)
@@ -75,6 +87,12 @@ class EligiblePairs:
             kept = sample[self.records[pair]]
             pair, row = pair[kept], row[kept]
         return fill_slots(len(rows), k, row, self.records[pair], self.distances[pair])
+
+    def without_distances(self) -> "EligiblePairs":
+        """Return the same pairs with each distance replaced by its place in its row, from 0."""
+        counts = np.diff(self.starts)
+        places = np.arange(counts.sum()) - np.repeat(self.starts[:-1], counts)
+        return replace(self, distances=places.astype(np.float64))
 
 
 def eligible_pairs(metric: KeyMetric, *, cap: int) -> EligiblePairs:
@@ -130,9 +148,6 @@ _LOWEST_LIST_RATE: Final = 0.1
 
 # Longest ranked lists that are kept: 2^25 links of 16 bytes are 512 MiB.
 _LARGEST_LIST_CELLS: Final = 2**25
-
-# Links of ranked lists that are filtered together: a few dozen MiB.
-_CHUNK_CELLS: Final = 2**20
 
 Method = Literal["auto", "list", "rebuild"]
 
@@ -243,7 +258,7 @@ class RoundLinker:
             return self._pairs.links(rows, self._k, sample=sample)
         if self._ranked is None:
             return self._metric.nearest(rows, self._k, eligible=sample)
-        links = filtered(self._ranked, rows, self._k, sample)
+        links = self._ranked.links(rows, self._k, sample=sample)
         if self._ranked.num_links < self._metric.num_records:
             short = np.flatnonzero(~links.present[:, -1])
             if len(short):
@@ -252,27 +267,6 @@ class RoundLinker:
                 links.indices[short] = again.indices
                 links.distances[short] = again.distances
         return links
-
-
-def filtered(
-    ranked: LinkTable,
-    rows: Int64[np.ndarray, " chosen"],
-    k: int,
-    sample: Bool[np.ndarray, " records"],
-) -> LinkTable:
-    """Return the first ``k`` sampled records of each chosen row's ranked list, chunk by chunk."""
-    indices, distances = empty_links(len(rows), k)
-    step = max(1, _CHUNK_CELLS // ranked.num_links)
-    for start in range(0, len(rows), step):
-        part = ranked.take(rows[start : start + step])
-        kept = sample[np.where(part.present, part.indices, 0)] & part.present
-        row, column = np.nonzero(kept)
-        near = fill_slots(
-            part.num_rows, k, row, part.indices[row, column], part.distances[row, column]
-        )
-        indices[start : start + step] = near.indices
-        distances[start : start + step] = near.distances
-    return LinkTable(indices=indices, distances=distances)
 
 
 def list_length(k: int, *, rate: float, records: int, survival: float = _SURVIVAL) -> int:
@@ -314,15 +308,6 @@ class LinkSource(Protocol):
         ...
 
 
-@runtime_checkable
-class SampleLinker(Protocol):
-    """Links of rows within a sample of the records."""
-
-    def link(self, rows: npt.NDArray[np.int64], sample: npt.NDArray[np.bool_]) -> LinkTable:
-        """Return the nearest sampled records of the given primary rows."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedLinks:
     """One link table for every round."""
@@ -355,9 +340,12 @@ class PickedLinks:
 class FreshlySampledLinks:
     """A new secret sample of the secondary's records in every round ([FeT] Algorithm 1, line 5)."""
 
-    linker: SampleLinker
+    find: Callable[[npt.NDArray[np.int64], npt.NDArray[np.bool_]], LinkTable]
+    """Links of the given primary rows within a sample."""
+
     sampler: PoissonSampler
+    """Draws the samples."""
 
     def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
         """Draw a sample and return the links of the given primary rows within it."""
-        return self.linker.link(rows, self.sampler.draw())
+        return self.find(rows, self.sampler.draw())

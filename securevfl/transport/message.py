@@ -190,6 +190,7 @@ class _Wire:
     least: float | None = None
     most: float | str | None = None
     length: int = 0
+    gaps: bool = False
 
 
 def wire(*, repr: bool = True, **rules: Any) -> Any:  # noqa: A002 -- the name that dataclasses use
@@ -200,7 +201,8 @@ def wire(*, repr: bool = True, **rules: Any) -> Any:  # noqa: A002 -- the name t
         rules: ``name``, the field's name on the wire; ``least`` and ``most``, bounds of a figure,
             of which ``most`` may name a number that the reader knows; ``among``, the known
             collection that a figure must be in; ``below``, the known number that every number of
-            an array must be under, from 0; ``length``, of bytes.
+            an array must be under, from 0; ``length``, of bytes; ``gaps``, whether an array of
+            floats may hold NaN.
     """
     return field(repr=repr, metadata={"wire": _Wire(**rules)})
 
@@ -213,7 +215,8 @@ class DeclaredMessage(TypedMessage):
 
     Figures are fields of type int, float, bool, str or ``Literal``; arrays are bytes or jaxtyping
     arrays. An axis has the length that the reader passes under its name, or that an earlier field
-    has; one whose name starts with ``some_`` has any length above zero, one with ``_`` any length.
+    has; one whose name starts with ``some_`` has any length above zero, one with ``_`` any length;
+    one that is a number has that length.
     ``round_number`` is the message's own.
     """
 
@@ -308,12 +311,17 @@ def _read_array(
     for axis in axes:
         if axis.startswith("*"):
             shape += sizes[axis[1:]]
+        elif axis.isdigit():
+            shape.append(int(axis))
         else:
             # A length that nobody knows is a mistake of the program, and raises KeyError.
             free = axis not in sizes and axis.startswith(("_", "some_"))
             shape.append(None if free else sizes[axis])
     words = kind.dtypes[0] == "uint64"
-    found = message.tensor(name, dtype="int64" if words else kind.dtypes[0], shape=tuple(shape))
+    dtype = "int64" if words else kind.dtypes[0]
+    found = message.tensor(name, dtype=dtype, shape=tuple(shape), finite=not rule.gaps)
+    if rule.gaps and np.isinf(found).any():
+        raise ProtocolError(f"{place}: {name} holds a value that is infinite")
     for axis, length in zip(axes, found.shape, strict=False):
         if axis.startswith("some_") and not length:
             raise ProtocolError(f"{place}: {name} must not be empty")

@@ -34,15 +34,15 @@ from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.sampling import pairs_of_picks
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, ranked_length
-from securevfl.linkage.stage.messages import LinkingKind, require_numbers
-from securevfl.transport.message import DeclaredMessage, Message, TypedMessage
+from securevfl.linkage.stage.messages import LinkingKind
+from securevfl.transport.message import DeclaredMessage, Message, TypedMessage, wire
 
 # Exact links from few pairs, where each pair is expensive: only cells that can matter are tried.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CellBlock:
-    """Rows of one cell, and the records that they are compared with."""
+    """Rows and records, each of which is compared with each."""
 
     rows: Int64[np.ndarray, " block_rows"]
     """Rows, ascending."""
@@ -242,29 +242,36 @@ class Shapes:
     """The secondary's records of each block."""
 
     @classmethod
-    def read(cls, message: Message, *, most_pairs: int, none_ends: bool = False) -> "Shapes":
-        """Read them from the tensor that :meth:`tensor` gives.
+    def of(
+        cls,
+        sizes: Int64[np.ndarray, "blocks 2"],
+        *,
+        most_pairs: int,
+        sender: str,
+        none_ends: bool = False,
+    ) -> "Shapes":
+        """Return received sizes, checked.
 
         Args:
-            message: What came.
+            sizes: Rows and records of each block.
             most_pairs: How many pairs an exchange may have.
+            sender: The party that named them.
             none_ends: Whether there may be no block, which ends a secondary's turn.
 
         Raises:
             ProtocolError: If there is no block, one is empty, or all have more pairs than that.
         """
-        sizes = message.tensor("sizes", dtype=np.int64, shape=(None, 2))
         # Each size is checked before any is multiplied: products of 64 bits would wrap.
         fits = 1 <= sizes.min() <= sizes.max() <= most_pairs if sizes.size else none_ends
         if not fits or sum(rows * records for rows, records in sizes.tolist()) > most_pairs:
             raise ProtocolError(
-                f"{message.sender}: named no blocks, empty ones, or more than {most_pairs} pairs"
+                f"{sender}: named no blocks, empty ones, or more than {most_pairs} pairs"
             )
         return cls(rows=sizes[:, 0], records=sizes[:, 1])
 
     @property
-    def tensor(self) -> Int64[np.ndarray, "blocks 2"]:
-        """They as they are sent."""
+    def sizes(self) -> Int64[np.ndarray, "blocks 2"]:
+        """Rows and records of each block, as they are sent."""
         return np.column_stack([self.rows, self.records])
 
     @property
@@ -277,16 +284,16 @@ class Shapes:
 
     def by_rows(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut what has one entry for each row of each block."""
-        return _cut(values, self.rows)
+        return cut(values, self.rows)
 
     def by_records(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut what has one entry for each record of each block."""
-        return _cut(values, self.records)
+        return cut(values, self.records)
 
     def by_pairs(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut what has one entry for each pair of each block, into (rows, records)."""
-        parts = _cut(values, self.rows * self.records)
-        sizes = self.tensor.tolist()
+        parts = cut(values, self.rows * self.records)
+        sizes = self.sizes.tolist()
         return [part.reshape(size) for part, size in zip(parts, sizes, strict=True)]
 
 
@@ -295,7 +302,16 @@ def flat(parts: Sequence[np.ndarray]) -> np.ndarray:
     return parts[0].ravel() if len(parts) == 1 else np.concatenate([one.ravel() for one in parts])
 
 
-def _cut(values: np.ndarray, counts: Int64[np.ndarray, " blocks"]) -> list[np.ndarray]:
+def cut(values: np.ndarray, counts: Int64[np.ndarray, " blocks"]) -> list[np.ndarray]:
+    """Cut what has one entry for each row, record or pair of each block.
+
+    Raises:
+        ProtocolError: If it has more or fewer.
+    """
+    if len(values) != counts.sum():
+        raise ProtocolError(
+            f"blocks: have {counts.sum()} rows or records in all, but {len(values)} came"
+        )
     return np.split(values, np.cumsum(counts)[:-1]) if len(counts) else []
 
 
@@ -400,7 +416,7 @@ class Turn(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class RowBlocks(TypedMessage):
+class RowBlocks(DeclaredMessage):
     """Numbers of the primary's rows to compare next, block by block, and with how many records.
 
     Without ``linkage.cell`` that is nothing but sizes.
@@ -409,50 +425,21 @@ class RowBlocks(TypedMessage):
     KIND = LinkingKind.LINK_BLOCK
     WAY = "coordinator to primary"
 
-    rows: Int64[np.ndarray, " all_rows"]
+    rows: Int64[np.ndarray, " _all_rows"] = wire(below="num_rows")
     """Those of the first block, then those of the second; a row may be in several."""
 
-    shapes: Shapes
-    """No block: the secondary's turn is over."""
+    sizes: Int64[np.ndarray, "_blocks 2"]
+    """Rows and records of each block (:class:`Shapes`); no block ends the secondary's turn."""
 
-    done: int = 0
-    """How many of those who seek were in blocks before these."""
+    done: int
+    """How many rows (records, where those seek) were in blocks before these."""
 
-    of: int = 0
+    of: int
     """How many will be in any block, as far as is known."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        tensors = {"rows": self.rows, "sizes": self.shapes.tensor}
-        return Message(kind=self.KIND, meta={"done": self.done, "of": self.of}, tensors=tensors)
-
-    @classmethod
-    def from_message(cls, message: Message, *, rows: int, most_pairs: int) -> "RowBlocks":
-        """Check a received one.
-
-        Args:
-            message: What came.
-            rows: How many rows the primary has.
-            most_pairs: How many pairs may be compared at once.
-
-        Raises:
-            ProtocolError: If it names a row that there is not, blocks are empty or too large, or a
-                figure is none.
-        """
-        shapes = Shapes.read(message, most_pairs=most_pairs, none_ends=True)
-        chosen = message.tensor("rows", dtype=np.int64, shape=(int(shapes.rows.sum()),))
-        require_numbers(message, chosen, below=rows)
-        done, of = (message.figure(name, int) for name in ("done", "of"))
-        return cls(rows=chosen, shapes=shapes, done=done, of=of)
-
-    @property
-    def blocks(self) -> list[np.ndarray]:
-        """The rows of each block."""
-        return self.shapes.by_rows(self.rows)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class RecordBlocks(TypedMessage):
+class RecordBlocks(DeclaredMessage):
     """Numbers of a secondary's records to compare next, block by block, and with how many rows.
 
     Without ``linkage.cell`` that is nothing but sizes.
@@ -461,66 +448,25 @@ class RecordBlocks(TypedMessage):
     KIND = LinkingKind.LINK_BLOCK
     WAY = "coordinator to a secondary"
 
-    records: Int64[np.ndarray, " all_records"]
+    records: Int64[np.ndarray, " _all_records"] = wire(below="num_records")
     """Those of the first block, then those of the second; a record may be in several."""
 
-    shapes: Shapes
+    sizes: Int64[np.ndarray, "_blocks 2"]
+    """Rows and records of each block (:class:`Shapes`)."""
 
     due: int
     """Ciphertexts of these blocks and those after them, as far as is known; 0 without any."""
 
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        tensors = {"records": self.records, "sizes": self.shapes.tensor}
-        return Message(kind=self.KIND, meta={"due": self.due}, tensors=tensors)
-
-    @classmethod
-    def from_message(cls, message: Message, *, records: int, most_pairs: int) -> "RecordBlocks":
-        """Check a received one.
-
-        Args:
-            message: What came.
-            records: How many records the secondary has.
-            most_pairs: How many pairs may be compared at once.
-
-        Raises:
-            ProtocolError: If it names a record that there is not, blocks are empty or too large,
-                or a figure is none.
-        """
-        shapes = Shapes.read(message, most_pairs=most_pairs)
-        chosen = message.tensor("records", dtype=np.int64, shape=(int(shapes.records.sum()),))
-        require_numbers(message, chosen, below=records)
-        return cls(records=chosen, shapes=shapes, due=message.figure("due", int))
-
-    @property
-    def blocks(self) -> list[np.ndarray]:
-        """The records of each block."""
-        return self.shapes.by_records(self.records)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class DistanceShare(TypedMessage):
+class DistanceShare(DeclaredMessage):
     """A party's share of the squared distances of all blocks of an exchange."""
 
     KIND = LinkingKind.LINK_SHARE
     WAY = "data party to coordinator"
 
-    words: list[ShareWords]
-    """One a block."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"share": flat(self.words).view(np.int64)})
-
-    @classmethod
-    def from_message(cls, message: Message, *, shapes: Shapes) -> "DistanceShare":
-        """Check a received share.
-
-        Raises:
-            ProtocolError: If it is not of the blocks' size.
-        """
-        words = message.tensor("share", dtype=np.int64, shape=(shapes.pairs,))
-        return cls(words=shapes.by_pairs(words.view(np.uint64)))
+    share: UInt64[np.ndarray, " pairs"]
+    """Row by row of each block, block after block, mod 2^64."""
 
 
 # How a coordinator searches quantised keys: which rows and records are compared at once.
@@ -533,21 +479,10 @@ _EXCHANGE_BLOCKS: Final = 2**12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Block:
-    """Rows and records of which each is compared with each."""
-
-    rows: Int64[np.ndarray, " block_rows"]
-    """Row numbers of the primary."""
-
-    records: Int64[np.ndarray, " block_records"]
-    """Record numbers of the secondary."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockExchange:
-    """Blocks that are compared in one go."""
+    """Blocks that are compared in one go: the primary's rows and the secondary's records."""
 
-    blocks: Sequence[Block]
+    blocks: Sequence[CellBlock]
 
     done: int
     """How many of those who seek (rows, or records under a cap) were in blocks before these."""
@@ -574,20 +509,6 @@ Ask = Callable[[Iterator[BlockExchange]], Iterable[Sequence[SquaredShares]]]
 exchange before the one ahead of it is done."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class BlocksFound:
-    """What the blocks gave together, and what they cost."""
-
-    candidates: Candidates
-    """Those of all pairs, whatever was compared."""
-
-    pairs: int
-    """Pairs that were compared."""
-
-    ciphertexts: int
-    """Ciphertexts that the secondary answered; 0 without any."""
-
-
 class Search:
     """The search for one secondary's links, over blocks that the data parties compare.
 
@@ -606,12 +527,16 @@ class Search:
         self._ask = ask
         self._capped = spec.choice.links_per_record is not None
         self._lanes = lanes
-        self._seen = self._pairs = self._answered = 0
+        self._seen = 0
+        self.pairs = 0
+        """Pairs that were compared."""
+        self.answered = 0
+        """Ciphertexts that the secondary answered; 0 without any."""
 
     def run(
         self, cells: tuple[Int64[np.ndarray, "rows dim"], Int64[np.ndarray, "records dim"]] | None
-    ) -> BlocksFound:
-        """Find all candidates.
+    ) -> Candidates:
+        """Return the candidates of all pairs, whatever was compared.
 
         Args:
             cells: The primary's cells and the secondary's; None compares all pairs.
@@ -632,12 +557,10 @@ class Search:
             indices=found.indices,
             distances=found.distances * spec.keys.key_range().step,
         )
+        limit = spec.choice.max_distance
         if cap is None:
-            candidates = Candidates(ranked=links.within(spec.choice.max_distance))
-        else:
-            pairs = pairs_of_picks(links, num_rows=self._rows)
-            candidates = Candidates(pairs=pairs.within(spec.choice.max_distance))
-        return BlocksFound(candidates=candidates, pairs=self._pairs, ciphertexts=self._answered)
+            return links.within(limit)
+        return pairs_of_picks(links, num_rows=self._rows).within(limit)
 
     def _link(self, blocks: Sequence[CellBlock], k: int) -> Iterator[LinkTable]:
         """Compare the blocks of one pass; those who seek are their rows."""
@@ -676,11 +599,11 @@ class Search:
                 own_pairs += pairs[end]
                 own_ciphertexts += ciphertexts[end]
                 end += 1
-            blocks = [Block(rows=rows, records=records) for rows, records in sides[start:end]]
+            blocks = [CellBlock(rows=rows, records=records) for rows, records in sides[start:end]]
             exchange = BlockExchange(blocks=blocks, done=self._seen, of=of, due=due)
             self._seen += sum(len(part.rows) for part in parts[start:end])
-            self._pairs += own_pairs
-            self._answered += own_ciphertexts
+            self.pairs += own_pairs
+            self.answered += own_ciphertexts
             due -= own_ciphertexts
             start = end
             yield exchange
@@ -722,7 +645,7 @@ def comparing_cost(
         lanes: How many rows of a block share one ciphertext; 0 without any.
     """
 
-    def compared(block: Block) -> SquaredShares:
+    def compared(block: CellBlock) -> SquaredShares:
         own, other = mine[block.rows, None], theirs[None, block.records]
         squared = ((own - other) ** 2).sum(axis=2).astype(np.uint64)
         return squared, np.zeros_like(squared)
@@ -736,11 +659,11 @@ def comparing_cost(
     if not width:
         everything = search.ciphertexts(len(mine), len(theirs))
         return {"pairs": pairs, "share_of_pairs": 1.0, "ciphertexts": everything}
-    found = search.run((cells_of(mine, width), cells_of(theirs, width)))
+    search.run((cells_of(mine, width), cells_of(theirs, width)))
     return {
-        "pairs": found.pairs,
-        "share_of_pairs": found.pairs / pairs,
-        "ciphertexts": found.ciphertexts,
+        "pairs": search.pairs,
+        "share_of_pairs": search.pairs / pairs,
+        "ciphertexts": search.answered,
     }
 
 

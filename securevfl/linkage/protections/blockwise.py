@@ -3,7 +3,7 @@
 import secrets
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.progress import LinksMade, Pace
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, numbers_of
+from securevfl.linkage.metrics.metric import KeySpec, numbers_of
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.protections.blocks import (
     BlockExchange,
@@ -38,7 +38,6 @@ from securevfl.linkage.protections.blocks import (
 )
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
-from securevfl.linkage.stage.candidates import Candidates
 from securevfl.linkage.stage.kept_links import SimilarLinks, coordinate, links_key, table_tag
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
 from securevfl.transport.message import Message, TypedMessage
@@ -63,37 +62,27 @@ class Comparisons:
         self._others = others
         self._compared = np.zeros(own, dtype=np.int64)
 
-    def admit_all(
+    def admit(
         self, blocks: Sequence[np.ndarray], others: Int64[np.ndarray, " blocks"], *, sender: str
     ) -> None:
-        """Take the blocks of an exchange into account, or refuse them; see :meth:`admit`.
+        """Take the blocks of an exchange into account, or refuse them.
 
         Args:
             blocks: Numbers of this party's keys, those of each block.
             others: For each block, with how many of the other's they are compared.
-            sender: Who asks.
-        """
-        for chosen, count in zip(blocks, others.tolist(), strict=True):
-            self.admit(chosen, count, sender=sender)
-
-    def admit(self, chosen: Int64[np.ndarray, " block"], others: int, *, sender: str) -> None:
-        """Take a block into account, or refuse it.
-
-        Args:
-            chosen: Numbers of this party's keys.
-            others: With how many of the other's each of them is compared.
-            sender: Who asks.
+            sender: The party that asks.
 
         Raises:
-            ProtocolError: If a key is named twice, or a pair would be compared again.
+            ProtocolError: If a key is named twice in a block, or a pair would be compared again.
         """
-        again = not 1 <= others <= self._others or len(np.unique(chosen)) != len(chosen)
-        if again or (self._compared[chosen] + others > self._others).any():
-            raise ProtocolError(
-                f"{sender}: asks to compare {len(chosen)} keys with {others} others, and every "
-                f"pair of the {len(self._compared)} and {self._others} is compared once"
-            )
-        self._compared[chosen] += others
+        for chosen, count in zip(blocks, others.tolist(), strict=True):
+            again = not 1 <= count <= self._others or len(np.unique(chosen)) != len(chosen)
+            if again or (self._compared[chosen] + count > self._others).any():
+                raise ProtocolError(
+                    f"{sender}: asks to compare {len(chosen)} keys with {count} others, and every "
+                    f"pair of the {len(self._compared)} and {self._others} is compared once"
+                )
+            self._compared[chosen] += count
 
 
 # Numbers of 16 bits, compared block by block: the coordinator adds two shares of each distance.
@@ -104,17 +93,19 @@ Units = Int64[np.ndarray, "own key_dim"]
 Progress = Callable[[int, int, float], None]
 """Gets how much is done, of how much, and the seconds left as estimated from the pace so far."""
 
-PrimaryShare = Callable[[str, RowBlocks, Progress], list[ShareWords]]
-"""Makes the primary's share of each block of an exchange: the secondary, the blocks, progress."""
+PrimaryShare = Callable[[str, Shapes, list[np.ndarray], Progress], list[ShareWords]]
+"""Makes the primary's share of each block of an exchange: the secondary, the sizes of the blocks,
+their row numbers, progress."""
 
-SecondaryShare = Callable[[RecordBlocks], list[ShareWords]]
-"""Makes a secondary's share of each block of an exchange."""
+SecondaryShare = Callable[[Shapes, list[np.ndarray], int], list[ShareWords]]
+"""Makes a secondary's share of each block of an exchange: the sizes of the blocks, their record
+numbers, and how many ciphertexts are due from now on."""
 
 BLOCK_MESSAGES: Final[tuple[type[TypedMessage], ...]] = (
     *(Shift, Cells, Offer, Turn, RowBlocks, RecordBlocks, DistanceShare),
     *(Lists, MadeSimilarities, Linked),
 )
-"""What is told however shares are made."""
+"""What parties send however shares are made."""
 
 COORDINATOR_LEARNS: Final = (
     "the distance of every primary row to every record (with linkage.cell: to those it is compared "
@@ -147,25 +138,12 @@ _UNDER_WAY: Final = 2
 _SHIFT_BELOW: Final = 2**40
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class QuantisedKeys:
-    """Numeric keys as whole numbers: the distances that shares and Paillier give."""
-
-    units: ComparedKeys
-    """Both parties' keys in units of one step, whole numbers in float64."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuantisedKeys(EuclideanKeys):
+    """Numeric keys as whole numbers, in float64: the distances that shares and Paillier give."""
 
     step: float
     """Width of a unit, in the keys' unit."""
-
-    @property
-    def num_rows(self) -> int:
-        """Primary rows."""
-        return self.units.num_rows
-
-    @property
-    def num_records(self) -> int:
-        """Records of the secondary."""
-        return self.units.num_records
 
     def nearest(
         self,
@@ -175,16 +153,8 @@ class QuantisedKeys:
         eligible: Bool[np.ndarray, " records"] | None = None,
     ) -> LinkTable:
         """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
-        links = self.units.nearest(rows, k, eligible=eligible)
+        links = EuclideanKeys.nearest(self, rows, k, eligible=eligible)
         return LinkTable(indices=links.indices, distances=links.distances * self.step)
-
-    def swapped(self) -> "QuantisedKeys":
-        """Exchange the parties' roles."""
-        return QuantisedKeys(units=self.units.swapped(), step=self.step)
-
-    def figures(self) -> Mapping[str, Any]:
-        """Return nothing: every pair is compared here, whatever the parties spare."""
-        return {}
 
 
 class Blockwise(Coordinated):
@@ -245,7 +215,8 @@ class Blockwise(Coordinated):
         """Compare keys as whole numbers of 16 bits."""
         mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
         return QuantisedKeys(
-            units=EuclideanKeys(primary=mine.astype(np.float64), records=theirs.astype(np.float64)),
+            primary=mine.astype(np.float64),
+            records=theirs.astype(np.float64),
             step=spec.keys.key_range().step,
         )
 
@@ -297,9 +268,12 @@ class Blockwise(Coordinated):
                 message = lines.receive(coordinator, LinkingKind.LINK_BLOCK, LinkingKind.LINK_LISTS)
                 if message.kind is LinkingKind.LINK_LISTS:
                     return message
-                blocks = RecordBlocks.from_message(message, records=len(units), most_pairs=most)
-                asked.admit_all(blocks.blocks, blocks.shapes.rows, sender=coordinator)
-                lines.send(DistanceShare(words=share(blocks)).to_message(), coordinator)
+                blocks = RecordBlocks.from_message(message, num_records=len(units))
+                shapes = Shapes.of(blocks.sizes, most_pairs=most, sender=coordinator)
+                records = shapes.by_records(blocks.records)
+                asked.admit(records, shapes.rows, sender=coordinator)
+                words = share(shapes, records, blocks.due)
+                lines.send(DistanceShare(share=flat(words)).to_message(), coordinator)
 
     def hear_primary(self, helper: LinkageHelper) -> np.ndarray | None:
         """Return the primary's cells, if there are any."""
@@ -307,7 +281,7 @@ class Blockwise(Coordinated):
 
     def find(
         self, helper: LinkageHelper, name: str, heard: np.ndarray | None
-    ) -> tuple[Candidates, SimilarLinks | None]:
+    ) -> tuple[Lists, SimilarLinks | None]:
         """Have the data parties compare blocks, unless links of the same tables are kept.
 
         Raises:
@@ -335,12 +309,12 @@ class Blockwise(Coordinated):
         )
         found = coordinate(
             spec,
-            lambda: search.run(cells).candidates,
+            lambda: search.run(cells),
             cache=helper.cache,
             key=links_key(spec, secret=" ".join(turn.tags)),
         )
-        nothing = np.empty(0, dtype=np.int64)
-        over = RowBlocks(rows=nothing, shapes=Shapes(rows=nothing, records=nothing))
+        nothing = np.empty((0, 2), dtype=np.int64)
+        over = RowBlocks(rows=nothing[:, 0], sizes=nothing, done=0, of=0)
         helper.lines.send(over.to_message(), primary)
         return found
 
@@ -352,16 +326,17 @@ class Blockwise(Coordinated):
         pace = Pace(party.observe, LinksMade, name=name)
         while True:
             message = party.lines.receive(coordinator, LinkingKind.LINK_BLOCK)
-            blocks = RowBlocks.from_message(message, rows=party.rows, most_pairs=most)
-            shapes = blocks.shapes
+            blocks = RowBlocks.from_message(message, num_rows=party.rows)
+            shapes = Shapes.of(blocks.sizes, most_pairs=most, sender=coordinator, none_ends=True)
             if not len(shapes):
                 return
-            asked.admit_all(blocks.blocks, shapes.records, sender=coordinator)
+            rows = shapes.by_rows(blocks.rows)
+            asked.admit(rows, shapes.records, sender=coordinator)
             capped = spec.choice.links_per_record is not None
             seeking = int((shapes.records if capped else shapes.rows).sum())
             tell = partial(_tell, pace, blocks.done, seeking, blocks.of)
-            words = share(name, blocks, tell)
-            party.lines.send(DistanceShare(words=words).to_message(), coordinator)
+            words = share(name, shapes, rows, tell)
+            party.lines.send(DistanceShare(share=flat(words)).to_message(), coordinator)
 
     def _ask(
         self, helper: LinkageHelper, name: str, exchanges: Iterator[BlockExchange]
@@ -379,12 +354,12 @@ class Blockwise(Coordinated):
         shapes = exchange.shapes
         mine = RowBlocks(
             rows=flat([block.rows for block in exchange.blocks]),
-            shapes=shapes,
+            sizes=shapes.sizes,
             done=exchange.done,
             of=exchange.of,
         )
         records = flat([block.records for block in exchange.blocks])
-        theirs = RecordBlocks(records=records, shapes=shapes, due=exchange.due)
+        theirs = RecordBlocks(records=records, sizes=shapes.sizes, due=exchange.due)
         helper.lines.send(mine.to_message(), helper.spec.roles.primary)
         helper.lines.send(theirs.to_message(), name)
         return shapes
@@ -392,11 +367,11 @@ class Blockwise(Coordinated):
     def _shares(self, helper: LinkageHelper, name: str, shapes: Shapes) -> list[SquaredShares]:
         one, other = (
             DistanceShare.from_message(
-                helper.lines.receive(sender, LinkingKind.LINK_SHARE), shapes=shapes
-            ).words
+                helper.lines.receive(sender, LinkingKind.LINK_SHARE), pairs=shapes.pairs
+            ).share
             for sender in (helper.spec.roles.primary, name)
         )
-        return list(zip(one, other, strict=True))
+        return list(zip(shapes.by_pairs(one), shapes.by_pairs(other), strict=True))
 
     def _send_cells(
         self, party: DataParty, units: Units, shift: Int64[np.ndarray, " key_dim"]

@@ -18,10 +18,10 @@ from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
 from securevfl.linkage.metrics.texts import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
-from securevfl.linkage.stage.candidates import Candidates, find_candidates
+from securevfl.linkage.stage.candidates import find_candidates
 from securevfl.linkage.stage.kept_links import SimilarLinks, coordinate, links_key
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
-from securevfl.transport.message import Message, TypedMessage
+from securevfl.transport.message import DeclaredMessage, Message, TypedMessage
 
 # Keys become codes under a secret that the coordinator does not have: it compares the codes.
 
@@ -30,38 +30,17 @@ Bytes = UInt8[np.ndarray, "_ code_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Codes(TypedMessage):
+class Codes(DeclaredMessage):
     """What a party's keys become under the linkage secret, and whether two secrets are equal."""
 
     KIND = LinkingKind.LINK_CODES
     WAY = "data party to coordinator"
 
-    codes: Bytes
+    codes: UInt8[np.ndarray, "_rows code_bytes"]
     """One a row."""
 
     check: str
     """Equal to another party's if and only if their secrets are."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"check": self.check}, tensors={"codes": self.codes})
-
-    @classmethod
-    def from_message(cls, message: Message, *, rows: int | None, width: int) -> "Codes":
-        """Check received codes.
-
-        Args:
-            message: What came.
-            rows: How many there must be; None for any number.
-            width: Bytes of a code.
-
-        Raises:
-            ProtocolError: If they are not what was agreed on.
-        """
-        return cls(
-            codes=message.tensor("codes", dtype=np.uint8, shape=(rows, width)),
-            check=message.figure("check", str),
-        )
 
 
 class ByCodes(Coordinated):
@@ -107,13 +86,13 @@ class ByCodes(Coordinated):
 
     def hear_primary(self, helper: LinkageHelper) -> Codes:
         """Return the primary's codes."""
-        return self._receive(helper, helper.spec.roles.primary, rows=helper.rows)
+        return self._receive(helper, helper.spec.roles.primary, _rows=helper.rows)
 
     def find(
         self, helper: LinkageHelper, name: str, heard: Codes
-    ) -> tuple[Candidates, SimilarLinks | None]:
+    ) -> tuple[Lists, SimilarLinks | None]:
         """Compare the codes of two parties that hold one secret."""
-        spec, theirs = helper.spec, self._receive(helper, name, rows=None)
+        spec, theirs = helper.spec, self._receive(helper, name)
         if heard.check != theirs.check:
             raise ConfigError(
                 f"linkage.secret: that of {name!r} differs from that of {spec.roles.primary!r}; "
@@ -135,9 +114,9 @@ class ByCodes(Coordinated):
         )
         party.lines.send(codes.to_message(), party.spec.roles.helpers["coordinator"])
 
-    def _receive(self, helper: LinkageHelper, name: str, *, rows: int | None) -> Codes:
+    def _receive(self, helper: LinkageHelper, name: str, **known: int) -> Codes:
         message = helper.lines.receive(name, LinkingKind.LINK_CODES)
-        return Codes.from_message(message, rows=rows, width=self.code_bytes(helper.spec))
+        return Codes.from_message(message, code_bytes=self.code_bytes(helper.spec), **known)
 
 
 class BloomProtection(ByCodes):

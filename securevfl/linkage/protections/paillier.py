@@ -52,7 +52,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.progress import CiphertextsMade
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.linkage.protections.blocks import RecordBlocks, RowBlocks, ShareWords
+from securevfl.linkage.protections.blocks import Shapes, ShareWords
 from securevfl.linkage.protections.blockwise import (
     BLOCK_MESSAGES,
     COORDINATOR_LEARNS,
@@ -680,21 +680,23 @@ class Paillier(Blockwise):
         encrypted: dict[bytes, PackedRows] = {}
         with on_cores(-1, after=_IN_PLACE_TASKS) as apply:
 
-            def share(name: str, blocks: RowBlocks, tell: Progress) -> list[ShareWords]:
+            def share(
+                name: str, shapes: Shapes, rows: list[np.ndarray], tell: Progress
+            ) -> list[ShareWords]:
                 # A later block may have the rows of an earlier one.
-                rows = {chosen.tobytes(): chosen for chosen in blocks.blocks}
-                new = {label: units[own] for label, own in rows.items() if label not in encrypted}
+                labels = {chosen.tobytes(): chosen for chosen in rows}
+                new = {label: units[own] for label, own in labels.items() if label not in encrypted}
                 made = holder.encrypt(list(new.values()), apply=apply)
                 encrypted.update(zip(new, made, strict=True))
-                packed = [encrypted[chosen.tobytes()] for chosen in blocks.blocks]
+                packed = [encrypted[chosen.tobytes()] for chosen in rows]
                 lines.send(EncryptedRows(blocks=packed).to_message(), name)
                 answers = EncryptedDistances.from_message(
                     lines.receive(name, LinkingKind.LINK_CIPHERS),
                     packs=[len(one.packs) for one in packed],
-                    records=blocks.shapes.records.tolist(),
+                    records=shapes.records.tolist(),
                     modulus=holder.modulus,
                 ).blocks
-                own = [units[chosen] for chosen in blocks.blocks]
+                own = [units[chosen] for chosen in rows]
                 parts = list(zip(own, answers, strict=True))
                 return holder.share(parts, apply=apply, progress=tell)
 
@@ -702,55 +704,41 @@ class Paillier(Blockwise):
 
     @contextmanager
     def secondary_shares(self, party: DataParty, units: Units) -> Iterator[SecondaryShare]:
-        """Answer the primary's ciphertexts with masked distances, on all cores."""
-        with on_cores(-1, after=_IN_PLACE_TASKS) as apply:
-            yield _Answers(party, units, apply).share
-
-
-class _Answers:
-    """A secondary's masked distances under the primary's key, one key for all blocks."""
-
-    def __init__(self, party: DataParty, units: Units, apply: Apply) -> None:
-        self._party = party
-        self._units = units
-        self._apply = apply
-        self._modulus = 0
-        self._fresh: FreshObfuscators | None = None
-
-    def share(self, blocks: RecordBlocks) -> list[ShareWords]:
-        """Answer the primary's rows of an exchange and keep this party's shares of it.
-
-        Raises:
-            ProtocolError: If ciphertexts or keys are not what was agreed on.
+        """Answer the primary's ciphertexts with masked distances, on all cores.
 
         Reveals:
             To the primary: masked distances, encrypted under its key.
         """
-        spec, lines = self._party.spec, self._party.lines
-        primary = spec.roles.primary
-        sent = EncryptedRows.from_message(
-            lines.receive(primary, LinkingKind.LINK_CIPHERS),
-            rows=blocks.shapes.rows.tolist(),
-            key_dim=self._units.shape[1],
-            key_bits=spec.hiding.key_bits,
-        )
-        if self._fresh is None:
-            self._modulus = sent.modulus
-            self._fresh = FreshObfuscators(sent.modulus, self._apply, self._tell)
-        if sent.modulus != self._modulus:
-            raise ProtocolError("the primary's key changed while linking")
-        own = [self._units[records] for records in blocks.blocks]
-        parts = list(zip(sent.blocks, own, strict=True))
-        wanted = sum(len(packed.packs) * len(units) for packed, units in parts)
-        fresh = self._fresh.take(wanted, due=blocks.due)
-        found = masked_distances(parts, fresh, apply=self._apply)
-        answer = EncryptedDistances(blocks=[one for one, _ in found], modulus=sent.modulus)
-        lines.send(answer.to_message(), primary)
-        return [words for _, words in found]
+        spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
+        fresh: FreshObfuscators | None = None
 
-    def _tell(self, done: int, of: int, left: float) -> None:
-        name = self._party.keys.name
-        self._party.observe(CiphertextsMade(name=name, done=done, of=of, seconds_left=left))
+        def report(done: int, of: int, left: float) -> None:
+            made = CiphertextsMade(name=party.keys.name, done=done, of=of, seconds_left=left)
+            party.observe(made)
+
+        with on_cores(-1, after=_IN_PLACE_TASKS) as apply:
+
+            def share(shapes: Shapes, records: list[np.ndarray], due: int) -> list[ShareWords]:
+                nonlocal fresh
+                sent = EncryptedRows.from_message(
+                    lines.receive(primary, LinkingKind.LINK_CIPHERS),
+                    rows=shapes.rows.tolist(),
+                    key_dim=units.shape[1],
+                    key_bits=spec.hiding.key_bits,
+                )
+                if fresh is None:
+                    fresh = FreshObfuscators(sent.modulus, apply, report)
+                if sent.modulus != fresh.modulus:
+                    raise ProtocolError("the primary's key changed while linking")
+                own = [units[chosen] for chosen in records]
+                parts = list(zip(sent.blocks, own, strict=True))
+                wanted = sum(len(packed.packs) * len(keys) for packed, keys in parts)
+                found = masked_distances(parts, fresh.take(wanted, due=due), apply=apply)
+                answer = EncryptedDistances(blocks=[one for one, _ in found], modulus=sent.modulus)
+                lines.send(answer.to_message(), primary)
+                return [words for _, words in found]
+
+            yield share
 
 
 class FreshObfuscators:
@@ -763,7 +751,8 @@ class FreshObfuscators:
     """
 
     def __init__(self, modulus: int, apply: Apply, progress: Progress) -> None:
-        self._modulus = modulus
+        self.modulus = modulus
+        """n, the public key."""
         self._apply = apply
         self._progress = progress
         self._stock: deque[int] = deque()
@@ -793,7 +782,7 @@ class FreshObfuscators:
             self._progress(before + made, before + missing, left + later)
 
         self._made += size
-        return prepared_obfuscators(self._modulus, size, apply=self._apply, progress=tell)
+        return prepared_obfuscators(self.modulus, size, apply=self._apply, progress=tell)
 
 
 def pack_numbers(rows: Sequence[Sequence[int]], modulus: int) -> UInt8[np.ndarray, "packs n width"]:

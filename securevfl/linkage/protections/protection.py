@@ -5,22 +5,25 @@ that all protections by a coordinator have in common.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+from jaxtyping import Float32
+
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned
+from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
+from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import (
-    Candidates,
     count_links,
     doubts_about,
     find_candidates,
-    linked_secondary,
     require_links,
     source_of_candidates,
 )
@@ -41,7 +44,13 @@ from securevfl.linkage.stage.messages import (
 )
 from securevfl.linkage.stage.party_keys import key_scaler, model_keys, scale_of
 from securevfl.transport.channels import Lines
-from securevfl.transport.message import Message, MessageKind, StarKind, TypedMessage
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Message,
+    MessageKind,
+    StarKind,
+    TypedMessage,
+)
 
 HelperRole = Literal["coordinator", "dealer"]
 
@@ -90,6 +99,71 @@ class LinkageHelper:
 
     cache: LinkCache
     """Where a coordinator keeps links and their noise."""
+
+
+def linked_primary(
+    spec: LinkSpec,
+    keys: KeyTable,
+    similarities: Sequence[Float32[np.ndarray, "rows links"] | None],
+    rows: Sequence[LinkedRows | None],
+) -> LinkedPrimary:
+    """Return the result of linking at the primary.
+
+    Args:
+        spec: What linking needed.
+        keys: The primary's keys.
+        similarities: Those of each secondary, by rank; none if the family reads none.
+        rows: Which rows each secondary has linked; None where the file does not ask for it.
+    """
+    scaler = key_scaler(spec, keys)
+    return LinkedPrimary(
+        keys=model_keys(scaler, keys),
+        key_scale=scale_of(scaler),
+        similarities=stacked(similarities),
+        alignment=alignment_of(spec, rows),
+    )
+
+
+def linked_secondary(
+    own: KeyTable,
+    source: LinkSource,
+    scaler: KeyScaler | None,
+    *,
+    rows: int,
+    similar: SimilarLinks | None = None,
+    apart: bool = False,
+    meet: bool = True,
+    figures: Mapping[str, Any] | None = None,
+) -> LinkedSecondary:
+    """Return the result of linking at a secondary.
+
+    Args:
+        own: Its keys.
+        source: Where its rounds get links from.
+        scaler: How keys are scaled for models; None for texts.
+        rows: How many rows the primary has.
+        similar: Similarities, where the secondary makes them.
+        apart: What :func:`~securevfl.linkage.stage.candidates.tells_apart` says.
+        meet: Whether numeric keys of both parties have common ranges.
+        figures: What its log says besides counts of links.
+    """
+    counts: dict[str, Any] = {"rows": rows, "records": own.num_rows}
+    if isinstance(source, FixedLinks):
+        present = source.table.present
+        counts["links"] = int(present.sum())
+        counts["rows_without_links"] = int((~present.any(axis=1)).sum())
+        counts["most_uses_of_a_record"] = source.table.most_uses(own.num_rows)
+    return LinkedSecondary(
+        source=source,
+        keys=model_keys(scaler, own),
+        key_scale=scale_of(scaler),
+        primary_rows=rows,
+        similarities=None if similar is None else similar.values,
+        similarity_scale=None if similar is None else similar.scale,
+        apart=apart,
+        meet=meet,
+        figures={**counts, **(figures or {})},
+    )
 
 
 class Protection(ABC):
@@ -190,26 +264,44 @@ class Protection(ABC):
         require_links(counts, least=least, rate=spec.choice.sampling_rate)
         return replace(linked, counts=counts)
 
-    def tell_linked_rows(self, party: DataParty, linked: LinkedSecondary) -> None:
-        """Tell the primary which rows this secondary has linked, where the file asks for it.
+    def report_done(
+        self, party: DataParty, linked: LinkedSecondary, done: DeclaredMessage
+    ) -> LinkedSecondary:
+        """End a secondary's part: count its links, and tell the primary that linkage is done.
+
+        Args:
+            party: The secondary.
+            linked: What linking left there.
+            done: What says so.
+
+        Returns:
+            As :meth:`report_links`.
+
+        Raises:
+            DataError: As :meth:`report_links`.
 
         Reveals:
-            To the primary: for each of its rows, whether it has a link here.
+            To the primary: ``done`` and, where the file asks for it, for each of its rows whether
+            it has a link here.
         """
+        linked = self.report_links(party.spec, party.keys, linked, party.observe)
+        party.lines.send(done.to_message(), party.spec.roles.primary)
         if party.spec.tells_rows:
             rows = LinkedRows(rows=linked.linked_rows(), apart=linked.apart)
             party.lines.send(rows.to_message(), party.spec.roles.primary)
+        return linked
 
-    def hear_linked_rows(self, party: DataParty, name: str) -> LinkedRows | None:
-        """Return what a secondary told with :meth:`tell_linked_rows`.
+    def await_done(self, party: DataParty, name: str) -> tuple[Message, LinkedRows | None]:
+        """Return what a secondary sent to the primary by :meth:`report_done`.
 
         Raises:
             ProtocolError: If it is not what was agreed on.
         """
+        done = party.lines.receive(name, LinkingKind.LINKED)
         if not party.spec.tells_rows:
-            return None
+            return done, None
         message = party.lines.receive(name, LinkingKind.LINKED_ROWS)
-        return LinkedRows.from_message(message, rows=party.rows)
+        return done, LinkedRows.from_message(message, rows=party.rows)
 
     @abstractmethod
     def compare(
@@ -308,8 +400,8 @@ class Coordinated(Protection):
     @abstractmethod
     def find(
         self, helper: LinkageHelper, name: str, heard: Any
-    ) -> tuple[Candidates, SimilarLinks | None]:
-        """Return the coordinator's candidates of one secondary, and similarities where wanted.
+    ) -> tuple[Lists, SimilarLinks | None]:
+        """Return one secondary's lists, and its similarities where these are wanted.
 
         Args:
             helper: The coordinator.
@@ -333,18 +425,13 @@ class Coordinated(Protection):
                     made = party.lines.receive(
                         spec.roles.helpers["coordinator"], LinkingKind.SIMILARITIES
                     )
-                    values = MadeSimilarities.from_message(made, spec=spec, rows=party.rows).values
-                    parts.append(values)
-                party.lines.receive(name, LinkingKind.LINKED)
-                linked.append(self.hear_linked_rows(party, name))
+                    found = MadeSimilarities.from_message(
+                        made, rows=party.rows, neighbours=spec.choice.neighbours
+                    )
+                    parts.append(found.similarities)
+                linked.append(self.await_done(party, name)[1])
         party.lines.send(Message(kind=StarKind.DONE), *spec.roles.helpers.values())
-        scaler = key_scaler(spec, None)
-        return LinkedPrimary(
-            keys=model_keys(scaler, party.keys),
-            key_scale=scale_of(scaler),
-            similarities=stacked(parts),
-            alignment=alignment_of(spec, linked),
-        )
+        return linked_primary(spec, party.keys, parts, linked)
 
     def link_as_secondary(self, party: DataParty) -> LinkedSecondary:
         """Take part until the coordinator has sent this party's lists; see :class:`Protection`.
@@ -356,13 +443,10 @@ class Coordinated(Protection):
         """
         spec, rows, records = party.spec, party.rows, party.keys.num_rows
         lists = Lists.from_message(self.at_secondary(party), spec=spec, rows=rows, records=records)
-        source = source_of_candidates(spec, lists.candidates, rows=rows, records=records)
-        scaler, apart = key_scaler(spec, None), lists.candidates.apart
-        linked = linked_secondary(party.keys, source, scaler, rows=rows, apart=apart)
-        linked = self.report_links(spec, party.keys, linked, party.observe)
-        party.lines.send(Linked().to_message(), spec.roles.primary)
-        self.tell_linked_rows(party, linked)
-        return linked
+        source = source_of_candidates(spec, lists.candidates, records=records)
+        scaler = key_scaler(spec, None)
+        linked = linked_secondary(party.keys, source, scaler, rows=rows, apart=lists.apart)
+        return self.report_done(party, linked, Linked())
 
     def link_in_process(
         self,
@@ -375,21 +459,19 @@ class Coordinated(Protection):
     ) -> LinkedSecondary:
         """Compare what the parties would compare, and forget the distances."""
         metric = self.compare(spec, primary, own, secret)
-        candidates, similar = coordinate(
+        lists, similar = coordinate(
             spec,
             lambda: find_candidates(spec, metric),
             cache=cache,
             key=self.key(spec, primary, own, secret),
         )
-        rows = primary.num_rows
         return linked_secondary(
             own,
-            source_of_candidates(spec, candidates, rows=rows, records=own.num_rows),
+            source_of_candidates(spec, lists.candidates, records=own.num_rows),
             key_scaler(spec, primary),
-            rows=rows,
-            similarities=None if similar is None else similar.values,
-            similarity_scale=None if similar is None else similar.scale,
-            apart=candidates.apart,
+            rows=primary.num_rows,
+            similar=similar,
+            apart=lists.apart,
         )
 
     def help_to_link(
@@ -406,11 +488,11 @@ class Coordinated(Protection):
         spec, lines, figures = helper.spec, helper.lines, {}
         heard = self.hear_primary(helper)
         for name in spec.roles.present:
-            candidates, similar = self.find(helper, name, heard)
-            lines.send(Lists(candidates=candidates).to_message(), name)
+            lists, similar = self.find(helper, name, heard)
+            lines.send(lists.to_message(), name)
             if similar is not None:
                 figures[name] = similar.figures()
-                made = MadeSimilarities(values=similar.values)
+                made = MadeSimilarities(similarities=similar.values)
                 lines.send(made.to_message(), spec.roles.primary)
         lines.receive(spec.roles.primary, StarKind.DONE)
         return {"similarities": figures}

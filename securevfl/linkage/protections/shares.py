@@ -25,9 +25,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from securevfl.core.errors import DataError, ProtocolError
+from securevfl.core.errors import DataError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.linkage.protections.blocks import RecordBlocks, RowBlocks, Shapes, ShareWords, flat
+from securevfl.linkage.protections.blocks import Shapes, ShareWords, cut, flat
 from securevfl.linkage.protections.blockwise import (
     BLOCK_MESSAGES,
     COORDINATOR_LEARNS,
@@ -38,9 +38,8 @@ from securevfl.linkage.protections.blockwise import (
     Units,
 )
 from securevfl.linkage.protections.protection import DataParty, HelperRole, LinkageHelper
-from securevfl.linkage.spec import LinkRoles
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.transport.message import DeclaredMessage, Message, StarKind, TypedMessage
+from securevfl.transport.message import DeclaredMessage, StarKind, TypedMessage, wire
 
 _TWO: Final = np.uint64(2)
 
@@ -137,78 +136,37 @@ _MOST_DEALT: Final = 2**27
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class DealerTurn(TypedMessage):
+class DealerTurn(DeclaredMessage):
     """Whose turn it is, and how many rows and records each of the next blocks has."""
 
     KIND = LinkingKind.LINK_TURN
     WAY = "primary to dealer"
 
-    secondary: int
+    secondary: int = wire(among="ranks")
     """Its rank."""
 
-    shapes: Shapes
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        meta = {"secondary": self.secondary}
-        return Message(kind=self.KIND, meta=meta, tensors={"sizes": self.shapes.tensor})
-
-    @classmethod
-    def from_message(cls, message: Message, *, roles: LinkRoles) -> "DealerTurn":
-        """Check a received one.
-
-        Raises:
-            ProtocolError: If it names nobody, or blocks are empty or too large.
-        """
-        rank = message.figure("secondary", int)
-        if rank not in [roles.ranks[name] for name in roles.present]:
-            raise ProtocolError("the primary named a secondary that there is not")
-        shapes = Shapes.read(message, most_pairs=_MOST_DEALT)
-        return cls(secondary=rank, shapes=shapes)
+    sizes: Int64[np.ndarray, "_blocks 2"]
+    """Rows and records of each block (:class:`~securevfl.linkage.protections.blocks.Shapes`)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Dealt(TypedMessage):
+class Dealt(DeclaredMessage):
     """Uniformly random masks for the blocks of one exchange."""
 
     KIND = LinkingKind.LINK_DEALING
     WAY = "dealer to a data party"
 
-    dealings: list[Dealing]
-    """The party's masks, and its shares of twice the products of both masks, one a block."""
+    mask: UInt64[np.ndarray, "count key_dim"] = wire(repr=False)
+    """The party's masks, block after block."""
 
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        masks = np.concatenate([dealing.mask for dealing in self.dealings])
-        products = flat([dealing.product for dealing in self.dealings])
-        tensors = {"mask": masks.view(np.int64), "product": products.view(np.int64)}
-        return Message(kind=self.KIND, tensors=tensors)
+    product: UInt64[np.ndarray, " pairs"] = wire(repr=False)
+    """Its shares of twice the products of both masks, block after block."""
 
     @classmethod
-    def from_message(
-        cls, message: Message, *, shapes: Shapes, primary: bool, key_dim: int
-    ) -> "Dealt":
-        """Check a received one.
-
-        Args:
-            message: What came.
-            shapes: The blocks.
-            primary: Whether masks are the primary's; a secondary's otherwise.
-            key_dim: Dimensions of the keys.
-
-        Raises:
-            ProtocolError: If masks are not of the blocks' size.
-        """
-        own = int((shapes.rows if primary else shapes.records).sum())
-        mask = message.tensor("mask", dtype=np.int64, shape=(own, key_dim)).view(np.uint64)
-        product = message.tensor("product", dtype=np.int64, shape=(shapes.pairs,)).view(np.uint64)
-        masks = shapes.by_rows(mask) if primary else shapes.by_records(mask)
-        return cls(
-            dealings=[
-                Dealing(mask=one, product=other)
-                for one, other in zip(masks, shapes.by_pairs(product), strict=True)
-            ]
-        )
+    def of(cls, dealings: Sequence[Dealing]) -> "Dealt":
+        """Put the dealings of an exchange's blocks together."""
+        masks = np.concatenate([dealing.mask for dealing in dealings])
+        return cls(mask=masks, product=flat([dealing.product for dealing in dealings]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -246,21 +204,18 @@ class Shares(Blockwise):
         Reveals:
             To the dealer: numbers of rows and records. To the secondary: masked keys.
         """
-        lines, roles = party.lines, party.spec.roles
-        dealer, ranks, key_dim = roles.helpers["dealer"], roles.ranks, units.shape[1]
+        roles = party.spec.roles
 
-        def share(name: str, blocks: RowBlocks, tell: Progress) -> list[ShareWords]:
-            shapes, mine = blocks.shapes, [units[rows] for rows in blocks.blocks]
-            turn = DealerTurn(secondary=ranks[name], shapes=shapes)
-            lines.send(turn.to_message(), dealer)
-            message = lines.receive(dealer, LinkingKind.LINK_DEALING)
-            dealt = Dealt.from_message(message, shapes=shapes, primary=True, key_dim=key_dim)
-            lines.send(_masked(mine, dealt.dealings), name)
-            answer = lines.receive(name, LinkingKind.LINK_MASKED)
-            count = int(shapes.records.sum())
-            theirs = MaskedKeys.from_message(answer, count=count, key_dim=key_dim).keys
-            parts = zip(mine, dealt.dealings, shapes.by_records(theirs), strict=True)
-            words = [primary_share(*part) for part in parts]
+        def share(
+            name: str, shapes: Shapes, rows: list[np.ndarray], tell: Progress
+        ) -> list[ShareWords]:
+            turn = DealerTurn(secondary=roles.ranks[name], sizes=shapes.sizes)
+            party.lines.send(turn.to_message(), roles.helpers["dealer"])
+            mine = [units[chosen] for chosen in rows]
+            words = [
+                primary_share(*part)
+                for part in _masked_both(party, name, mine, shapes, primary=True)
+            ]
             tell(1, 1, 0)
             return words
 
@@ -273,18 +228,11 @@ class Shares(Blockwise):
         Reveals:
             To the primary: masked keys.
         """
-        lines, primary = party.lines, party.spec.roles.primary
-        dealer, key_dim = party.spec.roles.helpers["dealer"], units.shape[1]
+        primary = party.spec.roles.primary
 
-        def share(blocks: RecordBlocks) -> list[ShareWords]:
-            shapes, mine = blocks.shapes, [units[records] for records in blocks.blocks]
-            message = lines.receive(dealer, LinkingKind.LINK_DEALING)
-            dealt = Dealt.from_message(message, shapes=shapes, primary=False, key_dim=key_dim)
-            lines.send(_masked(mine, dealt.dealings), primary)
-            answer = lines.receive(primary, LinkingKind.LINK_MASKED)
-            count = int(shapes.rows.sum())
-            theirs = MaskedKeys.from_message(answer, count=count, key_dim=key_dim).keys
-            parts = zip(mine, dealt.dealings, shapes.by_rows(theirs), strict=True)
+        def share(shapes: Shapes, records: list[np.ndarray], _due: int) -> list[ShareWords]:
+            mine = [units[chosen] for chosen in records]
+            parts = _masked_both(party, primary, mine, shapes, primary=False)
             return [secondary_share(*part) for part in parts]
 
         yield share
@@ -299,9 +247,46 @@ class Shares(Blockwise):
         return {"blocks": _deal(helper)} if role == "dealer" else super().help_to_link(role, helper)
 
 
-def _masked(keys: Sequence[np.ndarray], dealings: Sequence[Dealing]) -> Message:
-    parts = [masked_keys(*part) for part in zip(keys, dealings, strict=True)]
-    return MaskedKeys(keys=np.concatenate(parts)).to_message()
+def _masked_both(
+    party: DataParty,
+    peer: str,
+    keys: Sequence[Int64[np.ndarray, "_ key_dim"]],
+    shapes: Shapes,
+    *,
+    primary: bool,
+) -> Iterator[tuple[np.ndarray, Dealing, np.ndarray]]:
+    """Exchange masked keys of an exchange's blocks, and yield what each block's share is made of.
+
+    Args:
+        party: This party.
+        peer: The other data party.
+        keys: This party's keys, those of each block.
+        shapes: How large the blocks are.
+        primary: Whether this party is the primary; a secondary otherwise.
+
+    Reveals:
+        To the other data party: masked keys.
+    """
+    lines, key_dim = party.lines, keys[0].shape[1]
+    own, others = shapes.rows, shapes.records
+    if not primary:
+        own, others = others, own
+    dealt = Dealt.from_message(
+        lines.receive(party.spec.roles.helpers["dealer"], LinkingKind.LINK_DEALING),
+        count=int(own.sum()),
+        key_dim=key_dim,
+        pairs=shapes.pairs,
+    )
+    dealings = [
+        Dealing(mask=mask, product=product)
+        for mask, product in zip(cut(dealt.mask, own), shapes.by_pairs(dealt.product), strict=True)
+    ]
+    masked = [masked_keys(*part) for part in zip(keys, dealings, strict=True)]
+    lines.send(MaskedKeys(keys=np.concatenate(masked)).to_message(), peer)
+    theirs = MaskedKeys.from_message(
+        lines.receive(peer, LinkingKind.LINK_MASKED), count=int(others.sum()), key_dim=key_dim
+    ).keys
+    return zip(keys, dealings, cut(theirs, others), strict=True)
 
 
 def _deal(helper: LinkageHelper) -> int:
@@ -312,10 +297,10 @@ def _deal(helper: LinkageHelper) -> int:
         message = lines.receive(roles.primary, LinkingKind.LINK_TURN, StarKind.DONE)
         if message.kind is StarKind.DONE:
             return blocks
-        turn = DealerTurn.from_message(message, roles=roles)
-        dealt = [deal(rows, records, key_dim) for rows, records in turn.shapes.tensor.tolist()]
+        turn = DealerTurn.from_message(message, ranks=[roles.ranks[name] for name in roles.present])
+        shapes = Shapes.of(turn.sizes, most_pairs=_MOST_DEALT, sender=roles.primary)
+        dealt = [deal(rows, records, key_dim) for rows, records in shapes.sizes.tolist()]
         mine, theirs = zip(*dealt, strict=True)
-        lines.send(Dealt(dealings=list(mine)).to_message(), roles.primary)
-        name = roles.secondaries[turn.secondary - 1]
-        lines.send(Dealt(dealings=list(theirs)).to_message(), name)
+        lines.send(Dealt.of(mine).to_message(), roles.primary)
+        lines.send(Dealt.of(theirs).to_message(), roles.secondaries[turn.secondary - 1])
         blocks += len(dealt)

@@ -11,19 +11,19 @@ from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable, empty_links
-from securevfl.linkage.metrics.metric import KeyMetric, Keys, KeySpec
-from securevfl.linkage.protections.protection import DataParty, Protection
+from securevfl.linkage.metrics.metric import ComparedKeys, KeyMetric, Keys, KeySpec
+from securevfl.linkage.protections.protection import (
+    DataParty,
+    Protection,
+    linked_primary,
+    linked_secondary,
+)
 from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
-from securevfl.linkage.stage.candidates import (
-    find_candidates,
-    linked_secondary,
-    source_of_metric,
-    tells_apart,
-)
-from securevfl.linkage.stage.kept_links import LinkCache, keep, links_key, similar_links, stacked
-from securevfl.linkage.stage.messages import Linked, LinkingKind, alignment_of
-from securevfl.linkage.stage.party_keys import key_scaler, model_keys, scale_of
+from securevfl.linkage.stage.candidates import find_candidates, source_of_metric, tells_apart
+from securevfl.linkage.stage.kept_links import LinkCache, keep, links_key, similar_links
+from securevfl.linkage.stage.messages import Linked, LinkingKind, OwnSimilarities
+from securevfl.linkage.stage.party_keys import key_scaler
 from securevfl.linkage.text import normalise_text
 from securevfl.transport.message import Message, TypedMessage
 
@@ -46,7 +46,7 @@ def compare_present(spec: KeySpec, primary: Keys, records: Keys, *, neighbours: 
     mine, theirs = have_keys(primary), have_keys(records)
     if mine.all() and theirs.all():
         return metric
-    return PresentKeys(metric=metric, rows_there=mine, records_there=theirs)
+    return PresentKeys(metric=metric, primary=mine, records=theirs)
 
 
 def have_keys(keys: Keys) -> Bool[np.ndarray, " rows"]:
@@ -66,27 +66,17 @@ def _says_something(text: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PresentKeys:
-    """A :class:`KeyMetric` of which some rows or records have no key."""
+class PresentKeys(ComparedKeys):
+    """Keys of which some rows or records have none: these are linked to nothing."""
+
+    primary: Bool[np.ndarray, " rows"]
+    """Which rows have a key."""
+
+    records: Bool[np.ndarray, " records"]
+    """Which records have one."""
 
     metric: KeyMetric
     """Distances of all keys, in which a missing one is some text or number."""
-
-    rows_there: Bool[np.ndarray, " rows"]
-    """Rows that have a key."""
-
-    records_there: Bool[np.ndarray, " records"]
-    """Records that have one."""
-
-    @property
-    def num_rows(self) -> int:
-        """Primary rows."""
-        return self.metric.num_rows
-
-    @property
-    def num_records(self) -> int:
-        """Records of the secondary."""
-        return self.metric.num_records
 
     def nearest(
         self,
@@ -97,9 +87,9 @@ class PresentKeys:
     ) -> LinkTable:
         """Link the chosen rows that have a key to their nearest eligible records that have one."""
         chosen = np.arange(self.num_rows, dtype=np.int64) if rows is None else rows
-        there = self.rows_there[chosen]
+        there = self.primary[chosen]
         indices, distances = empty_links(len(chosen), k)
-        records = self.records_there if eligible is None else self.records_there & eligible
+        records = self.records if eligible is None else self.records & eligible
         if there.any():
             found = self.metric.nearest(chosen[there], k, eligible=records)
             indices[there], distances[there] = found.indices, found.distances
@@ -107,11 +97,7 @@ class PresentKeys:
 
     def swapped(self) -> "PresentKeys":
         """Exchange the parties' roles."""
-        return PresentKeys(
-            metric=self.metric.swapped(),
-            rows_there=self.records_there,
-            records_there=self.rows_there,
-        )
+        return PresentKeys(metric=self.metric.swapped(), primary=self.records, records=self.primary)
 
     def figures(self) -> Mapping[str, Any]:
         """Return what a log says of how keys were compared."""
@@ -191,7 +177,7 @@ class Shown(Protection):
         "primary": "nothing of a secondary's records",
         "secondary": "the primary's keys, and their mean and deviation",
     }
-    messages: ClassVar[tuple[type[TypedMessage], ...]] = (LinkKeys, Linked)
+    messages: ClassVar[tuple[type[TypedMessage], ...]] = (LinkKeys, Linked, OwnSimilarities)
 
     def compare(
         self,
@@ -227,15 +213,14 @@ class Shown(Protection):
         lines.send(LinkKeys(keys=party.keys, scaler=scaler).to_message(), *names)
         parts, linked = [], []
         for name in names:
-            done = lines.receive(name, LinkingKind.LINKED)
-            parts.append(Linked.from_message(done, spec=spec, rows=party.rows).similarities)
-            linked.append(self.hear_linked_rows(party, name))
-        return LinkedPrimary(
-            keys=model_keys(scaler, party.keys),
-            key_scale=scale_of(scaler),
-            similarities=stacked(parts),
-            alignment=alignment_of(spec, linked),
-        )
+            done, rows = self.await_done(party, name)
+            linked.append(rows)
+            if spec.similarities is not None:
+                found = OwnSimilarities.from_message(
+                    done, rows=party.rows, neighbours=spec.choice.neighbours
+                )
+                parts.append(found.similarities)
+        return linked_primary(spec, party.keys, parts, linked)
 
     def link_as_secondary(self, party: DataParty) -> LinkedSecondary:
         """Link this party's records to the keys that it is shown; see :class:`Protection`.
@@ -248,11 +233,9 @@ class Shown(Protection):
         message = party.lines.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
         shown = LinkKeys.from_message(message, spec=spec.keys, rows=party.rows)
         linked = self._link(spec, shown.keys, party.keys, shown.scaler, party.cache)
-        linked = self.report_links(spec, party.keys, linked, party.observe)
-        done = Linked(similarities=linked.similarities)
-        party.lines.send(done.to_message(), spec.roles.primary)
-        self.tell_linked_rows(party, linked)
-        return linked
+        if linked.similarities is None:
+            return self.report_done(party, linked, Linked())
+        return self.report_done(party, linked, OwnSimilarities(similarities=linked.similarities))
 
     def _link(
         self,
@@ -269,7 +252,7 @@ class Shown(Protection):
                 lambda: keep(spec, lambda: find_candidates(spec, metric)),
             )
             similar = kept.similar
-            source: LinkSource = FixedLinks(table=kept.links if similar is None else similar.links)
+            source: LinkSource = FixedLinks(table=kept.ranked)
         else:
             source = source_of_metric(spec, metric)
             if spec.similarities is not None:
@@ -282,8 +265,7 @@ class Shown(Protection):
             source,
             scaler,
             rows=metric.num_rows,
-            similarities=None if similar is None else similar.values,
-            similarity_scale=None if similar is None else similar.scale,
+            similar=similar,
             apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
             meet=_meet(primary, own),
             figures={**metric.figures(), **told},

@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -35,6 +35,7 @@ from securevfl.dp.sensitivity import (
 from securevfl.linkage.links import NO_RECORD, LinkTable, SimilarityScale, noised_similarities
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, tells_apart
+from securevfl.linkage.stage.messages import Lists
 
 # Similarities for families that read them: scaled by training links, noised once, in order.
 
@@ -172,17 +173,18 @@ class KeptLinks:
     similar: SimilarLinks | None
     """Noised similarities, where the family reads them."""
 
+    @property
+    def ranked(self) -> LinkTable:
+        """The links in the order in which the secondary gets them."""
+        return self.links if self.similar is None else self.similar.links
 
+
+@dataclass(frozen=True, slots=True)
 class LinkCache:
     """Files of kept links in one folder."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-
-    @property
-    def folder(self) -> Path | None:
-        """Where links are kept; None keeps none."""
-        return self._folder
+    folder: Path | None
+    """Where links are kept; None keeps none."""
 
     @classmethod
     def of_party(cls, spec: LinkSpec, name: str, folder: Path | None) -> "LinkCache":
@@ -206,9 +208,9 @@ class LinkCache:
         Raises:
             DataError: If the file is something else.
         """
-        if self._folder is None:
+        if self.folder is None:
             return make()
-        path = self._folder / f"links-{key[:16]}.npz"
+        path = self.folder / f"links-{key[:16]}.npz"
         if path.exists():
             return _load(path, key)
         kept = make()
@@ -217,7 +219,7 @@ class LinkCache:
 
     def has(self, key: str) -> bool:
         """Whether links of that key are kept."""
-        return self._folder is not None and (self._folder / f"links-{key[:16]}.npz").exists()
+        return self.folder is not None and (self.folder / f"links-{key[:16]}.npz").exists()
 
 
 def keep(spec: LinkSpec, find: Callable[[], Candidates]) -> KeptLinks:
@@ -227,9 +229,8 @@ def keep(spec: LinkSpec, find: Callable[[], Candidates]) -> KeptLinks:
         DataError: If keys are not what the metric needs, or all distances are equal.
         ConfigError: If the bound tau cannot be had.
     """
-    found = find()
     # Whatever is sampled later, all rows' links are kept.
-    links = found.nearest(spec.choice.neighbours)
+    links = find().links(None, spec.choice.neighbours)
     return KeptLinks(
         links=links, similar=similar_links(spec, links) if spec.similarities is not None else None
     )
@@ -237,7 +238,7 @@ def keep(spec: LinkSpec, find: Callable[[], Candidates]) -> KeptLinks:
 
 def coordinate(
     spec: LinkSpec, find: Callable[[], Candidates], *, cache: LinkCache, key: str
-) -> tuple[Candidates, SimilarLinks | None]:
+) -> tuple[Lists, SimilarLinks | None]:
     """Do a coordinator's part: find candidates and, where wanted, make similarities.
 
     Returns:
@@ -251,10 +252,9 @@ def coordinate(
         found, similar = find(), None
     else:
         kept = cache.get(key, lambda: keep(spec, find))
-        similar = kept.similar
-        found = Candidates(ranked=kept.links if similar is None else similar.links)
-    nearest = found.nearest(spec.choice.neighbours)
-    return replace(found.without_distances(), apart=tells_apart(spec, nearest)), similar
+        found, similar = kept.ranked, kept.similar
+    apart = tells_apart(spec, found.links(None, spec.choice.neighbours))
+    return Lists(candidates=found.without_distances(), apart=apart), similar
 
 
 def table_tag(folder: Path | None, units: np.ndarray) -> str:

@@ -24,13 +24,14 @@ from securevfl.linkage.protections.protection import (
     HelperRole,
     LinkageHelper,
     Protection,
+    linked_primary,
 )
 from securevfl.linkage.protections.shares import Shares
 from securevfl.linkage.protections.shown import Shown
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
-from securevfl.linkage.stage.kept_links import LinkCache, stacked
-from securevfl.linkage.stage.messages import LinkedRows, alignment_of
-from securevfl.linkage.stage.party_keys import key_scaler, model_keys, read_secret, scale_of
+from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.messages import LinkedRows
+from securevfl.linkage.stage.party_keys import read_secret
 from securevfl.transport.channels import CallerLines, Lines, PrimaryLines, SealedLine
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
@@ -268,13 +269,7 @@ class Linker:
     @property
     def primary(self) -> LinkedPrimary:
         """The primary's part, once all secondaries are linked."""
-        scaler = key_scaler(self._spec, self._keys)
-        return LinkedPrimary(
-            keys=model_keys(scaler, self._keys),
-            key_scale=scale_of(scaler),
-            similarities=stacked(self._similarities),
-            alignment=alignment_of(self._spec, self._rows),
-        )
+        return linked_primary(self._spec, self._keys, self._similarities, self._rows)
 
     def __call__(
         self, own: KeyTable, *, similarity_scale: SimilarityScale | None = None

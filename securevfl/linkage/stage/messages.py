@@ -4,17 +4,17 @@ Messages that one protection alone needs are beside it, in :mod:`securevfl.linki
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.links import Alignment
+from securevfl.linkage.links import Alignment, LinkTable
 from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.candidates import Candidates, places_of, ranked_length
-from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
+from securevfl.linkage.stage.candidates import Candidates, ranked_length
+from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
 
 class LinkingKind(MessageKind):
@@ -67,35 +67,26 @@ class LinkingKind(MessageKind):
     """Secondary to primary: which rows have a link, where only aligned rows are learned from."""
 
 
-Similarities = Float32[np.ndarray, "rows links"]
-"""One secondary's noised similarities, NaN where a slot holds no record."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Linked(TypedMessage):
-    """That linkage is done; for families that read any, noised similarities in falling order."""
+class Linked(DeclaredMessage):
+    """That linkage is done at the sender."""
 
     KIND = LinkingKind.LINKED
     WAY = "secondary to primary"
 
-    similarities: Similarities | None = None
-    """None if the family reads none, or the primary gets them from a coordinator."""
 
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        values = self.similarities
-        return Message(kind=self.KIND, tensors={} if values is None else {"similarities": values})
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class OwnSimilarities(DeclaredMessage):
+    """That linkage is done at the sender, and noised similarities of its links in falling order.
 
-    @classmethod
-    def from_message(cls, message: Message, *, spec: LinkSpec, rows: int) -> "Linked":
-        """Check a received one, whose sender linked by itself.
+    Only for families that read similarities, without a coordinator.
+    """
 
-        Raises:
-            ProtocolError: If similarities are due and are not what was agreed on.
-        """
-        if spec.similarities is None:
-            return cls()
-        return cls(similarities=_similarities(message, spec=spec, rows=rows))
+    KIND = LinkingKind.LINKED
+    WAY = "secondary to primary"
+
+    similarities: Float32[np.ndarray, "rows neighbours"] = wire(gaps=True)
+    """NaN where a slot holds no record."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -118,27 +109,14 @@ class LinkedRows(DeclaredMessage):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class MadeSimilarities(TypedMessage):
+class MadeSimilarities(DeclaredMessage):
     """One secondary's noised similarities in falling order, without record numbers."""
 
     KIND = LinkingKind.SIMILARITIES
     WAY = "coordinator to primary"
 
-    values: Similarities
-    """K of each row."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"similarities": self.values})
-
-    @classmethod
-    def from_message(cls, message: Message, *, spec: LinkSpec, rows: int) -> "MadeSimilarities":
-        """Check a received one.
-
-        Raises:
-            ProtocolError: If it is not what was agreed on.
-        """
-        return cls(values=_similarities(message, spec=spec, rows=rows))
+    similarities: Float32[np.ndarray, "rows neighbours"] = wire(gaps=True)
+    """NaN where a slot holds no record."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -153,17 +131,20 @@ class Lists(TypedMessage):
     WAY = "coordinator to a secondary"
 
     candidates: Candidates
-    """Their distances do not travel; received ones have places of the list instead."""
+    """Their distances are not sent; received ones have places of the list instead."""
+
+    apart: bool
+    """Whether some row's first record has another key than the row
+    (:func:`securevfl.linkage.stage.candidates.tells_apart`)."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        pairs, ranked = self.candidates.pairs, self.candidates.ranked
-        if pairs is not None:
-            tensors = {"starts": pairs.starts, "records": pairs.records}
+        found = self.candidates
+        if isinstance(found, LinkTable):
+            tensors = {"indices": found.indices}
         else:
-            assert ranked is not None, "one of the two forms is there"
-            tensors = {"indices": ranked.indices}
-        return Message(kind=self.KIND, meta={"apart": self.candidates.apart}, tensors=tensors)
+            tensors = {"starts": found.starts, "records": found.records}
+        return Message(kind=self.KIND, meta={"apart": self.apart}, tensors=tensors)
 
     @classmethod
     def from_message(cls, message: Message, *, spec: LinkSpec, rows: int, records: int) -> "Lists":
@@ -180,12 +161,12 @@ class Lists(TypedMessage):
                 raise ProtocolError(f"{message.sender}: sent pairs that do not add up")
             require_numbers(message, numbers, below=records)
             pairs = EligiblePairs(starts=starts, records=numbers, distances=np.zeros(len(numbers)))
-            found = Candidates(pairs=pairs).without_distances()
-            return cls(candidates=replace(found, apart=apart))
+            return cls(candidates=pairs.without_distances(), apart=apart)
         length = ranked_length(spec, records)
         indices = message.tensor("indices", dtype=np.int64, shape=(rows, length))
         require_numbers(message, indices, below=records, lowest=-1)
-        return cls(candidates=Candidates(ranked=places_of(indices), apart=apart))
+        ranked = LinkTable(indices=indices, distances=np.zeros(indices.shape))
+        return cls(candidates=ranked.without_distances(), apart=apart)
 
 
 def alignment_of(spec: LinkSpec, told: Sequence[LinkedRows | None]) -> Alignment | None:
@@ -216,11 +197,3 @@ def require_numbers(
     """
     if numbers.size and not lowest <= numbers.min() <= numbers.max() < below:
         raise ProtocolError(f"{message.sender}: named a row or record that there is not")
-
-
-def _similarities(message: Message, *, spec: LinkSpec, rows: int) -> Similarities:
-    shape = (rows, spec.choice.neighbours)
-    values = message.tensor("similarities", dtype=np.float32, shape=shape, finite=False)
-    if np.isinf(values).any():
-        raise ProtocolError(f"{message.sender}: sent a similarity that is infinite")
-    return values

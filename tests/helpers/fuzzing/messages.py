@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from helpers.linking import HELPERS, hidden_spec, key_table
+from helpers.linking import hidden_spec, key_table
 
 from securevfl.data.scaling import KeyScaler
 from securevfl.federation.assist.assist_secondary import ModelFitted, Residuals, Step
@@ -51,19 +51,22 @@ from securevfl.linkage.protections.blocks import (
     Offer,
     RecordBlocks,
     RowBlocks,
-    Shapes,
     Shift,
     Turn,
 )
 from securevfl.linkage.protections.hashes import Codes
 from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
-from securevfl.linkage.protections.shares import DealerTurn, Dealing, Dealt, MaskedKeys
+from securevfl.linkage.protections.shares import DealerTurn, Dealt, MaskedKeys
 from securevfl.linkage.protections.shown import LinkKeys
 from securevfl.linkage.sampling import EligiblePairs
-from securevfl.linkage.spec import LinkRoles, SimilaritySpec
-from securevfl.linkage.stage.candidates import Candidates
 from securevfl.linkage.stage.linking import METRICS
-from securevfl.linkage.stage.messages import Linked, LinkedRows, Lists, MadeSimilarities
+from securevfl.linkage.stage.messages import (
+    Linked,
+    LinkedRows,
+    Lists,
+    MadeSimilarities,
+    OwnSimilarities,
+)
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.runtime.predicting import PredictRequest
 from securevfl.transport.channels import SealedFrom, SealedTo
@@ -74,11 +77,8 @@ _DIGEST: Final = "d" * 64
 _RUN: Final = "0" * 32
 _MODULUS: Final = 2**511 + 1
 _SPEC: Final = hidden_spec("shares")
-_SHAPES: Final = Shapes(rows=np.array([1, 2]), records=np.array([4, 3]))
-_SHARED: Final = Shapes(rows=np.array([1, 2]), records=np.array([3, 2]))
-_SIMILAR: Final = replace(_SPEC, similarities=SimilaritySpec())
+_SIZES: Final = np.array([[1, 4], [2, 3]])
 _CAPPED: Final = hidden_spec("shares", links_per_record=2, sampling_rate=0.5)
-_ROLES: Final = LinkRoles(primary="agency", secondaries=("bank", "shop"), helpers=HELPERS)
 _MIXED: Final = KeySpec(
     columns=("lon", "lat"),
     metric=METRICS["mixed"],
@@ -105,10 +105,6 @@ class Read:
 
 def _read(example: TypedMessage, **knows: Any) -> Read:
     return Read(example, knows)
-
-
-def _candidates(**how: Any) -> Candidates:
-    return Candidates(**how)
 
 
 READS: Final = (
@@ -165,27 +161,22 @@ READS: Final = (
     _read(CountersignRequest(point="end")),
     _read(Rejoin(ranks=(2,)), absent=(2, 3)),
     _read(PredictRequest(run=_RUN, rows=5, predicted_rows=3, active=(1, 2))),
-    _read(Linked(similarities=_FLOATS), spec=_SIMILAR, rows=2),
-    _read(Linked(), spec=_SPEC, rows=2),
+    _read(Linked()),
+    _read(OwnSimilarities(similarities=_FLOATS), rows=2, neighbours=4),
     _read(LinkedRows(rows=np.array([True, False]), apart=False), rows=2),
-    _read(MadeSimilarities(values=_FLOATS), spec=_SIMILAR, rows=2),
+    _read(MadeSimilarities(similarities=_FLOATS), rows=2, neighbours=4),
     _read(
-        Lists(
-            candidates=_candidates(
-                ranked=LinkTable(indices=_INDICES, distances=np.zeros((2, 4))), apart=True
-            )
-        ),
+        Lists(candidates=LinkTable(indices=_INDICES, distances=np.zeros((2, 4))), apart=True),
         spec=_SPEC,
         rows=2,
         records=9,
     ),
     _read(
         Lists(
-            candidates=_candidates(
-                pairs=EligiblePairs(
-                    starts=np.array([0, 2, 3]), records=np.array([1, 2, 8]), distances=np.zeros(3)
-                )
-            )
+            candidates=EligiblePairs(
+                starts=np.array([0, 2, 3]), records=np.array([1, 2, 8]), distances=np.zeros(3)
+            ),
+            apart=False,
         ),
         spec=_CAPPED,
         rows=2,
@@ -195,10 +186,10 @@ READS: Final = (
     _read(Cells(cells=_NUMBERS), count=2, key_dim=3),
     _read(Offer(records=9, tag="t")),
     _read(Turn(records=9, tags=("a", "b")), name="bank", neighbours=4),
-    _read(RowBlocks(rows=np.arange(3), shapes=_SHAPES, done=0, of=9), rows=9, most_pairs=20),
-    _read(RecordBlocks(records=np.arange(7), shapes=_SHAPES, due=2), records=9, most_pairs=20),
-    _read(DistanceShare(words=[_WORDS[:1], _WORDS.T[:2]]), shapes=_SHARED),
-    _read(Codes(codes=np.zeros((2, 8), dtype=np.uint8), check="x"), rows=None, width=8),
+    _read(RowBlocks(rows=np.arange(3), sizes=_SIZES, done=0, of=9), num_rows=9),
+    _read(RecordBlocks(records=np.arange(7), sizes=_SIZES, due=2), num_records=9),
+    _read(DistanceShare(share=_WORDS.ravel()), pairs=6),
+    _read(Codes(codes=np.zeros((2, 8), dtype=np.uint8), check="x"), code_bytes=8),
     _read(
         EncryptedRows(blocks=[PackedRows(modulus=_MODULUS, rows=1, packs=((7, 9),))]),
         rows=[1],
@@ -211,13 +202,8 @@ READS: Final = (
         records=[2],
         modulus=_MODULUS,
     ),
-    _read(DealerTurn(secondary=1, shapes=_SHAPES), roles=_ROLES),
-    _read(
-        Dealt(dealings=[Dealing(mask=_WORDS, product=_WORDS)]),
-        shapes=Shapes(rows=np.array([2]), records=np.array([3])),
-        primary=True,
-        key_dim=3,
-    ),
+    _read(DealerTurn(secondary=1, sizes=_SIZES), ranks=[1, 2]),
+    _read(Dealt(mask=_WORDS, product=_WORDS.ravel()), count=2, key_dim=3, pairs=6),
     _read(MaskedKeys(keys=_WORDS), count=2, key_dim=3),
     _read(
         LinkKeys(

@@ -10,7 +10,9 @@ from securevfl.linkage.protections.blockwise import Comparisons
 def asked(*blocks: tuple[list[int], int]) -> None:
     comparisons = Comparisons(5, 7)
     for chosen, others in blocks:
-        comparisons.admit(np.array(chosen, dtype=np.int64), others, sender="coordinator")
+        comparisons.admit(
+            [np.array(chosen, dtype=np.int64)], np.array([others]), sender="coordinator"
+        )
 
 
 def test_every_pair_once() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.linking import HELPERS, hidden_spec
+from helpers.linking import hidden_spec
 
 from securevfl.core.errors import ProtocolError
 from securevfl.linkage.protections.blocks import RecordBlocks, RowBlocks, Shapes, Turn
@@ -14,33 +14,49 @@ from securevfl.linkage.protections.hashes import Codes
 from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
 from securevfl.linkage.protections.shares import DealerTurn
 from securevfl.linkage.sampling import EligiblePairs
-from securevfl.linkage.spec import LinkRoles, SimilaritySpec
-from securevfl.linkage.stage.candidates import Candidates
 from securevfl.linkage.stage.linking import PROTECTIONS
-from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists
+from securevfl.linkage.stage.messages import LinkingKind, Lists, OwnSimilarities
 from securevfl.transport.message import Message, StarKind
 
 SPEC = hidden_spec("shares")
-SIMILAR = replace(SPEC, similarities=SimilaritySpec())
 CAPPED = hidden_spec("shares", links_per_record=2, sampling_rate=0.5)
-ROLES = LinkRoles(primary="agency", secondaries=("bank", "shop"), helpers=HELPERS)
 MODULUS = 2**2047 + 1
 
 
-def shapes(*sizes: tuple[int, int]) -> Shapes:
-    rows, records = np.array(sizes, dtype=np.int64).reshape(-1, 2).T
-    return Shapes(rows=rows, records=records)
+def sizes(*blocks: tuple[int, int]) -> np.ndarray:
+    return np.array(blocks, dtype=np.int64).reshape(-1, 2)
 
 
 def similarities(value: float) -> Message:
-    return Linked(similarities=np.full((2, 4), value, dtype=np.float32)).to_message()
+    return OwnSimilarities(similarities=np.full((2, 4), value, dtype=np.float32)).to_message()
+
+
+def read_similarities(message: Message, rows: int) -> OwnSimilarities:
+    return OwnSimilarities.from_message(message, rows=rows, neighbours=4)
+
+
+def read_records(message: Message) -> list[np.ndarray]:
+    blocks = RecordBlocks.from_message(message, num_records=3)
+    shapes = Shapes.of(blocks.sizes, most_pairs=9, sender=message.sender)
+    return shapes.by_records(blocks.records)
+
+
+def read_rows_of_blocks(message: Message, num_rows: int) -> list[np.ndarray]:
+    blocks = RowBlocks.from_message(message, num_rows=num_rows)
+    shapes = Shapes.of(blocks.sizes, most_pairs=9, sender=message.sender, none_ends=True)
+    return shapes.by_rows(blocks.rows)
+
+
+def read_turn(message: Message) -> Shapes:
+    turn = DealerTurn.from_message(message, ranks=[1, 2])
+    return Shapes.of(turn.sizes, most_pairs=2**27, sender=message.sender)
 
 
 def pairs(starts: list[int], records: list[int]) -> Message:
     made = EligiblePairs(
         starts=np.array(starts), records=np.array(records), distances=np.zeros(len(records))
     )
-    return Lists(candidates=Candidates(pairs=made)).to_message()
+    return Lists(candidates=made, apart=False).to_message()
 
 
 def rows(modulus: int, packs: tuple[tuple[int, ...], ...]) -> Message:
@@ -54,12 +70,12 @@ def read_rows(message: Message) -> EncryptedRows:
 
 REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
     "an infinite similarity": (
-        lambda message: Linked.from_message(message, spec=SIMILAR, rows=2),
+        lambda message: read_similarities(message, rows=2),
         similarities(np.inf),
         "infinite",
     ),
     "similarities of other rows": (
-        lambda message: Linked.from_message(message, spec=SIMILAR, rows=3),
+        lambda message: read_similarities(message, rows=3),
         similarities(0.0),
         r"shape \[3, 4\]",
     ),
@@ -74,43 +90,43 @@ REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
         "there is not",
     ),
     "a block's record that there is not": (
-        lambda message: RecordBlocks.from_message(message, records=3, most_pairs=9),
-        RecordBlocks(records=np.array([0, 3]), shapes=shapes((1, 2)), due=0).to_message(),
-        "there is not",
+        read_records,
+        RecordBlocks(records=np.array([0, 3]), sizes=sizes((1, 2)), due=0).to_message(),
+        "records must lie in 0 to 2, got 0 to 3",
     ),
     "fewer records than blocks have": (
-        lambda message: RecordBlocks.from_message(message, records=3, most_pairs=9),
-        RecordBlocks(records=np.array([0]), shapes=shapes((1, 1), (1, 1)), due=0).to_message(),
-        r"shape \[2\]",
+        read_records,
+        RecordBlocks(records=np.array([0]), sizes=sizes((1, 1), (1, 1)), due=0).to_message(),
+        "have 2 rows or records in all, but 1 came",
     ),
     "an empty block": (
-        lambda message: RowBlocks.from_message(message, rows=3, most_pairs=9),
-        RowBlocks(rows=np.array([1]), shapes=shapes((1, 2), (0, 2))).to_message(),
+        lambda message: read_rows_of_blocks(message, 3),
+        RowBlocks(rows=np.array([1]), sizes=sizes((1, 2), (0, 2)), done=0, of=0).to_message(),
         "someone: named no blocks, empty ones",
     ),
     "a block of fewer than no rows": (
-        lambda message: RowBlocks.from_message(message, rows=3, most_pairs=9),
-        RowBlocks(rows=np.array([1]), shapes=shapes((2, 2), (-1, 2))).to_message(),
+        lambda message: read_rows_of_blocks(message, 3),
+        RowBlocks(rows=np.array([1]), sizes=sizes((2, 2), (-1, 2)), done=0, of=0).to_message(),
         "empty ones",
     ),
     "no block of records": (
-        lambda message: RecordBlocks.from_message(message, records=3, most_pairs=9),
-        RecordBlocks(records=np.arange(0), shapes=shapes(), due=0).to_message(),
+        read_records,
+        RecordBlocks(records=np.arange(0), sizes=sizes(), due=0).to_message(),
         "named no blocks",
     ),
     "more pairs than may be compared at once": (
-        lambda message: RowBlocks.from_message(message, rows=9, most_pairs=9),
-        RowBlocks(rows=np.arange(4), shapes=shapes((2, 3), (2, 2))).to_message(),
+        lambda message: read_rows_of_blocks(message, 9),
+        RowBlocks(rows=np.arange(4), sizes=sizes((2, 3), (2, 2)), done=0, of=0).to_message(),
         "more than 9 pairs",
     ),
     "pairs that do not fit into 64 bits": (
-        lambda message: DealerTurn.from_message(message, roles=ROLES),
-        DealerTurn(secondary=1, shapes=shapes((2**33, 2**31))).to_message(),
+        read_turn,
+        DealerTurn(secondary=1, sizes=sizes((2**33, 2**31))).to_message(),
         f"more than {2**27} pairs",
     ),
     "a dealer's turn without blocks": (
-        lambda message: DealerTurn.from_message(message, roles=ROLES),
-        DealerTurn(secondary=1, shapes=shapes()).to_message(),
+        read_turn,
+        DealerTurn(secondary=1, sizes=sizes()).to_message(),
         "named no blocks",
     ),
     "fewer records than K": (
@@ -124,19 +140,19 @@ REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
         "3 tags",
     ),
     "codes of another length": (
-        lambda message: Codes.from_message(message, rows=None, width=8),
+        lambda message: Codes.from_message(message, code_bytes=8),
         Codes(codes=np.zeros((2, 9), dtype=np.uint8), check="x").to_message(),
         r"shape \[any, 8\]",
     ),
     "a dealer's turn of the primary itself": (
-        lambda message: DealerTurn.from_message(message, roles=ROLES),
-        DealerTurn(secondary=0, shapes=shapes((1, 1))).to_message(),
-        "a secondary that there is not",
+        read_turn,
+        DealerTurn(secondary=0, sizes=sizes((1, 1))).to_message(),
+        "secondary = 0 is not due",
     ),
     "a dealer's turn of a third party": (
-        lambda message: DealerTurn.from_message(message, roles=ROLES),
-        DealerTurn(secondary=3, shapes=shapes((1, 1))).to_message(),
-        "a secondary that there is not",
+        read_turn,
+        DealerTurn(secondary=3, sizes=sizes((1, 1))).to_message(),
+        "secondary = 3 is not due",
     ),
     "an even modulus": (read_rows, rows(MODULUS - 1, ((7, 7),)), "agreed 2048 bits"),
     "more ciphertexts than rows": (read_rows, rows(MODULUS, ((7, 7), (7, 7))), "rows that are due"),

@@ -17,18 +17,10 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.protections import blocks as search
 from securevfl.linkage.protections import blockwise, paillier
-from securevfl.linkage.protections.blocks import (
-    DistanceShare,
-    Offer,
-    RecordBlocks,
-    RowBlocks,
-    Shapes,
-    Turn,
-)
+from securevfl.linkage.protections.blocks import DistanceShare, Offer, RowBlocks, Shapes, Turn
 from securevfl.linkage.protections.paillier import EncryptedRows, PackedRows, Paillier
 from securevfl.linkage.protections.protection import LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec, SimilaritySpec
-from securevfl.linkage.stage.candidates import Candidates
 from securevfl.linkage.stage.kept_links import LinkCache
 from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
 from securevfl.linkage.stage.messages import LinkingKind
@@ -159,10 +151,10 @@ def test_a_coordinator_asks_for_the_next_blocks_before_the_last_are_done(
         for number in range(exchanges):
             if number + 1 < exchanges:
                 waiting.append(agency.receive("coordinator", LinkingKind.LINK_BLOCK))
-            asked = RowBlocks.from_message(waiting.pop(0), rows=60, most_pairs=700)
+            asked = RowBlocks.from_message(waiting.pop(0), num_rows=60)
             squared = ((mine[asked.rows, None] - theirs[None]) ** 2).astype(np.uint64)
             for party, words in ((agency, squared), (bank, np.zeros_like(squared))):
-                party.send(DistanceShare(words=[words]).to_message(), "coordinator")
+                party.send(DistanceShare(share=words.ravel()).to_message(), "coordinator")
         return exchanges
 
     helper = LinkageHelper(spec=spec, rows=60, lines=wires.of("coordinator"), cache=LinkCache(None))
@@ -173,8 +165,8 @@ def test_a_coordinator_asks_for_the_next_blocks_before_the_last_are_done(
     ended = run_all(lives)
 
     assert ended["data parties"] == 4
-    candidates, _ = ended["coordinator"]
-    assert candidates.ranked.indices[:40, 0].tolist() == list(range(40))
+    lists, _ = ended["coordinator"]
+    assert lists.candidates.indices[:40, 0].tolist() == list(range(40))
 
 
 def test_cells_do_not_say_where() -> None:
@@ -243,11 +235,10 @@ def test_a_block_of_rows_that_there_are_not_is_refused(number: int) -> None:
     wires = Wires()
     spec, keys = hidden_spec("shares"), tables()
     wires.of("bank").send(Offer(records=40, tag="x").to_message(), "agency")
-    shapes = Shapes(rows=np.array([2]), records=np.array([40]))
-    block = RowBlocks(rows=np.array([3, number]), shapes=shapes, of=60)
+    block = RowBlocks(rows=np.array([3, number]), sizes=np.array([[2, 40]]), done=0, of=60)
     wires.of("coordinator").send(block.to_message(), "agency")
     party = data_party(spec, keys["agency"], wires.of("agency"))
-    with pytest.raises(ProtocolError, match="coordinator: named a row or record"):
+    with pytest.raises(ProtocolError, match="coordinator: .*rows must lie in 0 to 59"):
         protection_of(spec).link_as_primary(party)
 
 
@@ -294,13 +285,12 @@ def test_a_key_that_changes_between_blocks_is_refused() -> None:
     for number in (modulus, modulus + 2):
         packed = PackedRows(modulus=number, rows=5, packs=((7, 7),))
         wires.of("agency").send(EncryptedRows(blocks=[packed]).to_message(), "bank")
-    shapes = Shapes(rows=np.array([5]), records=np.array([2]))
-    block = RecordBlocks(records=np.array([0, 1]), shapes=shapes, due=2)
+    shapes, records = Shapes(rows=np.array([5]), records=np.array([2])), [np.array([0, 1])]
 
     with Paillier().secondary_shares(party, units) as share:
-        share(block)
+        share(shapes, records, 2)
         with pytest.raises(ProtocolError, match="changed"):
-            share(block)
+            share(shapes, records, 2)
 
 
 def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,6 +438,5 @@ def test_lists_of_a_coordinator_hold_an_order_only() -> None:
     """Candidates without distances: places of the list instead."""
     indices = np.array([[3, 1, -1]])
     distances = np.array([[0.5, 0.7, np.inf]])
-    bare = Candidates(ranked=LinkTable(indices=indices, distances=distances)).without_distances()
-    assert bare.ranked is not None
-    assert bare.ranked.distances.tolist() == [[0.0, 1.0, np.inf]]
+    bare = LinkTable(indices=indices, distances=distances).without_distances()
+    assert bare.distances.tolist() == [[0.0, 1.0, np.inf]]
