@@ -238,7 +238,7 @@ def test_a_block_of_rows_that_there_are_not_is_refused(number: int) -> None:
     block = RowBlocks(rows=np.array([3, number]), sizes=np.array([[2, 40]]), done=0, of=60)
     wires.of("coordinator").send(block.to_message(), "agency")
     party = data_party(spec, keys["agency"], wires.of("agency"))
-    with pytest.raises(ProtocolError, match="coordinator: .*rows must lie in 0 to 59"):
+    with pytest.raises(ProtocolError, match=r"coordinator: .*rows must lie in 0 to 59"):
         protection_of(spec).link_as_primary(party)
 
 
