@@ -169,6 +169,7 @@ class Nursery:
                 raise OSError(told["refused"], os.strerror(told["refused"]))
             if "started" in told:
                 child = Forked(self, told["started"], given[0])
+                self._ended.pop(child.pid, None)  # of an earlier child with the same number
                 self._running[child.pid] = child
                 return child
 

@@ -1,15 +1,12 @@
 """SplitAvg between real processes: the sum is exact, and carries the noise that was promised."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import ring_reference as reference
-from helpers.patience import PATIENCE_S
 from helpers.ring_keys import bounded_values, random_pair_keys
+from helpers.warm import Program
 from scipy import stats
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
@@ -21,7 +18,6 @@ PARTIES = 3
 NOISE_SHARE_STD = 0.2
 ELEMENTS = 100_001
 FALSE_ALARM = 1e-9
-TESTS = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.multiprocess
 
@@ -46,22 +42,14 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
             "noise_share_std": ROUNDS,
         }
         (folder / "job.json").write_text(json.dumps(job))
-        parties = [
-            subprocess.Popen(
-                [sys.executable, "-m", "helpers.splitavg_party", str(folder), str(rank)],
-                cwd=TESTS,
-                stderr=subprocess.PIPE,
-            )
-            for rank in range(len(names))
-        ]
+        parties = [Program("helpers.splitavg_party", folder, rank) for rank in range(len(names))]
         try:
             for party in parties:
-                _, errors = party.communicate(timeout=PATIENCE_S)
-                assert party.returncode == 0, errors.decode()[-2000:]
+                code, errors = party.ended()
+                assert code == 0, errors[-2000:]
         finally:
             for party in parties:
                 party.kill()
-                party.wait()
     return np.load(folder / "sums.npy")
 
 

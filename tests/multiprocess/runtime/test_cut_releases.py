@@ -1,9 +1,6 @@
 """Frozen runs between processes, a party of which is killed within the releases; and strangers."""
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +10,8 @@ import pytest
 import torch
 from helpers import altered_party
 from helpers.federations import FROZEN, save, write_federation
-from helpers.patience import PATIENCE_S
 from helpers.undisturbed import undisturbed
+from helpers.warm import Program
 
 from securevfl.federation.exchange import ROUNDS_AHEAD
 from securevfl.federation.state_files import read_state
@@ -57,29 +54,22 @@ def ended(
 ) -> dict[str, tuple[int, str]]:
     """Run the three parties; return how each ended: its exit code, and the last line it said."""
     processes = {}
-    for name in NAMES:
-        arguments = [
-            *(sys.executable, altered_party.__file__, (altered or {}).get(name, "none")),
-            *("party", path, "--name", name, "--identity", path.parent / "ids" / name),
-            *("--out", outs[name], *(["--resume"] if name in resume else [])),
-        ]
-        processes[name] = subprocess.Popen(
-            [str(argument) for argument in arguments],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-    found = {}
     try:
+        for name in NAMES:
+            processes[name] = Program(
+                Path(altered_party.__file__),
+                *((altered or {}).get(name, "none"), "party", path, "--name", name),
+                *("--identity", path.parent / "ids" / name, "--out", outs[name]),
+                *(["--resume"] if name in resume else []),
+            )
+        found = {}
         for name, process in processes.items():
-            _, said = process.communicate(timeout=PATIENCE_S)
+            code, said = process.ended()
             assert "Traceback" not in said, f"{name}: {said}"
-            found[name] = (process.returncode, said.strip().splitlines()[-1] if said else "")
+            found[name] = (code, said.strip().splitlines()[-1] if said else "")
     finally:
         for process in processes.values():
             process.kill()
-            process.communicate()
     return found
 
 

@@ -1,7 +1,5 @@
 """A run that goes on without secondaries: one that comes back, and one that is gone for good."""
 
-import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Callable
@@ -11,6 +9,7 @@ import pytest
 import torch
 from helpers.federations import save, write_federation
 from helpers.patience import PATIENCE_S
+from helpers.warm import Program
 
 from securevfl.cli.results import print_results
 from securevfl.config.reading import read_federation
@@ -69,25 +68,20 @@ class Parties:
         self.out = self.folder / "run"
         self.at = at
         """By epoch: what happens when its first round is done."""
-        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.processes: dict[str, Program] = {}
         self.told: list[PresenceChanged] = []
         self.awaited = False
 
     def start(self, name: str, *more: str) -> None:
-        command = [sys.executable, "-m", "securevfl.cli.main", "party", self.path, "--name", name]
-        command += ["--identity", self.folder / "ids" / name, "--out", self.out, *more]
-        self.processes[name] = subprocess.Popen(
-            [str(part) for part in command],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+        self.processes[name] = Program(
+            "securevfl.cli.main",
+            *("party", self.path, "--name", name, "--identity", self.folder / "ids" / name),
+            *("--out", self.out, *more),
         )
 
     def lose(self, name: str) -> None:
         """Kill a secondary."""
-        process = self.processes.pop(name)
-        process.kill()
-        process.communicate()
+        self.processes.pop(name).kill()
 
     def restart(self, name: str) -> None:
         """Start a secondary again; the epoch under way does not end before it calls."""
@@ -127,8 +121,7 @@ class Parties:
 
     def ended(self, name: str) -> tuple[int, str]:
         """Return how a secondary's process ended, and what it said."""
-        _, said = self.processes[name].communicate(timeout=PATIENCE_S)
-        return self.processes[name].returncode, said
+        return self.processes[name].ended()
 
     def charged(self, name: str, run: str) -> int:
         """Return how many rounds a party's ledger has for the run."""
@@ -138,9 +131,6 @@ class Parties:
     def end(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.wait()
-            assert process.stderr is not None
-            process.stderr.close()
 
 
 _CALLING = PrimaryTransport.calling

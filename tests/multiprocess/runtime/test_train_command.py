@@ -181,9 +181,19 @@ def party_commands(files: Mapping[str, Path], identities: Path, out: Path) -> li
     return [
         PartyCommand(
             name=name,
+            program=(sys.executable, "-m", "securevfl.cli.main"),
+            nursery="securevfl.cli.nursery_program",
             arguments=[
-                *(sys.executable, "-m", "securevfl.cli.main", "party", str(path)),
-                *("--name", name, "--identity", str(identities / name), "--out", str(out / name)),
+                *(
+                    "party",
+                    str(path),
+                    "--name",
+                    name,
+                    "--identity",
+                    str(identities / name),
+                    "--out",
+                    str(out / name),
+                ),
             ],
             log_path=out / f"{name}.log",
         )

@@ -1,0 +1,53 @@
+"""One process that forks parties for all launches of a test session, instead of one a launch."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from securevfl.launch import spawn
+from securevfl.launch.nursery import Nursery
+
+# Pytest's own variables change with every test, and no party reads them.
+_OF_PYTEST = "PYTEST_"
+
+
+class _Kept(Nursery):
+    """Outlives the launch that started it, unless it is lost."""
+
+    def close(self) -> None:
+        if self.is_lost:
+            super().close()
+
+    def end(self) -> None:
+        super().close()
+
+
+class Nurseries:
+    """Those of a test session, one for each environment that a launch was made in.
+
+    Loading torch and tables costs two CPU-seconds, which each launch would pay again.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], _Kept] = {}
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Let launches in the block fork their parties from them."""
+        with patch.object(spawn, "Nursery", self._start):
+            yield
+
+    def end(self) -> None:
+        """End their processes."""
+        for one in self._kept.values():
+            one.end()
+
+    def _start(self, module: str, environment: Mapping[str, str]) -> _Kept:
+        # Parties inherit variables and working directory.
+        inherited = {name: it for name, it in os.environ.items() if not name.startswith(_OF_PYTEST)}
+        key = (module, Path.cwd(), *sorted({**inherited, **environment}.items()))
+        if key not in self._kept or self._kept[key].is_lost:
+            self._kept[key] = _Kept(module, environment)
+        return self._kept[key]
