@@ -1,11 +1,11 @@
 """The ``[[party]]`` tables of a federation file: who takes part, and with which columns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.settings import read_settings
 from securevfl.data.column_settings import MAX_CATEGORIES, declared_range
 from securevfl.data.sources.settings import AS_IT_IS, Reading
 
@@ -151,18 +151,13 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def parse_parties(tables: Any) -> tuple[PartySettings, ...]:
-    """Check all ``[[party]]`` tables and that they go together.
+def require_one_federation(parties: Sequence[PartySettings]) -> None:
+    """Check that parties make a federation.
 
     Raises:
         ConfigError: Naming the field; one primary, at least one secondary, names that differ and
             keys of one dimension are needed.
     """
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError("[[party]]: must be a list of tables, one a party")
-    parties = tuple(
-        read_settings(PartySettings, table, where=f"party[{i}]") for i, table in enumerate(tables)
-    )
     names = [party.name for party in parties]
     for name in names:
         if names.count(name) > 1:
@@ -181,4 +176,3 @@ def parse_parties(tables: Any) -> tuple[PartySettings, ...]:
     if len(set(dimensions.values())) > 1:
         text = ", ".join(f"{name} has {count}" for name, count in dimensions.items())
         raise ConfigError(f"party.key: keys must have the same dimension at all parties; {text}")
-    return parties

@@ -1,10 +1,15 @@
-"""Read a federation file, and refuse what does not go together."""
+"""Read a federation file, and refuse what does not go together.
+
+One traversal reads a file for a run, which ends with the first mistake, and for ``securevfl
+check``, which lists all of them: what a mistake does is up to :class:`Findings`.
+"""
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar, cast
 
 from securevfl.config import rules
 from securevfl.config.encoder import EncoderSettings, resolved
@@ -18,9 +23,8 @@ from securevfl.config.methods import (
     method_source,
     require_own_fields,
 )
-from securevfl.config.parties import parse_parties
+from securevfl.config.parties import PartySettings, require_one_federation
 from securevfl.config.presets import expanded, without_top
-from securevfl.config.rules import require_encodable, require_maskable
 from securevfl.config.sections import (
     BaseSettings,
     FederationSettings,
@@ -29,12 +33,48 @@ from securevfl.config.sections import (
     TrainingSettings,
 )
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
+from securevfl.models.family import AnyFamily, FamilySettings
 from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.registry import family_named
+
+T = TypeVar("T")
+
+_REQUIRED: Final = ("federation", "model", "privacy", "linkage")
+_SECTIONS: Final = (
+    *_REQUIRED,
+    "encoder",
+    "training",
+    "base",
+    "prediction",
+    "runtime",
+    "party",
+    "methods",
+    "pretraining",
+)
+
+
+class Findings:
+    """Mistakes of a federation file. The first one is raised; a subclass collects them."""
+
+    def wrong(self, error: Exception, about: str) -> None:  # noqa: ARG002
+        """Take an error about a section or a ``section.field``; a subclass lets reading go on."""
+        raise error
+
+    def attempt(self, work: Callable[[], T], *, otherwise: T, about: str) -> T:
+        """Return what ``work`` returns, or ``otherwise`` where its error is collected."""
+        try:
+            return work()
+        except (ConfigError, PrivacyError) as error:
+            self.wrong(error, about)
+            return otherwise
+
+    def table(self, read: Callable[[dict[str, Any]], T], table: Mapping[str, Any], name: str) -> T:
+        """Return what ``read`` makes of the table of settings called ``name``."""
+        return self.attempt(lambda: read(dict(table)), otherwise=cast("T", None), about=name)
 
 
 def read_federation(path: str | Path, *, only_linkage: bool = False) -> FederationConfig:
@@ -48,48 +88,35 @@ def read_federation(path: str | Path, *, only_linkage: bool = False) -> Federati
         ConfigError: Naming the file, the field, the rule and the value.
         PrivacyError: If the privacy settings contradict one another.
     """
+    return parse_federation(load_federation(path), file=str(path), only_linkage=only_linkage)
+
+
+def load_federation(path: str | Path) -> dict[str, Any]:
+    """Return the content of a federation file, unchecked.
+
+    Raises:
+        ConfigError: If there is no such file, or it is not TOML.
+    """
     try:
-        source = tomllib.loads(read_text(Path(path), most=MOST_OF_SETTINGS))
+        return tomllib.loads(read_text(Path(path), most=MOST_OF_SETTINGS))
     except OSError as error:
-        raise ConfigError(f"federation file {path}: {error.strerror}") from None
+        raise ConfigError(f"federation file {path}: {error.strerror}; check the path") from None
     except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
         raise ConfigError(f"federation file {path}: is not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"federation file {path}: is nested too deeply to be settings") from None
-    return parse_federation(source, file=str(path), only_linkage=only_linkage)
 
 
 def parse_federation(
     source: Mapping[str, Any], *, file: str, only_linkage: bool = False
 ) -> FederationConfig:
     """Check a parsed federation file; see :func:`read_federation`."""
-    sections = {
-        "federation",
-        "model",
-        "encoder",
-        "training",
-        "base",
-        "privacy",
-        "linkage",
-        "prediction",
-        "runtime",
-        "party",
-        "methods",
-        "pretraining",
-    }
-    unknown = sorted(set(source) - sections)
-    if unknown:
-        close = checks.nearest(unknown[0], sections)
-        hint = f"did you mean [{close}]? " if close else ""
-        raise ConfigError(
-            f"{file}: [{unknown[0]}]: no such section; {hint}Allowed: {', '.join(sorted(sections))}"
-        )
     try:
-        config = _parse_sections(source)
+        config = _linkable(source)
         if not only_linkage:
             rules.require_trainable(config)
         for name in source.get("methods", {}):
-            _require_readable(config, name)
+            require_method(config, name)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     return config
@@ -105,7 +132,7 @@ def method_config(config: FederationConfig, name: str) -> FederationConfig:
     """
     source, _ = _method_source(config, name)
     try:
-        trained = _parse_sections(source)
+        trained = _linkable(source)
         rules.require_trainable(trained)
     except ConfigError as error:
         raise ConfigError(f"method {name!r}: {error}") from None
@@ -119,6 +146,19 @@ def method_adaptations(config: FederationConfig, name: str) -> tuple[str, ...]:
         ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
     """
     return _method_source(config, name)[1]
+
+
+def require_method(config: FederationConfig, name: str) -> None:
+    """Refuse a ``[methods.NAME]`` table whose settings are impossible in any file.
+
+    Raises:
+        ConfigError: Naming the method and the setting.
+    """
+    source, _ = _method_source(config, name)
+    try:
+        read_sections(source, Findings())
+    except ConfigError as error:
+        raise ConfigError(f"method {name!r}: {error}") from None
 
 
 def _method_source(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -135,62 +175,88 @@ def _method_source(config: FederationConfig, name: str) -> tuple[dict[str, Any],
     return source, (*dropped, *changed)
 
 
-def _require_readable(config: FederationConfig, name: str) -> None:
-    """Refuse a method whose settings are impossible by themselves, whatever the file asks for."""
-    source, _ = _method_source(config, name)
-    try:
-        _read_sections(source)
-    except ConfigError as error:
-        raise ConfigError(f"method {name!r}: {error}") from None
-
-
-def _parse_sections(source: Mapping[str, Any]) -> FederationConfig:
-    config = _read_sections(source)
+def _linkable(source: Mapping[str, Any]) -> FederationConfig:
+    config = read_sections(source, Findings())
     rules.require_linkable(config)
-    require_maskable(config)
-    if config.encoder is not None:
-        frozen = config.privacy.encoder == "frozen"
-        require_encodable(
-            config.encoder,
-            pooled=frozen and config.family.pooled(config.model, frozen=frozen),
-            width=config.family.cut_shape(config.model)[1],
-            secondaries=len(config.secondaries),
-        )
     return config
 
 
-def _read_sections(source: Mapping[str, Any]) -> FederationConfig:
+def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationConfig:
+    """Read every section of a parsed federation file by itself.
+
+    Args:
+        source: The file.
+        findings: What a mistake does.
+
+    Raises:
+        ConfigError: As ``findings`` says.
+        PrivacyError: If the privacy settings contradict one another.
+    """
+    for name in sorted(set(source) - set(_SECTIONS)):
+        close = checks.nearest(name, _SECTIONS)
+        hint = f"did you mean [{close}]? " if close else ""
+        allowed = ", ".join(sorted(_SECTIONS))
+        error = ConfigError(f"[{name}]: no such section; {hint}Allowed: {allowed}")
+        findings.wrong(error, name)
     source, chosen = resolved(source)
-    for required in ("federation", "model", "privacy", "linkage"):
-        if required not in source:
-            raise ConfigError(f"[{required}]: this section is missing")
+    written = dict(source)
+    for name in _REQUIRED:
+        if name not in source:
+            findings.wrong(ConfigError(f"[{name}]: this section is missing"), name)
+            written[name] = {}
     for name, table in source.items():
         if name != "party" and not isinstance(table, Mapping):
-            raise ConfigError(f"[{name}]: must be a table of settings, got {table!r}")
-    filled = expanded(source)
-    model, top = without_top(filled["model"])
-    family = family_named(model.pop("family", None))
-    require_own_fields(family, model)
+            error = ConfigError(f"[{name}]: must be a table of settings, got {table!r}")
+            findings.wrong(error, name)
+            written[name] = {}
+    plain = {name: value for name, value in written["model"].items() if name != "preset"}
+    tables = findings.attempt(
+        lambda: dict(expanded(written)), otherwise={**written, "model": plain}, about="model.preset"
+    )
+
+    def section(kind: type[T], name: str) -> T:
+        return findings.table(
+            lambda table: read_settings(kind, table, where=name), tables.get(name, {}), name
+        )
+
+    model, top = without_top(tables["model"])
+    family, settings = findings.table(_read_model, model, "model")
     return FederationConfig(
-        federation=read_settings(FederationSettings, filled["federation"], where="federation"),
-        training=read_settings(TrainingSettings, filled.get("training", {}), where="training"),
-        base=read_settings(BaseSettings, filled.get("base", {}), where="base"),
-        privacy=read_settings(Privacy, filled["privacy"], where="privacy"),
-        linkage=parse_linkage(filled["linkage"]),
-        prediction=read_settings(
-            PredictionSettings, filled.get("prediction", {}), where="prediction"
-        ),
-        runtime=read_settings(RuntimeSettings, filled.get("runtime", {}), where="runtime"),
-        parties=parse_parties(filled.get("party", [])),
+        federation=section(FederationSettings, "federation"),
+        training=section(TrainingSettings, "training"),
+        base=section(BaseSettings, "base"),
+        privacy=section(Privacy, "privacy"),
+        linkage=findings.table(parse_linkage, tables["linkage"], "linkage"),
+        prediction=section(PredictionSettings, "prediction"),
+        runtime=section(RuntimeSettings, "runtime"),
+        parties=_parties(tables.get("party", []), findings),
         family=family,
-        model=family.settings_from(model),
+        model=settings,
         top=top,
-        pretraining=read_settings(
-            PretrainingSettings, filled.get("pretraining", {}), where="pretraining"
-        ),
-        encoder=read_settings(EncoderSettings, filled["encoder"], where="encoder")
-        if "encoder" in filled
-        else None,
-        source=source,
+        pretraining=section(PretrainingSettings, "pretraining"),
+        encoder=section(EncoderSettings, "encoder") if "encoder" in tables else None,
+        source=written,
         chosen=chosen,
     )
+
+
+def _read_model(table: dict[str, Any]) -> tuple[AnyFamily, FamilySettings]:
+    family = family_named(table.pop("family", None))
+    require_own_fields(family, table)
+    return family, family.settings_from(table)
+
+
+def _parties(tables: Any, findings: Findings) -> tuple[PartySettings, ...]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        findings.wrong(ConfigError("[[party]]: must be a list of tables, one a party"), "party")
+        return ()
+    parties = tuple(
+        findings.table(partial(_read_party, where), table, where)
+        for where, table in ((f"party[{place}]", table) for place, table in enumerate(tables))
+    )
+    findings.attempt(lambda: require_one_federation(parties), otherwise=None, about="parties")
+    return parties
+
+
+def _read_party(where: str, table: dict[str, Any]) -> PartySettings:
+    return read_settings(PartySettings, table, where=where)

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec, tells_rows
 from securevfl.config.losses import require_continuable
@@ -19,12 +18,8 @@ LARGEST_COMPLETE: Final = 16
 """Up to so many secondaries all share masks with all: key streams are a few milliseconds then."""
 
 
-def require_maskable(config: FederationConfig) -> None:
-    """Check that the federation is large enough for the masks that its file asks for.
-
-    Raises:
-        ConfigError: Saying what to write instead.
-    """
+def _require_maskable(config: FederationConfig) -> None:
+    """Check that the federation is large enough for the masks that its file asks for."""
     degree, secondaries = config.privacy.mask_degree, len(config.secondaries)
     if degree is None:
         return
@@ -44,7 +39,7 @@ def require_maskable(config: FederationConfig) -> None:
 
 
 def require_linkable(config: FederationConfig) -> None:
-    """Check that linkage, keys and roles go together.
+    """Check that linkage, keys, roles, masks and encoders go together.
 
     Raises:
         ConfigError: Naming the field, the rule and the value.
@@ -73,6 +68,8 @@ def require_linkable(config: FederationConfig) -> None:
     _require_roles(config)
     if linkage.choose == "records":
         _require_pooled_records(config)
+    _require_maskable(config)
+    _require_encodable(config)
 
 
 def _require_pooled_records(config: FederationConfig) -> None:
@@ -327,26 +324,18 @@ def _reads_keys(config: FederationConfig) -> bool:
     return config.family.reads_keys(config.model, frozen=frozen)
 
 
-def require_encodable(
-    encoder: EncoderSettings, *, pooled: bool, width: int, secondaries: int
-) -> None:
-    """Refuse an ``[encoder]`` table that the rest of the federation file does not go with.
-
-    Args:
-        encoder: The table.
-        pooled: Whether encoders are frozen, and rows of the sum pooled from records' vectors.
-        width: H of the aggregate.
-        secondaries: Their number.
-
-    Raises:
-        ConfigError: Naming what it needs.
-    """
-    if not pooled:
+def _require_encodable(config: FederationConfig) -> None:
+    """Refuse an ``[encoder]`` table that the rest of the federation file does not go with."""
+    if config.encoder is None:
+        return
+    frozen = config.privacy.encoder == "frozen"
+    if not (frozen and config.family.pooled(config.model, frozen=frozen)):
         raise ConfigError(
             "[encoder]: makes frozen encoders whose rows are pooled; it needs privacy.encoder = "
             '"frozen" and model.release = "pooled"; write these, or leave [encoder] out'
         )
-    if encoder.in_blocks and width % secondaries:
+    width, secondaries = config.family.cut_shape(config.model)[1], len(config.secondaries)
+    if config.encoder.in_blocks and width % secondaries:
         raise ConfigError(
             f"model.hidden: {secondaries} secondaries must share it equally for encoder.layout = "
             f'"blocks", got {width}'

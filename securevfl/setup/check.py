@@ -1,15 +1,12 @@
 """Checks of a federation file and of one party's table, before a run.
 
-A setting that cannot be read is noted, mended by the name that was meant or left out, and the
-reading goes on. What is said of settings that were mended so is not noted again.
+A setting that cannot be read is noted, replaced by what was probably meant or left out, and the
+reading goes on. Problems that follow from such a setting are not noted.
 """
 
-import copy
-import dataclasses
-import re
-import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -18,19 +15,15 @@ import pandas as pd
 
 from securevfl.config import rules
 from securevfl.config.disclosure import channels
-from securevfl.config.encoder import EncoderSettings, resolved
+from securevfl.config.encoder import resolved
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec, link_spec
-from securevfl.config.linkage import parse_linkage
 from securevfl.config.parties import PartySettings
-from securevfl.config.presets import without_top
-from securevfl.config.reading import parse_federation
+from securevfl.config.reading import Findings, load_federation, read_sections, require_method
 from securevfl.config.rules import require_helpers
-from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, SecureVflError
-from securevfl.core.files import MOST_OF_SETTINGS, read_text
-from securevfl.core.settings import read_settings
+from securevfl.core.settings import Problem, problems_of
 from securevfl.data.party_tables import ColumnRoles, fit_party_table, table_problems
 from securevfl.data.scaling import Bounds, feature_scaler
 from securevfl.data.schema import TableSchema, fit_schema
@@ -38,15 +31,13 @@ from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import labels_total
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.statement import of_labels
 from securevfl.federation.class_means.ballot import label_release
 from securevfl.federation.rounds.fitting import build_direction_bottom
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.linkage.stage.candidates import doubts_about_records
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
-from securevfl.models.fedhssl.settings import PretrainingSettings
-from securevfl.models.registry import family_named
+from securevfl.models.registry import family_names
 from securevfl.runtime.figures import finite_or_none
 from securevfl.runtime.preflight import table_warnings, warnings_about
 from securevfl.runtime.run_tables import column_settings
@@ -54,12 +45,10 @@ from securevfl.setup.estimates import Costs, ExpectedLinks, estimate_costs, expe
 
 # A federation file with all that is wrong with it, not only what is met first.
 
-_MEANT: Final = re.compile(r"did you mean '([\w-]+)'\?")
-
-# What stands for a required setting that is missing or impossible, so that reading can go on.
 _STAND_INS: Final[Mapping[str, Any]] = {
     "federation.name": "federation",
     "federation.task": "regression",
+    "model.family": "fet",
     "privacy.epsilon": 8.0,
     "privacy.links_per_record": 1,
     "linkage.protection": "none",
@@ -68,199 +57,124 @@ _STAND_INS: Final[Mapping[str, Any]] = {
     "party.address": "127.0.0.1:0",
     "party.bounds": [0.0, 1.0],
 }
-_REQUIRED: Final = ("federation", "model", "privacy", "linkage")
+"""Values for required settings that are missing or impossible, so that reading can go on."""
+
+_UNREADABLE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "federation": {"name": "federation", "task": "regression"},
+    "model": {"family": "fet"},
+    "privacy": {"mechanism": "none"},
+    "linkage": {"protection": "none"},
+    "encoder": {"method": "random"},
+    "party": {"name": "a-party", "role": "dealer"},
+}
+"""Sections that stand for those that cannot be mended, until all others are read."""
+
+_CHOSEN_STAND_INS: Final[Mapping[str, Any]] = {
+    "encoder": {"method": "random"},
+    "privacy": {"mechanism": "none", "encoder": "frozen"},
+    "model": {"family": "fet", "release": "pooled"},
+}
+"""Sections for ``encoder.method = "auto"`` where it cannot be resolved."""
 
 T = TypeVar("T")
 
 
-@dataclass(kw_only=True)
-class Collected:
-    """What a federation file says, as far as it can be read, and what is wrong with it."""
+class Collected(Findings):
+    """All mistakes of a federation file, and as much of the file as can be read."""
 
-    problems: list[str] = field(default_factory=list)
-    """One line each: where, what, and what to do."""
-
-    config: FederationConfig | None = None
-    """The whole; None where no mending makes one of it."""
-
-    parties: list[PartySettings] = field(default_factory=list)
-    """Those that can be read by themselves."""
-
-    mended: set[str] = field(default_factory=set)
-    """``section.field`` of what was left out or stood in for."""
-
-
-def collect(path: Path) -> Collected:
-    """Read a federation file and note all that is wrong with it."""
-    found = Collected()
-    try:
-        source = tomllib.loads(read_text(path, most=MOST_OF_SETTINGS))
-    except OSError as error:
-        found.problems.append(f"federation file {path}: {error.strerror}; check the path")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        found.problems.append(f"federation file {path}: is not TOML: {error}")
-    except RecursionError:
-        found.problems.append(f"federation file {path}: is nested too deeply to be settings")
-    else:
-        _collect(source, found)
-    return found
-
-
-def _collect(source: dict[str, Any], found: Collected) -> None:
-    mended, chosen = copy.deepcopy(source), dict[str, Any]()
-    try:
-        filled, chosen = resolved(mended)
-        mended = copy.deepcopy(dict(filled))
-    except ConfigError as error:
-        found.problems.append(str(error))
-        found.mended |= {"encoder", "model.family"}
-        # Whatever would follow from what is missing: nothing of it is told.
-        mended["encoder"] = {"method": "random"}
-        mended["privacy"] = {"mechanism": "none", "encoder": "frozen"}
-        mended["model"] = {"family": "fet", "release": "pooled"}
-    _sections(mended, found)
-    tables = mended.get("party", [])
-    if isinstance(tables, list):
-        for number, table in enumerate(tables):
-            if isinstance(table, dict):
-                where = f"party[{number}]"
-                party = _section(PartySettings, table, where, found)
-                if party is not None:
-                    found.parties.append(party)
-    _whole(mended, found)
-    if found.config is not None:
-        found.config = dataclasses.replace(found.config, chosen=chosen)
-
-
-def _sections(source: dict[str, Any], found: Collected) -> None:
-    """Read every table by itself, and leave in ``source`` what could be read."""
-    classes: dict[str, Callable[[dict[str, Any]], object]] = {
-        "federation": _reader(FederationSettings, "federation"),
-        "training": _reader(TrainingSettings, "training"),
-        "privacy": _reader(Privacy, "privacy"),
-        "linkage": parse_linkage,
-        "runtime": _reader(RuntimeSettings, "runtime"),
-        "pretraining": _reader(PretrainingSettings, "pretraining"),
-        "encoder": _reader(EncoderSettings, "encoder"),
-        "model": _model,
-    }
-    for name in [*_REQUIRED, *(name for name in source if name not in _REQUIRED)]:
-        if name in ("party", "methods"):
-            continue
-        if name in source and not isinstance(source[name], dict):
-            found.problems.append(f"[{name}]: must be a table of settings, got {source[name]!r}")
-            found.mended.add(name)
-            source[name] = {}
-        if name in classes and name in source and "preset" not in source[name]:
-            _read(classes[name], source[name], name, found)
-
-
-def _reader(cls: type[T], where: str) -> Callable[[dict[str, Any]], T]:
-    return lambda table: read_settings(cls, table, where=where)
-
-
-def _model(table: dict[str, Any]) -> object:
-    model, _ = without_top(table)
-    return family_named(model.pop("family", None)).settings_from(model)
-
-
-def _section(cls: type[T], table: dict[str, Any], where: str, found: Collected) -> T | None:
-    return _read(_reader(cls, where), table, where, found)
-
-
-def _read(
-    read: Callable[[dict[str, Any]], T], table: dict[str, Any], where: str, found: Collected
-) -> T | None:
-    """Read one table, mending it in place until it can be read; None if it can't be mended."""
-    mended = set[str]()
-    for _ in range(len(table) + len(_STAND_INS)):
+    def __init__(self, path: Path) -> None:
+        self.problems: list[str] = []
+        """One line each: where, what, and what to do."""
+        self.config: FederationConfig | None = None
+        """The whole file; None where no mending makes one of it."""
+        self.parties: list[PartySettings] = []
+        """The parties that can be read."""
+        self.mended: set[str] = set()
+        """Sections, and ``section.field`` of settings, that were left out or replaced."""
+        self._whole = True
+        self._tables: dict[str, Mapping[str, Any]] = {}
         try:
-            return read(table)
-        except (ConfigError, PrivacyError) as error:
-            text = str(error)
-            named = re.match(rf"{re.escape(where)}\.(\w+)", text)
-            name = "" if named is None else named[1]
-            if text not in found.problems and name not in mended:
-                found.problems.append(text)
-            if not name or not _mend(table, name, text, where.partition("[")[0], found):
-                return None
-            mended.add(name)
-    return None
+            self._collect(load_federation(path))
+        except ConfigError as error:
+            self.problems.append(str(error))
 
-
-def _mend(table: dict[str, Any], name: str, text: str, section: str, found: Collected) -> bool:
-    """Change the setting that an error speaks of; False if nothing can be changed."""
-    found.mended.add(f"{section}.{name}")
-    meant, stand_in = _MEANT.search(text), _STAND_INS.get(f"{section}.{name}")
-    there, value = name in table, table.pop(name, None)
-    if there and "no such field" in text:
-        if meant is not None and meant[1] not in table:
-            table[meant[1]] = value
-        return True
-    if meant is not None and value != meant[1]:
-        table[name] = meant[1]
-    elif isinstance(value, str) and "must be a list, got" in text:
-        table[name] = [value]
-    elif stand_in is not None and value != stand_in:
-        table[name] = stand_in
-    return there or name in table
-
-
-def _whole(source: dict[str, Any], found: Collected) -> None:
-    """Read what was mended as one file, and note what does not go together in it."""
-    for _ in range(len(source) + len(_REQUIRED)):
+    def _collect(self, source: dict[str, Any]) -> None:
         try:
-            found.config = parse_federation(source, file="", only_linkage=True)
-            break
-        except (ConfigError, PrivacyError) as error:
-            text = str(error).removeprefix(": ")
-            _note(text, found)
-            if not _mend_sections(source, text, found):
-                return
-    if found.config is None:
-        return
-    for require in (rules.require_trainable, rules.require_covered_channels):
-        try:
-            require(found.config)
-        except (ConfigError, PrivacyError) as error:
-            _note(str(error), found)
+            resolved(source)
+        except ConfigError as error:
+            self.wrong(error, "encoder")
+            self.mended.add("model.family")
+            source = {**source, **_CHOSEN_STAND_INS}
+        config = read_sections(source, self)
+        config = replace(config, source={**config.source, **self._tables})
+        if self._whole:
+            self.attempt(partial(rules.require_linkable, config), otherwise=None, about="rules")
+        if not self._whole:
+            return
+        self.config = config
+        for require in (rules.require_trainable, rules.require_covered_channels):
+            self.attempt(partial(require, config), otherwise=None, about="rules")
+        for name in config.source.get("methods", {}):
+            self.attempt(partial(require_method, config, name), otherwise=None, about="rules")
 
+    def wrong(self, error: Exception, about: str) -> None:
+        """Note an error, unless it follows from what was mended."""
+        text = str(error)
+        known = text in self.problems or self.follows(text)
+        # Of parties together nothing is known where one of them is a stand-in.
+        if not known and (self._whole or about != "parties"):
+            self.problems.append(text)
+        self.mended.add(about)
+        self._whole &= about not in ("party", "parties", "rules")
 
-def _mend_sections(source: dict[str, Any], text: str, found: Collected) -> bool:
-    if (method := re.match(r"method '([^']*)'", text)) is not None:
-        return source.get("methods", {}).pop(method[1], None) is not None
-    section = re.match(r"\[(\w+)\]: ", text)
-    if section is None:
-        return False
-    name = section[1]
-    found.mended.add(name)
-    if "is missing" in text:
-        stand_ins = {
-            "federation": {"name": "federation", "task": "regression"},
-            "model": {"family": "fet"},
-            "privacy": {"mechanism": "none"},
-            "linkage": {"protection": "none"},
-        }
-        if name not in stand_ins:
+    def table(self, read: Callable[[dict[str, Any]], T], table: Mapping[str, Any], name: str) -> T:
+        """Read one table, mended until it can be read."""
+        section, mended = name.partition("[")[0], dict(table)
+        for _ in range(len(table) + len(_STAND_INS)):
+            try:
+                settings = read(dict(mended))
+            except (ConfigError, PrivacyError) as error:
+                problems = problems_of(error, where=name)
+            else:
+                if isinstance(settings, PartySettings):
+                    self.parties.append(settings)
+                elif mended != table:
+                    self._tables[name] = mended
+                return settings
+            changed = [self._mend(mended, problem, name) for problem in problems]
+            if not any(changed):
+                break
+        self._whole = False
+        return read(dict(_UNREADABLE.get(section, {})))
+
+    def _mend(self, table: dict[str, Any], problem: Problem, where: str) -> bool:
+        """Note a problem and change the setting that it names; False if nothing can be changed."""
+        section, name = where.partition("[")[0], problem.field
+        noted = problem.text in self.problems or f"{where}.{name}" in self.mended
+        if not noted and section not in self.mended:
+            self.problems.append(problem.text)
+        if name is None:
             return False
-        source[name] = stand_ins[name]
-        return True
-    return source.pop(name, None) is not None
+        self.mended |= {f"{section}.{name}", f"{where}.{name}"}
+        there, value = name in table, table.pop(name, None)
+        instead, stand_in = problem.instead, _STAND_INS.get(f"{section}.{name}")
+        if where == "model" and name == "family":
+            near = checks.nearest(value, family_names())
+            instead = {} if near is None else {"family": near}
+            if near is None:  # nothing is known of the model then, and rules would speak of it
+                table.clear()
+                self._whole = False
+        if not instead and stand_in is not None and value != stand_in:
+            instead = {name: stand_in}
+        for meant, replacement in instead.items():
+            table.setdefault(meant, replacement)
+        return there or name in table
 
-
-def _note(text: str, found: Collected) -> None:
-    """Note a problem, unless it speaks of something that was mended, or of one noted before."""
-    if text not in found.problems and not _follows(text, found.mended):
-        found.problems.append(text)
-
-
-def _follows(text: str, mended: Collection[str]) -> bool:
-    """Whether a problem speaks of a setting that was mended, or begins with a section that was."""
-    plain = re.sub(r"\[\d+\]", "", text)
-    return any(
-        re.search(rf"\b{re.escape(name)}\b", plain) if "." in name else text.startswith(name)
-        for name in mended
-    )
+    def follows(self, text: str) -> bool:
+        """Whether a problem begins with a section that was mended, or speaks of such a setting."""
+        return any(
+            name in text if "." in name else text.startswith(name) for name in self.mended if name
+        )
 
 
 # What one party's table becomes, and all that is wrong with it.
@@ -593,7 +507,7 @@ def check_federation(
         Nothing leaves the process. What is told of a table is for its owner: problems may quote a
         cell.
     """
-    collected = collect(path)
+    collected = Collected(path)
     readable = not collected.problems
     check = Check(
         file=path,
@@ -613,7 +527,7 @@ def check_federation(
             continue
         one = check_party(party, None if unsure else collected.config, data_root or path.parent)
         check.parties.append(one)
-        check.problems += [text for text in one.problems if not _follows(text, collected.mended)]
+        check.problems += [text for text in one.problems if not collected.follows(text)]
         check.warnings += one.warnings
     if check.config is not None:
         _see_the_run(check, check.config)
