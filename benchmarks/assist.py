@@ -27,7 +27,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.data.trial_tables import load_folder, load_full
 from securevfl.federation.own_numbers import own_inputs, targets_of, task_head
 from securevfl.federation.run_plan import run_facts
-from securevfl.models.alone.choice import OwnInputs, fit_margins
+from securevfl.models.alone.margins import OwnInputs, fit_margins
 
 
 def digits(_rows: int) -> list[PartyTable]:

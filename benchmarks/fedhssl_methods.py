@@ -17,6 +17,7 @@ import torch
 from aligned.views import AlignedViews, ScarceRows
 from torch import Tensor
 
+from securevfl.config.methods import BoostingConfig, FedCVTConfig
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.exchange import RoundCounter
@@ -35,17 +36,16 @@ from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
 from securevfl.lab.pooled_methods import fit_boosting
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
-from securevfl.models.baselines.settings import BoostingConfig, FedCVTConfig
+from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.augment import (
     Augmentation,
     AugmentedImages,
     CategoricalColumn,
     CorruptedFeatures,
 )
+from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fedhssl.family import FedHSSLBottom, FedHSSLTop
 from securevfl.models.fedhssl.learner import PartyLearner
-from securevfl.models.fedhssl.model_settings import FedHSSLConfig
-from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import FAMILIES

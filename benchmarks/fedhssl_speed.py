@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from securevfl.data.trial_tables import load_full
 from securevfl.federation.pretraining.learner_with_records import even_batches
+from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.augment import CorruptedFeatures
+from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fedhssl.learner import PartyLearner, simsiam_loss, unit
-from securevfl.models.fedhssl.model_settings import FedHSSLConfig
-from securevfl.models.fedhssl.settings import PretrainingSettings
 
 CORRUPTION = 0.3
 

@@ -27,7 +27,7 @@ from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
 from securevfl.linkage.metrics.points import nearest_records
-from securevfl.models.fedsim.settings import FedSimConfig
+from securevfl.models.fedsim import FedSimConfig
 
 PUBLISHED = 1370.0
 """Samples per CPU-second of the published code: hdb, K = 50, one thread."""

@@ -23,7 +23,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.data.trial_tables import load_folder, load_full, split_pair
 from securevfl.lab.digits import write_tables
 from securevfl.lab.study_commands import compare
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.perceptron import BaselineConfig
 
 Task = Literal["regression", "binary", "multiclass"]
 METHODS = "solo,solo-tuned,top1sim,featuresim,avgsim,fedsim,fet"

@@ -38,7 +38,7 @@ from fet_tables import ROWS, federation, paired, spread, study_of
 
 from securevfl.core.memory import keep_freed_memory
 from securevfl.lab.pooled_methods import train_in_one_place
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation
 

@@ -41,7 +41,7 @@ from securevfl.federation.run_plan import RunFacts
 from securevfl.lab.bench.wire import Bytes, WiredRun
 from securevfl.ledger.chain import ChainedFile
 from securevfl.linkage.stage import linking
-from securevfl.models.fedhssl.model_settings import FedHSSLConfig
+from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.mpc.codec import RingFormat, decode_sum

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from securevfl.lab.audit.settings import AuditSettings
     from securevfl.lab.contribution import Contribution, contribution
     from securevfl.lab.entry_points import compare, link, sweep
-    from securevfl.models.fedhssl.settings import PretrainingSettings
+    from securevfl.models.family import PretrainingSettings
     from securevfl.runtime.entry import features, predict, train
     from securevfl.runtime.in_memory import simulate
     from securevfl.runtime.predictions import Predictions
@@ -70,7 +70,7 @@ _HOME = {
     "LinkageSettings": "securevfl.config.linkage",
     "PredictionSettings": "securevfl.config.sections",
     "Predictions": "securevfl.runtime.predictions",
-    "PretrainingSettings": "securevfl.models.fedhssl.settings",
+    "PretrainingSettings": "securevfl.models.family",
     "RunResult": "securevfl.runtime.simulation",
     "SecureVflError": "securevfl.core.errors",
     "TrainingSettings": "securevfl.config.sections",

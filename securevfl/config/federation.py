@@ -20,8 +20,7 @@ from securevfl.config.sections import (
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import SplitKind
 from securevfl.dp.privacy import Privacy
-from securevfl.models.family import AnyFamily, FamilySettings
-from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)

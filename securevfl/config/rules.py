@@ -9,7 +9,7 @@ from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import SMALLEST_EPSILON
 from securevfl.linkage.stage.linking import PROTECTIONS
-from securevfl.models.assist.settings import AssistConfig
+from securevfl.models.assist import AssistConfig
 from securevfl.models.task_metrics import metrics_of
 
 # When masks may be shared with a few neighbours instead of all other secondaries.

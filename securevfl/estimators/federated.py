@@ -36,9 +36,8 @@ from securevfl.federation.own_numbers import label_scaler_of, own_inputs, target
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linking import METRICS
 from securevfl.models.alone.choice import Alone, fit_alone
-from securevfl.models.baselines.settings import BaselineConfig
-from securevfl.models.family import Family, FamilySettings
-from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.family import Family, FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import FederationSource, trained_run

@@ -20,16 +20,14 @@ from securevfl.federation.own_numbers import own_inputs
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.models.alone.choice import (
     Alone,
-    CrossFitted,
     Decision,
-    MarginModel,
     Model,
-    cross_fit,
     cross_fitted,
     fit_alone,
+    require_keepable,
 )
-from securevfl.models.alone.keeping import require_keepable
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.margins import CrossFitted, MarginModel, cross_fit
+from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.tasks import Metrics
 
 

@@ -13,7 +13,7 @@ from securevfl.data.scaling import Bounds, FeatureScaler, LabelScaler, feature_s
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import KeptModel
 from securevfl.linkage.spec import LinkedPrimary
-from securevfl.models.alone.choice import OwnInputs
+from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.tasks import TaskHead
 
 

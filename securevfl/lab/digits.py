@@ -19,7 +19,7 @@ from securevfl.federation.own_numbers import features_of
 from securevfl.federation.run_plan import run_facts
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.baselines.fit import BaselineResult
+from securevfl.models.alone.perceptron import BaselineResult
 from securevfl.runtime.baselines import train_combined
 from securevfl.runtime.simulation import simulate_federation
 

@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from securevfl.config.methods import FedCVTConfig
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.baselines.settings import FedCVTConfig
 from securevfl.models.fedhssl.augment import CategoricalColumn
 from securevfl.models.fedhssl.encoders import EncoderConfig, build_encoder
 from securevfl.models.layers import initialise

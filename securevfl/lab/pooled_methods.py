@@ -14,7 +14,7 @@ from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
-from securevfl.config.methods import JOINED, Settings
+from securevfl.config.methods import JOINED, BoostingConfig, FedCVTConfig, Settings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.tables import PartyTable
@@ -26,8 +26,7 @@ from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.baselines.fit import BaselineResult, solo_inputs
-from securevfl.models.baselines.settings import BaselineConfig, BoostingConfig, FedCVTConfig
+from securevfl.models.alone.perceptron import BaselineConfig, BaselineResult, solo_inputs
 from securevfl.models.fedhssl.encoders import EncoderConfig
 from securevfl.models.tasks import HALF, Metrics, TaskHead
 from securevfl.runtime.baselines import (
@@ -89,7 +88,7 @@ def fit_boosting(
     The validation rows end boosting by their loss, and choose leaves and rounds by the metric.
 
     Args:
-        inputs: One table, as :mod:`securevfl.models.baselines.fit` makes it.
+        inputs: One table, as :func:`fit_table` makes it.
         targets: As :class:`TaskHead` wants them.
         head: Loss and metrics.
         train: Rows to learn from.

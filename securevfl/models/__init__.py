@@ -1,29 +1,27 @@
 """Model families: plain PyTorch, without transport, cryptography or accounting.
 
-A family's settings are public under the family's own name: ``models.FeT(neighbours=50)``. Whoever
-writes a family of their own starts from :class:`Family`. Names are loaded on first use: reading
-settings does not wait for torch.
+A family's settings are public under the family's name: ``models.FeT(neighbours=50)``. A custom
+family subclasses :class:`Family`. Names are loaded on first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from securevfl.models.assist.settings import AssistConfig as Assist
-    from securevfl.models.baselines.settings import AvgSimConfig as AvgSim
-    from securevfl.models.baselines.settings import ExactConfig as Exact
-    from securevfl.models.baselines.settings import FeatureSimConfig as FeatureSim
-    from securevfl.models.baselines.settings import Top1SimConfig as Top1Sim
-    from securevfl.models.family import Family, FamilySettings
-    from securevfl.models.fedhssl.model_settings import FedCSSLConfig as FedCSSL
-    from securevfl.models.fedhssl.model_settings import FedGSSLConfig as FedGSSL
-    from securevfl.models.fedhssl.model_settings import FedHSSLConfig as FedHSSL
-    from securevfl.models.fedhssl.model_settings import FedLocalSSLConfig as FedLocalSSL
-    from securevfl.models.fedhssl.model_settings import FedSplitNNConfig as FedSplitNN
-    from securevfl.models.fedsim.settings import FedSimConfig as FedSim
+    from securevfl.models.assist import AssistConfig as Assist
+    from securevfl.models.family import Bottom, Family, FamilySettings, Top
+    from securevfl.models.fedhssl.encoders import FedCSSLConfig as FedCSSL
+    from securevfl.models.fedhssl.encoders import FedGSSLConfig as FedGSSL
+    from securevfl.models.fedhssl.encoders import FedHSSLConfig as FedHSSL
+    from securevfl.models.fedhssl.encoders import FedLocalSSLConfig as FedLocalSSL
+    from securevfl.models.fedhssl.encoders import FedSplitNNConfig as FedSplitNN
+    from securevfl.models.fedsim import FedSimConfig as FedSim
     from securevfl.models.fet.settings import FeTConfig as FeT
+    from securevfl.models.pairs import AvgSimConfig as AvgSim
+    from securevfl.models.pairs import ExactConfig as Exact
+    from securevfl.models.pairs import FeatureSimConfig as FeatureSim
+    from securevfl.models.pairs import Top1SimConfig as Top1Sim
     from securevfl.models.registry import register
-    from securevfl.models.split import Bottom, Top
 
 __all__ = [
     "Assist",
@@ -46,22 +44,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Assist": ("securevfl.models.assist.settings", "AssistConfig"),
-    "AvgSim": ("securevfl.models.baselines.settings", "AvgSimConfig"),
-    "Bottom": ("securevfl.models.split", "Bottom"),
-    "Exact": ("securevfl.models.baselines.settings", "ExactConfig"),
+    "Assist": ("securevfl.models.assist", "AssistConfig"),
+    "AvgSim": ("securevfl.models.pairs", "AvgSimConfig"),
+    "Bottom": ("securevfl.models.family", "Bottom"),
+    "Exact": ("securevfl.models.pairs", "ExactConfig"),
     "Family": ("securevfl.models.family", "Family"),
     "FamilySettings": ("securevfl.models.family", "FamilySettings"),
     "FeT": ("securevfl.models.fet.settings", "FeTConfig"),
-    "FeatureSim": ("securevfl.models.baselines.settings", "FeatureSimConfig"),
-    "FedCSSL": ("securevfl.models.fedhssl.model_settings", "FedCSSLConfig"),
-    "FedGSSL": ("securevfl.models.fedhssl.model_settings", "FedGSSLConfig"),
-    "FedHSSL": ("securevfl.models.fedhssl.model_settings", "FedHSSLConfig"),
-    "FedLocalSSL": ("securevfl.models.fedhssl.model_settings", "FedLocalSSLConfig"),
-    "FedSim": ("securevfl.models.fedsim.settings", "FedSimConfig"),
-    "FedSplitNN": ("securevfl.models.fedhssl.model_settings", "FedSplitNNConfig"),
-    "Top": ("securevfl.models.split", "Top"),
-    "Top1Sim": ("securevfl.models.baselines.settings", "Top1SimConfig"),
+    "FeatureSim": ("securevfl.models.pairs", "FeatureSimConfig"),
+    "FedCSSL": ("securevfl.models.fedhssl.encoders", "FedCSSLConfig"),
+    "FedGSSL": ("securevfl.models.fedhssl.encoders", "FedGSSLConfig"),
+    "FedHSSL": ("securevfl.models.fedhssl.encoders", "FedHSSLConfig"),
+    "FedLocalSSL": ("securevfl.models.fedhssl.encoders", "FedLocalSSLConfig"),
+    "FedSim": ("securevfl.models.fedsim", "FedSimConfig"),
+    "FedSplitNN": ("securevfl.models.fedhssl.encoders", "FedSplitNNConfig"),
+    "Top": ("securevfl.models.family", "Top"),
+    "Top1Sim": ("securevfl.models.pairs", "Top1SimConfig"),
     "register": ("securevfl.models.registry", "register"),
 }
 
@@ -75,5 +73,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Name everything public, loaded yet or not."""
+    """Return all public names, loaded or not."""
     return __all__

@@ -20,8 +20,7 @@ from securevfl.core.errors import (
     SecureVflError,
     in_one_line,
 )
-from securevfl.models.family import AnyFamily, FamilySettings
-from securevfl.models.split import Bottom, Top
+from securevfl.models.family import AnyFamily, Bottom, FamilySettings, Top
 
 # Bottom models evaluated so that no row of a batch can see another, whoever wrote them.
 
@@ -37,7 +36,7 @@ def row_by_row(bottom: nn.Module) -> Forward:
     ``RuntimeError`` whatever the values are.
 
     Args:
-        bottom: A :class:`securevfl.models.split.Bottom`. Layers that drop units drop them for each
+        bottom: A :class:`securevfl.models.family.Bottom`. Layers that drop units drop them for each
             row apart, as they would in a batch.
     """
 

@@ -16,8 +16,8 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.alone.choice import MarginModel, OwnInputs
-from securevfl.models.alone.keeping import model_bytes, model_of
+from securevfl.models.alone.choice import model_bytes, model_of
+from securevfl.models.alone.margins import MarginModel, OwnInputs
 from securevfl.models.optimisers import uncompiled
 from securevfl.models.tasks import TaskHead
 
@@ -25,10 +25,10 @@ from securevfl.models.tasks import TaskHead
 
 
 class FittedTop(nn.Module):
-    """A :class:`securevfl.models.split.Top` that has no weights to learn: margins of an estimator.
+    """A :class:`securevfl.models.family.Top` that has no weights to learn: margins of an estimator.
 
     Its ``features`` are all of the primary's own numbers, unscaled, and its ``keys`` none. Its
-    state holds the estimator as bytes (:mod:`securevfl.models.alone.keeping`), so that it is
+    state holds the estimator as bytes (:mod:`securevfl.models.alone.choice`), so that it is
     saved, hashed and loaded as weights are, without running code.
     """
 

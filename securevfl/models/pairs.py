@@ -1,4 +1,4 @@
-"""The network of one pair of linked records, which FedSim and its baselines share.
+"""Networks on pairs of linked records: shared by FedSim, and the baselines that average over pairs.
 
 B = rows of a batch, K = links of a row, H = width at the cut, A = hidden width, O = outputs.
 """
@@ -13,11 +13,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from securevfl.core import checks
-from securevfl.models.family import Family
+from securevfl.models.family import Family, Preset
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.layers import MLP, is_traced
 
-# Settings that FedSim and its baselines share: the split network of one pair of records.
+# Settings of the split network of one pair of records.
 
 PAPER_TRAINING: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -123,7 +123,7 @@ def mean_similarities(
     return similarities.masked_fill(absent, 0.0).sum(dim=1) / count.clamp_min(1), count > 0
 
 
-# The split network of one pair of linked records, which FedSim and its baselines stand on.
+# The split network of one pair of linked records.
 
 _SMALLEST: Final = 1e-6
 
@@ -241,3 +241,157 @@ def _at_unit_scale(
     """
     size = torch.linalg.vector_norm(aggregate, dim=(1, 2), keepdim=True)
     return aggregate * (aggregate[0].numel() ** 0.5 / size.clamp_min(_SMALLEST))
+
+
+# Baselines that link: exact, top1sim, avgsim and featuresim.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Top1SimConfig(OneLinkSettings):
+    """Each row with its most similar record: ``family = "top1sim"``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExactConfig(OneLinkSettings):
+    """Each row with the record of the very same key, if there is one: ``family = "exact"``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AvgSimConfig(ManyLinksSettings):
+    """The mean of the predictions with each of K records: ``family = "avgsim"``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureSimConfig(ManyLinksSettings):
+    """Like ``avgsim``, with the similarity as one more input: ``family = "featuresim"``."""
+
+
+class AverageTop(nn.Module):
+    """Predict with each of a row's links and average: with one link, plain SplitNN.
+
+    A slot that no secondary fills does not count, and a row without any link is predicted from
+    the zeros that stand for them. Without similarities an empty slot is known by its zeros, which
+    a noised average has not: every slot counts there.
+
+    References:
+        [FedSim] section 3, "Exact/Top1Sim", "AvgSim" and "FeatureSim". A classifier's logits are
+        averaged; the paper does not say which numbers are.
+    """
+
+    def __init__(
+        self,
+        config: PairSettings,
+        *,
+        num_features: int,
+        key_dim: int,
+        outputs: int,
+        reads_similarity: bool,
+    ) -> None:
+        super().__init__()
+        self.positions = nn.Identity()
+        self.pairs = PairModel(
+            config,
+            num_features=num_features,
+            key_dim=key_dim,
+            outputs=outputs,
+            reads_similarity=reads_similarity,
+        )
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch links width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the outputs of a batch."""
+        if similarities is None:
+            similarity, present = None, aggregate.detach().ne(0).any(dim=2)
+        else:
+            similarity, present = mean_similarities(similarities)
+        pairs = self.pairs(features, keys, aggregate, similarity)
+        counted = present | ~present.any(dim=1, keepdim=True)
+        links = counted.unsqueeze(-1).to(pairs.dtype)
+        return (pairs * links).sum(dim=1) / links.sum(dim=1)
+
+
+_PAPER_MODEL: Final[Mapping[str, Any]] = MappingProxyType(
+    {"pair_scale": "none", "layer_width": 100}
+)
+
+
+class _LinkedFamily(PairFamily[L]):
+    """A baseline that links, on the mean over a row's links."""
+
+    presets = MappingProxyType(
+        {
+            "paper": Preset(
+                base="none", model=_PAPER_MODEL, training={**PAPER_TRAINING, "batch_size": 4096}
+            )
+        }
+    )
+    """Without gates, [FedSim] takes batches of 4096 rows."""
+
+    def build_top(
+        self,
+        settings: L,
+        *,
+        num_features: int,
+        key_dim: int,
+        feature_names: Sequence[str] = (),  # noqa: ARG002
+        outputs: int,
+        classes: bool = False,  # noqa: ARG002
+    ) -> nn.Module:
+        """Return the mean of the predictions with each link."""
+        return AverageTop(
+            settings,
+            num_features=num_features,
+            key_dim=key_dim,
+            outputs=outputs,
+            reads_similarity=self.needs_similarities(settings),
+        )
+
+
+class ExactFamily(_LinkedFamily[ExactConfig]):
+    """``family = "exact"``: records of the very same key; a row without one gets zeros."""
+
+    name = "exact"
+    links_to_one = True
+    settings_class = ExactConfig
+    max_distance = 0.0
+
+
+class Top1SimFamily(_LinkedFamily[Top1SimConfig]):
+    """``family = "top1sim"``: the most similar record."""
+
+    name = "top1sim"
+    links_to_one = True
+    settings_class = Top1SimConfig
+
+
+class AvgSimFamily(_LinkedFamily[AvgSimConfig]):
+    """``family = "avgsim"``: the mean over K records."""
+
+    name = "avgsim"
+    settings_class = AvgSimConfig
+    presets = MappingProxyType(
+        {
+            "paper": Preset(
+                base="none",
+                model={**_PAPER_MODEL, "neighbours": 50},
+                training={**PAPER_TRAINING, "batch_size": 128},
+            )
+        }
+    )
+    """With K links a row, [FedSim] takes smaller batches."""
+
+
+class FeatureSimFamily(_LinkedFamily[FeatureSimConfig]):
+    """``family = "featuresim"``: the mean over K records, each with its similarity."""
+
+    name = "featuresim"
+    settings_class = FeatureSimConfig
+
+    def needs_similarities(self, settings: FeatureSimConfig) -> bool:  # noqa: ARG002
+        """Return that the aggregation model does."""
+        return True

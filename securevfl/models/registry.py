@@ -22,13 +22,7 @@ from typing import Any, Final, TypeVar
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, in_one_line
-from securevfl.models.assist.family import AssistFamily
-from securevfl.models.baselines.linked import (
-    AvgSimFamily,
-    ExactFamily,
-    FeatureSimFamily,
-    Top1SimFamily,
-)
+from securevfl.models.assist import AssistFamily
 from securevfl.models.family import AnyFamily, Family, FamilySettings, Step
 from securevfl.models.fedhssl.family import (
     FedCSSLFamily,
@@ -37,10 +31,11 @@ from securevfl.models.fedhssl.family import (
     FedLocalSSLFamily,
     FedSplitNNFamily,
 )
-from securevfl.models.fedsim.family import FedSimFamily
+from securevfl.models.fedsim import FedSimFamily
 from securevfl.models.fet.family import FeTFamily
+from securevfl.models.pairs import AvgSimFamily, ExactFamily, FeatureSimFamily, Top1SimFamily
 
-# Families that other installed packages bring along, by entry point.
+# Families of other installed packages, by entry point.
 
 GROUP: Final = "securevfl.families"
 """The entry points' group."""
@@ -149,7 +144,7 @@ def _check_pretraining(family: type[AnyFamily]) -> None:
             raise ConfigError(f"names steps of pretraining, and has no {method}")
 
 
-# Model families by the name that a federation file gives them.
+# Families by name.
 
 F = TypeVar("F", bound=Family[Any])
 

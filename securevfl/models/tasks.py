@@ -1,8 +1,9 @@
-"""Tasks: number of outputs, loss, metrics and decision threshold of each."""
+"""Tasks: outputs, loss, metrics and decision threshold of each, and evaluation of outputs."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import scipy  # special functions load when they are first named
@@ -13,9 +14,23 @@ from torch.nn import functional
 from securevfl.core import checks
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.task_metrics import TASK_METRICS, Outputs, Targets, TaskMetric, metrics_of
+from securevfl.models.task_metrics import (
+    CALIBRATION_BINS,
+    LEVEL,
+    TASK_METRICS,
+    Interval,
+    Outputs,
+    Targets,
+    TaskMetric,
+    bootstrap_intervals,
+    calibration_bins,
+    confidences,
+    metrics_of,
+    resampled_metrics,
+    resamples_for,
+)
 
-# From which probability on a row of a binary task counts as one of the second class.
+# Decision threshold of a binary task.
 
 Rule = Literal["half", "f1", "youden"] | float
 """``half``: 0.5; ``f1`` and ``youden``: what is best on the validation rows; or a number."""
@@ -68,7 +83,7 @@ def as_logit(threshold: float) -> float:
     return float(scipy.special.logit(threshold))
 
 
-# What a task asks of a model: how many outputs, which loss, which metrics, which way is better.
+# Task heads.
 
 Metrics = dict[str, float | None]
 """Figures of a set of rows by name, the one that training goes by first; None: not defined."""
@@ -273,3 +288,128 @@ def on_cpu(outputs: Tensor, targets: Tensor) -> tuple[Outputs, Targets]:
     """Return both as metrics take them: float64 outputs, and labels as numbers."""
     true = targets.double() if targets.is_floating_point() else targets
     return outputs.detach().double().cpu().numpy(), true.cpu().numpy()
+
+
+# Evaluation: metrics with intervals, confusion and calibration.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Figures of a set of labelled rows."""
+
+    metrics: Metrics
+    """Every metric of the task, the one that training goes by first."""
+
+    rows: int
+    """How many were measured."""
+
+    intervals: dict[str, Interval | None]
+    """A bootstrap interval of every metric; None where it is not defined, or for too few draws of
+    the rows."""
+
+    resamples: int
+    """Draws of the rows with replacement, as many rows in each, that intervals are made from."""
+
+    threshold: dict[str, Any] | None
+    """Of a binary task: the ``rule`` and the ``value``, the probability above which a row counts as
+    one of the second class."""
+
+    confusion: dict[str, Any] | None
+    """Of classes: their names, ``classes``, and ``counts``, for each true class so many rows of
+    each predicted one."""
+
+    calibration: list[dict[str, float]] | None
+    """Of classes: for each bin of probabilities that has ``rows``, their mean probability,
+    ``predicted``, and the share of rows where it came true, ``observed``. It is the probability of
+    the second class, or of the most probable one of several."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what stands beside the metrics in a file, without what the task does not have."""
+        figures = {
+            "rows": self.rows,
+            "threshold": self.threshold,
+            "bootstrap": {"method": "percentile", "level": LEVEL, "resamples": self.resamples},
+            "intervals": {
+                name: None if interval is None else list(interval)
+                for name, interval in self.intervals.items()
+            },
+            "confusion": self.confusion,
+            "calibration": self.calibration,
+        }
+        return {name: value for name, value in figures.items() if value is not None}
+
+
+def evaluate(
+    outputs: Float[Tensor, "rows outputs"],
+    targets: Shaped[Tensor, " rows"],
+    head: TaskHead,
+    *,
+    classes: Sequence[Any] | None,
+    threshold: float,
+    seed: int,
+) -> Evaluation:
+    """Measure a model's outputs.
+
+    Args:
+        outputs: As the head takes them.
+        targets: As the head takes them.
+        head: The task.
+        classes: What each class is called; None for a regression.
+        threshold: Of a binary task, as :meth:`TaskHead.choose_threshold` chose it on validation
+            rows.
+        seed: Run seed of the bootstrap.
+
+    Raises:
+        DataError: As :meth:`TaskHead.metrics`.
+    """
+    metrics = head.metrics(outputs, targets, threshold=threshold)
+    out, true = on_cpu(outputs, targets)
+    cut = as_logit(threshold)
+    resamples = resamples_for(len(true), head.outputs)
+    resampled = resampled_metrics(head.task, out, true, cut=cut)
+    drawn = bootstrap_intervals(
+        {name: resampled[name] for name, value in metrics.items() if value is not None},
+        rows=len(true),
+        resamples=resamples,
+        seed=seed,
+    )
+    return Evaluation(
+        metrics=metrics,
+        rows=len(true),
+        intervals={name: head.in_label_units(name, drawn.get(name)) for name in metrics},
+        resamples=resamples,
+        threshold={"rule": _rule(head), "value": threshold} if head.task == "binary" else None,
+        confusion=None if classes is None else _confusion(out, true, classes, cut=cut),
+        calibration=None if classes is None else _calibration(out, true),
+    )
+
+
+def _rule(head: TaskHead) -> str:
+    return head.threshold if isinstance(head.threshold, str) else "fixed"
+
+
+def _confusion(
+    outputs: Outputs, targets: Targets, classes: Sequence[Any], *, cut: float
+) -> dict[str, Any]:
+    if outputs.shape[1] == 1:
+        predicted = (outputs[:, 0] > cut).astype(np.int64)
+    else:
+        predicted = outputs.argmax(axis=1)
+    size = len(classes)
+    places = targets.astype(np.int64) * size + predicted
+    counts = np.bincount(places, minlength=size * size).reshape(size, size)
+    return {"classes": [str(one) for one in classes], "counts": counts.tolist()}
+
+
+def _calibration(outputs: Outputs, targets: Targets) -> list[dict[str, float]]:
+    probabilities, came_true = confidences(outputs, targets)
+    bins = calibration_bins(probabilities)
+    return [
+        {
+            "predicted": float(probabilities[bins == one].mean()),
+            "observed": float(came_true[bins == one].mean()),
+            "rows": int((bins == one).sum()),
+        }
+        for one in range(CALIBRATION_BINS)
+        if (bins == one).any()
+    ]

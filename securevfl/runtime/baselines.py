@@ -14,8 +14,13 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.own_numbers import own_inputs, places_of
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.models.alone.choice import Alone, fit_alone
-from securevfl.models.baselines.fit import BaselineResult, combined_inputs, fit_table, solo_inputs
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.perceptron import (
+    BaselineConfig,
+    BaselineResult,
+    combined_inputs,
+    fit_table,
+    solo_inputs,
+)
 
 
 def train_alone(

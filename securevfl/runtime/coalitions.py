@@ -45,7 +45,8 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import key_scaler, keys_of, model_keys
-from securevfl.models.alone.choice import MarginModel, Used, fit_alone, who_answers
+from securevfl.models.alone.choice import Used, fit_alone, who_answers
+from securevfl.models.alone.margins import MarginModel
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.task_metrics import (
     TASK_METRICS,

@@ -119,7 +119,7 @@ class RunFigures:
     """Empty where the run is ``untested``, like the next."""
     evaluation: Mapping[str, Any]
     """More of the test rows: intervals, threshold, confusion, calibration; see
-    :class:`securevfl.models.evaluation.Evaluation`."""
+    :class:`securevfl.models.tasks.Evaluation`."""
     epochs: int
     best_epoch: int
     seconds: float

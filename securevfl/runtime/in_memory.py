@@ -27,8 +27,7 @@ from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.party_tables import from_frame
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
-from securevfl.models.family import FamilySettings
-from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.entry import FederationSource, opened, simulate_from_file

@@ -55,9 +55,8 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
-from securevfl.models.evaluation import Evaluation, evaluate
 from securevfl.models.layers import PositionsTaken
-from securevfl.models.tasks import Metrics
+from securevfl.models.tasks import Evaluation, Metrics, evaluate
 from securevfl.runtime.baselines import train_alone
 from securevfl.runtime.figures import UNTESTED, RunFigures, privacy_figures
 from securevfl.runtime.predictions import FILE as PREDICTIONS

@@ -26,9 +26,8 @@ from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import count_links, doubts_about, most_rows
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.text import Spelling
-from securevfl.models.assist.halves import cross_fit
-from securevfl.models.assist.settings import AssistConfig
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.assist import AssistConfig, cross_fit
 from securevfl.models.tasks import TaskHead
 
 # How many rows one record serves, and what a limit on that leaves of the links.

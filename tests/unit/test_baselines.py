@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.baselines.fit import BaselineResult, combined_inputs, fit_table, solo_inputs
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.perceptron import (
+    BaselineConfig,
+    BaselineResult,
+    combined_inputs,
+    fit_table,
+    solo_inputs,
+)
 from securevfl.models.tasks import TaskHead
 
 

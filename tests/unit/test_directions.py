@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from securevfl.models.family import Bottom
 from securevfl.models.frozen import DirectionBottom, Projection, principal_projection
-from securevfl.models.split import Bottom
 
 
 def bottom_of() -> DirectionBottom:

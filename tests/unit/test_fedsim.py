@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.fedsim.fedsim_top import (
+from securevfl.models.fedsim import (
     ConvolutionMerge,
+    FedSimConfig,
     FedSimTop,
     PerceptronMerge,
     ResidualMerge,
@@ -17,7 +18,6 @@ from securevfl.models.fedsim.fedsim_top import (
     merge_importance,
     merged_width,
 )
-from securevfl.models.fedsim.settings import FedSimConfig
 from securevfl.models.layers import initialise
 from securevfl.models.pairs import ManyLinksSettings, PairModel
 from securevfl.models.registry import FAMILIES

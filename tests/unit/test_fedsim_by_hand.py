@@ -6,8 +6,7 @@ from scipy.special import erf
 from torch import nn
 
 from securevfl.config.presets import preset
-from securevfl.models.fedsim.family import FedSimFamily
-from securevfl.models.fedsim.settings import FedSimConfig
+from securevfl.models.fedsim import FedSimConfig, FedSimFamily
 
 ROWS, LINKS, FEATURES, KEYS, OUTPUTS = 3, 7, 4, 2, 2
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.models.fet.attention import Attention
-from securevfl.models.fet.family import FeTFamily
+from securevfl.models.fet.family import FeTFamily, FeTTop
 from securevfl.models.fet.fet_bottom import (
     DynamicMask,
     FeTBottom,
@@ -17,7 +17,6 @@ from securevfl.models.fet.fet_bottom import (
     attention_bias,
     fourier_positions,
 )
-from securevfl.models.fet.fet_top import FeTTop
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.layers import initialise

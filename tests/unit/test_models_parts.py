@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from securevfl.core.errors import ConfigError
+from securevfl.models.family import Bottom, Top
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import MLP, initialise
 from securevfl.models.optimisers import OPTIMIZERS, build_optimizer, uncompiled
 from securevfl.models.registry import FAMILIES, family_named
-from securevfl.models.split import Bottom, Top
 from securevfl.models.tasks import TaskHead
 
 SMALL = FeTConfig(neighbours=4, hidden=8, heads=2, fourier_features=6, fourier_width=5)

@@ -32,9 +32,14 @@ from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, Pri
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.state_files import StateFolder
 from securevfl.ledger.ledger import Ledger
-from securevfl.models.alone.choice import LEAST_PROBABILITY, cross_fit
-from securevfl.models.assist.halves import AssistTop, best_step, constant_margin, residuals_of
-from securevfl.models.assist.settings import AssistConfig
+from securevfl.models.alone.margins import LEAST_PROBABILITY, cross_fit
+from securevfl.models.assist import (
+    AssistConfig,
+    AssistTop,
+    best_step,
+    constant_margin,
+    residuals_of,
+)
 from securevfl.models.tasks import TaskHead
 
 # What assisted boosting tells secondaries of labels: labels as they are, or drawn once.

@@ -16,7 +16,7 @@ from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream
 from securevfl.federation.session.allowance import Allowance, SessionLimits
-from securevfl.models.assist.halves import AssistBottom, cross_fit, within_ball
+from securevfl.models.assist import AssistBottom, cross_fit, within_ball
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
 # What the primary and the secondaries of assisted boosting tell one another beside rounds.

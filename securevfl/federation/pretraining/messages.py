@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float32, Int64
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import Mean
-from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.family import PretrainingSettings
 from securevfl.transport.message import DeclaredMessage, MessageKind, wire
 
 # The messages of pretraining, each checked where it is read.

@@ -42,8 +42,8 @@ from securevfl.federation.pretraining.pretraining_secondary import (
 from securevfl.federation.rounds.cut import with_iso_noise
 from securevfl.federation.session.peers import Peers
 from securevfl.ledger.ledger import Ledger
+from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
-from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.mpc.codec import RingFormat, quantise, to_float
 from securevfl.mpc.sum_to import decode_mean, encode_weighted
 

@@ -29,8 +29,8 @@ from securevfl.federation.pretraining.messages import (
 from securevfl.federation.rounds.cut import Cut
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.session.peers import Handler, Handlers, Reply
+from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
-from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.mpc.codec import RingFormat, quantise
 from securevfl.mpc.sum_to import encode_weighted, words_needed
 

@@ -25,8 +25,8 @@ from securevfl.federation.rounds.primary import (
     PrimaryInputs,
 )
 from securevfl.federation.run_plan import RunPlan
-from securevfl.models.alone.choice import cross_fit
-from securevfl.models.alone.keeping import require_keepable
+from securevfl.models.alone.choice import require_keepable
+from securevfl.models.alone.margins import cross_fit
 from securevfl.models.fitted_top import FittedTop, TiedTop, fit_tied
 from securevfl.models.tasks import TaskHead
 

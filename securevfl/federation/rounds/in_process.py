@@ -18,8 +18,8 @@ from securevfl.federation.exchange import EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.rounds.cut import Cut
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.rounds.updates import handed
+from securevfl.models.family import StackableBottom
 from securevfl.models.layers import drawing_apart
-from securevfl.models.split import StackableBottom
 from securevfl.mpc.sum_to import InProcessSum, decode_mean, encode_weighted
 from securevfl.transport.message import MessageKind, TypedMessage
 

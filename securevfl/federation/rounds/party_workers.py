@@ -26,7 +26,7 @@ from securevfl.federation.rounds.updates import (
 from securevfl.federation.rounds.worker_group import WorkerGroup
 from securevfl.models.building import Forward
 from securevfl.models.building import row_by_row as each_row
-from securevfl.models.split import DistinctBottom
+from securevfl.models.family import DistinctBottom
 
 # Each record of a batch once: what a bottom model computes of it serves every link to it.
 
@@ -45,7 +45,7 @@ def represent_distinct(
     all links to a record.
 
     Args:
-        bottom: A recordwise model, see :class:`securevfl.models.split.Bottom`.
+        bottom: A recordwise model, see :class:`securevfl.models.family.Bottom`.
         features: All of the secondary's records.
         keys: Their keys.
         index: Record of each link; anything valid where there is none.
@@ -239,7 +239,7 @@ class TopRows:
     def __call__(
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None = None
     ) -> Tensor:
-        """Return the outputs; see :class:`models.split.Top`."""
+        """Return the outputs; see :class:`securevfl.models.Top`."""
         output: Tensor = self.module(features, keys, aggregate, similarities)
         return output
 

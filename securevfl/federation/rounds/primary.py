@@ -18,8 +18,8 @@ from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.federation.exchange import EpochMark, Exchange, Purpose, RoundPlan, noting
 from securevfl.federation.run_plan import RunPlan
 from securevfl.models.alone.choice import Decision, choose_scale, decide, scaled
+from securevfl.models.family import Explained
 from securevfl.models.layers import PositionsTaken
-from securevfl.models.split import Explained
 from securevfl.models.tasks import HALF, Metrics, TaskHead
 
 # The primary's half of the network at work on rows, over any exchange.

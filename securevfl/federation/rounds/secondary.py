@@ -28,9 +28,9 @@ from securevfl.federation.rounds.updates import (
 from securevfl.federation.rounds.worker_group import WorkerGroup
 from securevfl.federation.session.allowance import Allowance
 from securevfl.linkage.sampling import LinkSource
+from securevfl.models.family import ExplainedBottom
 from securevfl.models.layers import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
-from securevfl.models.split import ExplainedBottom
 from securevfl.transport.message import Message, MessageKind, TypedMessage
 
 _EXPLAINED_ROWS: Final = 128

@@ -1,1 +1,1 @@
-"""What the primary can do without partners."""
+"""Local baseline: the best model of the primary without partners, and the gain over it."""

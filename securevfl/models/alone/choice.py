@@ -1,41 +1,44 @@
 """The local baseline: boosted trees, linear models and networks, and the choice among them.
 
-What answers jointly is a mean of two models' margins: (1 - lambda) of the base, lambda of the joint
-model. Both choices are made on rows that none of the models was fitted to, by the task's loss,
-paired by rows: what makes a row hard for both models cancels.
+The local baseline is chosen among a linear model, boosted trees and a perceptron on all of the
+primary's inputs; models with similar validation losses are averaged, with weights from rows that
+none of them was fitted to. The value of a federation is its improvement on that baseline.
 
-It is a rule of selection, not a guarantee: on rows of a kind that was not there, or by bad luck,
-the joint model may still be the worse one.
-
-A margin is what :class:`securevfl.models.tasks.TaskHead` reads of a model: a number in units of the
-standardised label (regression), log odds of the second class (binary), or the logarithm of each
-class's probability. Probabilities are kept within [1e-4, 1 - 1e-4], so that no row starts so far
-out that nothing averaged with it could bring it back.
-
-Three models see all that the primary has (:class:`OwnInputs`): a linear model, boosted trees and a
-perceptron. Those that validate alike are averaged, by the losses of rows that none of them was
-fitted to. What a federation is worth is what it adds to that.
+A joint prediction is a mean of two models' margins (:mod:`securevfl.models.alone.margins`):
+(1 - lambda) of the base, lambda of the joint model. lambda, and whether the joint model or the
+local baseline is used, are chosen by the task's loss, paired by rows, on rows that none of the
+models was fitted to. This is model selection, not a guarantee: on other rows the joint model may
+still be the worse one.
 """
 
 import itertools
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pkgutil
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal
 
 import numpy as np
+import safetensors.torch
 import torch
-from jaxtyping import Float, Float32, Float64, Int64, Shaped
+from jaxtyping import Float, Float32, Int64, Shaped
 from torch import Tensor
 
-from securevfl.core.conventions import derive_seed
-from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.baselines.fit import fit_table
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.core.files import require_unpackable
+from securevfl.models.alone.margins import (
+    CrossFitted,
+    MarginModel,
+    OwnInputs,
+    fit_margins,
+    out_of_fold,
+    refit,
+)
+from securevfl.models.alone.perceptron import BaselineConfig, NetworkModel, fit_network
 from securevfl.models.layers import MLP
 from securevfl.models.tasks import Metrics, TaskHead
 
-# Whether a joint model is used, or the best model of the primary alone answers.
+# The choice between the joint model and the local baseline.
 
 Used = Literal["joint", "alone"]
 """Which model answers."""
@@ -154,430 +157,7 @@ def scaled(
     return base + scale * (joint - base)
 
 
-# Estimators of scikit-learn as margins: numbers to which a network's outputs can be added.
-
-Named = Literal["boosting", "linear"]
-"""Estimators that have a name; any other is an object of scikit-learn."""
-
-FOLDS: Final = 5
-"""Parts of the training rows, each of which gets margins of models that never saw it."""
-
-LEAST_PROBABILITY: Final = 1e-4
-"""What a margin stands for at least, and less than 1 by at most."""
-
-_MOST_WORDS: Final = 254
-"""Words that scikit-learn's trees take as one column, less the place for none of them."""
-
-_ROWS_TO_STOP_BY: Final = 1000
-"""From so many training rows on, a tenth of them says when to stop growing trees."""
-
-MOST_ROUNDS: Final = 5000
-"""Rounds of boosting that nobody is expected to reach: early stopping ends them."""
-
-ROUNDS_WITHOUT_GAIN: Final = 20
-"""Rounds without a better validation loss after which boosting stops."""
-
-LEAVES: Final = (31, 63)
-"""Leaves of a tree, of which the rows that stop boosting choose."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OwnInputs:
-    """All that the primary has of its rows, unscaled: one column an input."""
-
-    values: Float64[np.ndarray, "rows inputs"]
-    words: tuple[tuple[int, ...], ...] = ()
-    """Columns that are the 0/1 features of one column of words, a tuple for each such column."""
-
-    def take(self, rows: Int64[np.ndarray, " taken"]) -> "OwnInputs":
-        """Return some of the rows."""
-        return OwnInputs(values=self.values[rows], words=self.words)
-
-
-@runtime_checkable
-class Fitted(Protocol):
-    """A model that is read as margins."""
-
-    def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
-        """Return the margins of rows, as the head reads them."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MarginModel:
-    """A fitted estimator, read as margins."""
-
-    estimator: Any
-    """Of scikit-learn, fitted."""
-    head: TaskHead
-    words_as_one: bool
-    """Whether it was given each column of words as one column of categories."""
-
-    def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
-        """Return the margins of rows, as the head reads them."""
-        if not len(inputs.values):
-            return np.zeros((0, self.head.outputs), dtype=np.float32)
-        table = _categories(inputs)[0] if self.words_as_one else inputs.values
-        if self.head.task == "regression":
-            predicted = np.asarray(self.estimator.predict(table), dtype=np.float32)
-            return predicted.reshape(len(table), 1)
-        share = np.zeros((len(table), max(2, self.head.outputs)))
-        share[:, self.estimator.classes_.astype(np.int64)] = self.estimator.predict_proba(table)
-        share = share.clip(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
-        logarithms = np.log(share).astype(np.float32)
-        if self.head.task == "binary":
-            return logarithms[:, 1:] - logarithms[:, :1]
-        return logarithms
-
-
-def fit_margins(
-    estimator: Named | Any,
-    inputs: OwnInputs,
-    targets: Shaped[np.ndarray, " rows"],
-    head: TaskHead,
-    *,
-    seed: int,
-    where: str = "base.estimator",
-) -> MarginModel:
-    """Fit an estimator to rows; without a column, or a label that differs, it is a constant.
-
-    Args:
-        estimator: Its name, or one of scikit-learn, which is cloned; a classifier needs
-            ``predict_proba``.
-        inputs: The rows.
-        targets: As the head takes them.
-        head: The task.
-        seed: Run seed.
-        where: What the estimator is called in messages.
-
-    Raises:
-        ConfigError: If it is no estimator for the task.
-        DataError: If it can't be fitted to these rows.
-    """
-    # scikit-learn takes a second to load, and secondaries never use it.
-    from sklearn.base import clone
-
-    labels = targets if head.task == "regression" else targets.astype(np.int64)
-    model = _constant(inputs, labels, head)
-    if model is None:
-        model = _unfitted(estimator, inputs, labels, head, seed=seed, where=where)
-    words_as_one = estimator == "boosting" and bool(inputs.words)
-    table = _categories(inputs)[0] if words_as_one else inputs.values
-    _fit_estimator(model, table, labels, where=where)
-    if estimator == "boosting" and getattr(model, "do_early_stopping_", False):
-        for leaves in LEAVES[1:]:
-            other = clone(model).set_params(max_leaf_nodes=leaves)
-            _fit_estimator(other, table, labels, where=where)
-            # The same rows stop all of them: the seed draws them.
-            if max(other.validation_score_) > max(model.validation_score_):
-                model = other
-    return MarginModel(estimator=model, head=head, words_as_one=words_as_one)
-
-
-def refit(
-    model: MarginModel, inputs: OwnInputs, targets: Shaped[np.ndarray, " rows"]
-) -> MarginModel:
-    """Fit a model of the same settings to other rows: what was chosen once is not chosen again.
-
-    Args:
-        model: Fitted to rows of the same columns.
-        inputs: The rows.
-        targets: As the head takes them.
-
-    Raises:
-        DataError: If it can't be fitted to these rows.
-    """
-    from sklearn.base import clone
-
-    labels = targets if model.head.task == "regression" else targets.astype(np.int64)
-    again = _constant(inputs, labels, model.head) or clone(model.estimator)
-    if getattr(again, "early_stopping", None) is True and _has_single(labels, model.head):
-        # The rows that stop boosting are drawn by class, which takes two rows of each.
-        again.set_params(early_stopping=False, max_iter=model.estimator.n_iter_)
-    table = _categories(inputs)[0] if model.words_as_one else inputs.values
-    _fit_estimator(again, table, labels, where="base.estimator")
-    return replace(model, estimator=again)
-
-
-def _constant(inputs: OwnInputs, labels: Shaped[np.ndarray, " rows"], head: TaskHead) -> Any | None:
-    """Return a constant where rows leave nothing to fit: no column, one class, or one number."""
-    from sklearn.dummy import DummyClassifier, DummyRegressor
-
-    blind = not inputs.values.shape[1]
-    if head.task == "regression":
-        return DummyRegressor() if blind or len(labels) < 2 else None
-    one_class = len(np.unique(labels)) < 2
-    return DummyClassifier(strategy="prior") if blind or one_class else None
-
-
-def _has_single(labels: Shaped[np.ndarray, " rows"], head: TaskHead) -> bool:
-    """Whether a class has one row alone."""
-    return head.task != "regression" and int(np.unique(labels, return_counts=True)[1].min()) < 2
-
-
-def _fit_estimator(
-    model: Any, table: np.ndarray, labels: Shaped[np.ndarray, " rows"], *, where: str
-) -> None:
-    from sklearn.exceptions import ConvergenceWarning
-
-    try:
-        with warnings.catch_warnings():
-            # A linear model that is nearly there is as good as one that is.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            model.fit(table, labels)
-    except ValueError as error:
-        line = str(error).splitlines()[0]
-        raise DataError(f"{where}: {model!r} can't be fitted: {line}") from error
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CrossFitted:
-    """An estimator fitted to all training rows, and margins of which none saw its own label."""
-
-    model: MarginModel
-    margins: Float32[np.ndarray, "rows outputs"]
-    """Of all rows: of training rows from models that were fitted to the other parts of them, of
-    every other row from :attr:`model`."""
-
-
-def cross_fit(
-    estimator: Named | Any,
-    inputs: OwnInputs,
-    targets: Shaped[np.ndarray, " rows"],
-    head: TaskHead,
-    *,
-    train: Int64[np.ndarray, " train"],
-    seed: int,
-    where: str = "base.estimator",
-) -> CrossFitted:
-    """Fit an estimator to the training rows, with margins out of fold.
-
-    Args:
-        estimator: As of :func:`fit_margins`.
-        inputs: All rows.
-        targets: Their labels as the head takes them; of training rows alone they are read.
-        head: The task.
-        train: The training rows.
-        seed: Run seed, of folds and estimator.
-        where: What the estimator is called in messages.
-
-    Raises:
-        ConfigError: If it is no estimator for the task.
-        DataError: If it can't be fitted to these rows.
-    """
-    model = fit_margins(estimator, inputs.take(train), targets[train], head, seed=seed, where=where)
-
-    def again(rows: Int64[np.ndarray, " some"]) -> MarginModel:
-        return refit(model, inputs.take(rows), targets[rows])
-
-    margins = out_of_fold(model, again, inputs, targets, head, train=train, seed=seed)
-    return CrossFitted(model=model, margins=margins)
-
-
-def out_of_fold(
-    model: Fitted,
-    fitted: Callable[[Int64[np.ndarray, " some"]], Fitted],
-    inputs: OwnInputs,
-    targets: Shaped[np.ndarray, " rows"],
-    head: TaskHead,
-    *,
-    train: Int64[np.ndarray, " train"],
-    seed: int,
-) -> Float32[np.ndarray, "rows outputs"]:
-    """Return margins of all rows, of which none comes of a model that saw the row's label to learn.
-
-    Args:
-        model: Fitted to all training rows.
-        fitted: Returns such a model of some of them.
-        inputs: All rows.
-        targets: Their labels; see :func:`cross_fit`.
-        head: The task.
-        train: The training rows.
-        seed: Run seed, of the folds.
-    """
-    margins = model.margins(inputs)
-    for rest, held_out in _folds(targets[train], head, seed=seed):
-        rows = train[held_out]
-        margins[rows] = fitted(train[rest]).margins(inputs.take(rows))
-    return margins
-
-
-def _folds(
-    labels: Shaped[np.ndarray, " train"], head: TaskHead, *, seed: int
-) -> Iterator[tuple[Int64[np.ndarray, " rest"], Int64[np.ndarray, " held_out"]]]:
-    from sklearn.model_selection import KFold, StratifiedKFold
-
-    number = min(FOLDS, len(labels))
-    if number < 2:
-        return iter(())
-    state = derive_seed(seed, "folds") % 2**32
-    if head.task != "regression" and np.bincount(labels.astype(np.int64)).max() >= number:
-        with warnings.catch_warnings():
-            # A class of fewer rows than parts is in some of them, which is all that it can be.
-            warnings.simplefilter("ignore", UserWarning)
-            by_class = StratifiedKFold(number, shuffle=True, random_state=state)
-            return iter(list(by_class.split(labels, labels)))
-    parts = KFold(number, shuffle=True, random_state=state)
-    return iter(list(parts.split(labels)))
-
-
-def _unfitted(
-    estimator: Named | Any,
-    inputs: OwnInputs,
-    labels: Shaped[np.ndarray, " rows"],
-    head: TaskHead,
-    *,
-    seed: int,
-    where: str,
-) -> Any:
-    from sklearn.base import clone
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-    from sklearn.impute import SimpleImputer
-    from sklearn.linear_model import LogisticRegression, RidgeCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    numbers = head.task == "regression"
-    if estimator == "boosting":
-        kind = HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier
-        rows = len(labels)
-        stops = rows >= _ROWS_TO_STOP_BY and not _has_single(labels, head)
-        return kind(
-            # Few rows are too few to spare a tenth of them.
-            max_iter=MOST_ROUNDS if stops else 100,
-            learning_rate=0.1 if stops else 0.06,
-            max_leaf_nodes=LEAVES[0],
-            early_stopping=stops,
-            n_iter_no_change=ROUNDS_WITHOUT_GAIN,
-            # scikit-learn's own 20 can't split twenty labelled rows.
-            min_samples_leaf=min(20, max(3, rows // 50)),
-            categorical_features=_categories(inputs)[1],
-            random_state=derive_seed(seed, "boosting") % 2**32,
-        )
-    if estimator == "linear":
-        last = RidgeCV(np.logspace(-3, 3, 13)) if numbers else LogisticRegression(max_iter=300)
-        # Rows of training have every key, and a row that cannot be linked lacks one.
-        filled = SimpleImputer(keep_empty_features=True)
-        return make_pipeline(filled, StandardScaler(), last)
-    if isinstance(estimator, str):
-        raise ConfigError(f'{where}: must be "boosting" or "linear", got {estimator!r}')
-    if not hasattr(estimator, "fit") or not hasattr(
-        estimator, "predict" if numbers else "predict_proba"
-    ):
-        needs = "fit and predict" if numbers else "fit and predict_proba"
-        raise ConfigError(
-            f"{where}: {type(estimator).__name__} needs {needs} for a {head.task} task"
-        )
-    own = clone(estimator)
-    # What draws at random draws the same when a run is fitted again.
-    drawn = [name for name in own.get_params() if name.endswith("random_state")]
-    state = derive_seed(seed, "estimator") % 2**32
-    return own.set_params(
-        **{name: state for name in drawn if own.get_params()[name] is None},
-    )
-
-
-def _categories(
-    inputs: OwnInputs,
-) -> tuple[Float64[np.ndarray, "rows columns"], Sequence[int] | None]:
-    """Return inputs with each column of words as one, and which columns these are."""
-    groups = [group for group in inputs.words if len(group) <= _MOST_WORDS]
-    if not groups:
-        return inputs.values, None
-    of_words = {column for group in groups for column in group}
-    numbers = [i for i in range(inputs.values.shape[1]) if i not in of_words]
-    columns = [inputs.values[:, numbers]]
-    for group in groups:
-        marks = inputs.values[:, list(group)]
-        # A row without any of the words is of one more category.
-        columns.append(np.where(marks.any(axis=1), marks.argmax(axis=1), len(group))[:, None])
-    table = np.concatenate(columns, axis=1)
-    return table, list(range(len(numbers), table.shape[1]))
-
-
-# A perceptron on all that the primary has, read as margins.
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NetworkModel:
-    """A trained perceptron, with how its inputs are standardised."""
-
-    network: MLP
-    """In float64: no digit that anybody sees depends on which rows are asked for together."""
-    hidden: tuple[int, ...]
-    """Widths of its hidden layers."""
-    mean: Float64[np.ndarray, " inputs"]
-    """Of the training rows."""
-    deviation: Float64[np.ndarray, " inputs"]
-    """Of the training rows, 1 where an input is constant."""
-    head: TaskHead
-    epochs: int
-    """Epochs run."""
-
-    @torch.no_grad()
-    def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
-        """Return the outputs for rows, as the head reads them."""
-        standard = (inputs.values - self.mean) / self.deviation
-        # Rows of training have every key; one that cannot be linked gets the mean.
-        table = torch.from_numpy(np.where(np.isnan(standard), 0.0, standard))
-        outputs: Float[Tensor, "rows outputs"] = self.network(table)
-        return outputs.float().numpy()
-
-
-def fit_network(
-    inputs: OwnInputs,
-    targets: Shaped[np.ndarray, " rows"],
-    head: TaskHead,
-    *,
-    train: Int64[np.ndarray, " train"],
-    validation: Int64[np.ndarray, " validation"],
-    seed: int,
-    config: BaselineConfig,
-) -> NetworkModel:
-    """Train a perceptron; the validation rows choose its epoch.
-
-    Args:
-        inputs: All rows.
-        targets: Their labels as the head takes them.
-        head: The task.
-        train: Rows to learn from, and to standardise by.
-        validation: Rows that choose the epoch.
-        seed: Run seed of initialisation, shuffling and dropout.
-        config: The perceptron and its training.
-
-    Raises:
-        DataError: If there are no training or validation rows, or the metric is not defined for
-            one of them.
-    """
-    own = inputs.values[train]
-    mean = own.mean(axis=0) if len(own) else np.zeros(own.shape[1])
-    deviation = own.std(axis=0) if len(own) else np.ones(own.shape[1])
-    # What differs by rounding alone does not differ.
-    deviation = np.where(deviation > 1e-9 * np.abs(mean), deviation, 1.0)
-    used = np.concatenate([train, validation])
-    table = torch.from_numpy(((inputs.values[used] - mean) / deviation).astype(np.float32))
-    places = torch.arange(len(used))
-    result = fit_table(
-        table,
-        torch.from_numpy(targets[used]),
-        head=head,
-        train=places[: len(train)],
-        validation=places[len(train) :],
-        test=places[len(train) :],  # nobody reads these figures: who asks for them has test rows
-        config=config,
-        seed=seed,
-    )
-    return NetworkModel(
-        network=result.model.double().eval(),
-        hidden=config.hidden,
-        mean=mean,
-        deviation=deviation,
-        head=head,
-        epochs=result.epochs,
-    )
-
-
-# The local baseline: the best that the primary can do without partners.
+# The local baseline: the primary's best model without partners.
 
 CONSTANT: Final = "constant"
 """The one candidate of a primary without a number of its own: the mean, or the classes' shares."""
@@ -909,3 +489,161 @@ def cross_fitted(
         return refit(model, inputs.take(rows), targets[rows])
 
     return out_of_fold(model, again, inputs, targets, head, train=train, seed=seed)
+
+
+# Serialisation: estimators by skops, the perceptron by safetensors. Neither runs code when it is
+# read; skops loads only types of a list.
+
+_TRUSTED: Final = (
+    "functools.partial",
+    "numpy.dtype",
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    "sklearn.utils.validation.check_array",
+)
+"""What boosting and the linear model hold, beside what skops trusts by itself."""
+
+
+_NOT_OF_MODELS: Final = frozenset({"_testing", "conftest", "externals", "tests"})
+"""Modules of scikit-learn that no estimator is made of."""
+
+
+def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
+    """Return a model as bytes, and what :func:`model_of` must know of it beside them.
+
+    Raises:
+        ConfigError: If an estimator can't be kept.
+    """
+    if isinstance(model, AverageModel):
+        parts = {name: model_bytes(one) for name, one in model.parts.items()}
+        average: dict[str, Any] = {
+            "kind": "average",
+            "parts": [
+                {**of_part, "name": name, "weight": model.weights[name], "length": len(content)}
+                for name, (content, of_part) in parts.items()
+            ],
+        }
+        return b"".join(content for content, _ in parts.values()), average
+    if isinstance(model, NetworkModel):
+        tensors = {
+            "mean": torch.from_numpy(model.mean),
+            "deviation": torch.from_numpy(model.deviation),
+            **{f"network.{name}": value for name, value in model.network.state_dict().items()},
+        }
+        whole = {name: value.contiguous() for name, value in tensors.items()}
+        about = {"kind": "network", "hidden": list(model.hidden), "epochs": model.epochs}
+        return safetensors.torch.save(whole), about
+    import skops.io  # It brings scikit-learn, which secondaries never use.
+
+    try:
+        content: bytes = skops.io.dumps(model.estimator)
+    except Exception as error:
+        raise ConfigError(
+            f"base.estimator: {type(model.estimator).__name__} can't be kept: {error}"
+        ) from error
+    return content, {
+        "kind": "estimator",
+        "words_as_one": model.words_as_one,
+        "types": types_of(content),
+    }
+
+
+def require_keepable(model: MarginModel, *, where: str = "base.estimator") -> None:
+    """Refuse an estimator that no program would load again.
+
+    Args:
+        model: It.
+        where: What the estimator is called in messages.
+
+    Raises:
+        ConfigError: Naming the types that are not scikit-learn's.
+    """
+    foreign = [name for name in model_bytes(model)[1]["types"] if not is_trusted(name)]
+    if foreign:
+        raise ConfigError(
+            f"{where}: {type(model.estimator).__name__} can't be kept: of what it holds, "
+            f"{', '.join(foreign[:5])} is not scikit-learn's own; take an estimator of scikit-learn"
+        )
+
+
+def types_of(content: bytes) -> list[str]:
+    """Return the types that an estimator's bytes hold beside those that skops trusts by itself."""
+    import skops.io
+
+    return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TRUSTED]
+
+
+def is_trusted(name: str) -> bool:
+    """Whether a type is loaded that a model's description names: a class of scikit-learn's own.
+
+    A loader calls what it trusts, with arguments out of the file. So a function is not enough, nor
+    a name that a module of scikit-learn has from elsewhere: ``check_output`` is one of them.
+    """
+    place, _, own = name.rpartition(".")
+    parts = place.split(".")
+    if parts[0] != "sklearn" or not _NOT_OF_MODELS.isdisjoint(parts):
+        return False
+    try:
+        found = pkgutil.resolve_name(f"{place}:{own}")
+    except (AttributeError, ImportError, ValueError):
+        return False
+    return isinstance(found, type) and found.__module__ == place
+
+
+def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
+    """Return the model that :func:`model_bytes` has made bytes of.
+
+    Args:
+        content: These; whoever reads them has compared their hash.
+        about: What was returned beside them.
+        head: The task.
+
+    Raises:
+        ConfigError: If an estimator holds types that are not scikit-learn's.
+        KeyError: Like ValueError and TypeError, if something is missing or damaged.
+    """
+    if about["kind"] == "average":
+        parts, begin = {}, 0
+        for one in about["parts"]:
+            end = begin + int(one["length"])
+            part = model_of(content[begin:end], one, head)
+            if isinstance(part, AverageModel) or len(content[begin:end]) != int(one["length"]):
+                raise ValueError("a part is no single model, or is cut off")
+            parts[str(one["name"])], begin = part, end
+        weights = {str(one["name"]): float(one["weight"]) for one in about["parts"]}
+        return AverageModel(parts=parts, weights=weights, head=head)
+    if about["kind"] == "network":
+        tensors = safetensors.torch.load(content)
+        mean, deviation = tensors.pop("mean"), tensors.pop("deviation")
+        hidden = tuple(about["hidden"])
+        widths = {f"hidden[{i}]": width for i, width in enumerate(hidden)}
+        checks.within(1, checks.MOST_WIDTH, **widths)
+        checks.within(0, checks.MOST_LAYERS, layers_of_hidden=len(hidden))
+        network = MLP(len(mean), hidden, head.outputs).double()
+        try:
+            network.load_state_dict(
+                {name.removeprefix("network."): value for name, value in tensors.items()}
+            )
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
+        return NetworkModel(
+            network=network.eval(),
+            hidden=hidden,
+            mean=mean.numpy(),
+            deviation=deviation.numpy(),
+            head=head,
+            epochs=int(about["epochs"]),
+        )
+    import skops.io
+    from skops.io.exceptions import UntrustedTypesFoundException
+
+    foreign = [name for name in about["types"] if not is_trusted(name)]
+    if foreign:
+        raise ConfigError(
+            f"model: asks for {foreign[0]}, which is not scikit-learn's; it is not loaded"
+        )
+    require_unpackable(content)
+    try:
+        estimator = skops.io.loads(content, trusted=[*_TRUSTED, *about["types"]])
+    except UntrustedTypesFoundException as error:
+        raise ConfigError(f"model: {error}") from None
+    return MarginModel(estimator=estimator, head=head, words_as_one=bool(about["words_as_one"]))

@@ -15,7 +15,8 @@ from jaxtyping import Float32, Float64, Shaped
 from torch import Tensor
 
 from securevfl.core.formatting import written
-from securevfl.models.alone.choice import AVERAGE, CONSTANT, Alone, OwnInputs, Used
+from securevfl.models.alone.choice import AVERAGE, CONSTANT, Alone, Used
+from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.task_metrics import (
     LEVEL,
     Interval,

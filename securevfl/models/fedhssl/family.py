@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.models.family import Family, Preset
+from securevfl.models.family import Family, Preset, PretrainingSettings
 from securevfl.models.fedhssl.augment import (
     Augmentation,
     AugmentedImages,
@@ -17,19 +17,18 @@ from securevfl.models.fedhssl.augment import (
     CorruptedFeatures,
     one_hot_columns,
 )
-from securevfl.models.fedhssl.encoders import build_encoder
-from securevfl.models.fedhssl.learner import PartyLearner
-from securevfl.models.fedhssl.model_settings import (
+from securevfl.models.fedhssl.encoders import (
     FedCSSLConfig,
     FedGSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,
     FedSplitNNConfig,
+    build_encoder,
 )
-from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.layers import MLP, ByteDropout
 
-# The split network that is fine-tuned: pretrained encoders below, a head on top.
+# The fine-tuned split network: pretrained encoders, and a head.
 
 # A clipped aggregate may be tiny; the usual 1e-5 would swallow it.
 _EPSILON: Final = 1e-10
@@ -149,7 +148,7 @@ class FedHSSLTop(nn.Module):
         return out
 
 
-# FedHSSL and its parts as families.
+# Families.
 
 
 class FedHSSLFamily(Family[FedHSSLConfig]):

@@ -15,10 +15,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from securevfl.core.conventions import derive_seed
+from securevfl.models.family import Algorithm, PretrainingSettings
 from securevfl.models.fedhssl.augment import Augmentation, CategoricalColumn
-from securevfl.models.fedhssl.encoders import Encoder, build_encoder
-from securevfl.models.fedhssl.model_settings import FedHSSLConfig
-from securevfl.models.fedhssl.settings import Algorithm, PretrainingSettings
+from securevfl.models.fedhssl.encoders import Encoder, FedHSSLConfig, build_encoder
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
 

@@ -1,15 +1,214 @@
-"""The Federated Transformer as a family."""
+"""FeT's top models, an attention decoder and an additive one, and the family."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
+from typing import Any, Final, cast
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from securevfl.models.family import Family, Preset
-from securevfl.models.fet.fet_bottom import FeTBottom
-from securevfl.models.fet.fet_top import AdditiveTop, FeTTop
+from securevfl.models.fet.attention import DecoderBlock, EncoderBlock, last_norm
+from securevfl.models.fet.fet_bottom import (
+    FeTBottom,
+    FourierPositions,
+    RecordEmbedding,
+    attention_by_rank,
+)
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom
+from securevfl.models.layers import MLP, ByteDropout, rank_scores
+
+# Additive top model, without attention, for releases that are mostly noise.
+
+_OWN_WIDTHS: Final = (128, 64)
+_JOINT_WIDTHS: Final = (128,)
+_DROPPED_AGGREGATE: Final = 0.3
+
+
+class RunningScale(nn.Module):
+    """Bring every coordinate to mean 0 and deviation 1 by the training rows seen so far."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.count: Tensor
+        self.total: Tensor
+        self.squares: Tensor
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("total", torch.zeros(width, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(width, dtype=torch.float64))
+
+    def forward(self, inputs: Float[Tensor, "batch width"]) -> Float[Tensor, "batch width"]:
+        """Return the scaled inputs; in training they count for later ones too."""
+        if self.training:
+            with torch.no_grad():
+                exact = inputs.detach().double()
+                self.count += len(exact)
+                self.total += exact.sum(dim=0)
+                self.squares += exact.square().sum(dim=0)
+        mean = self.total / self.count.clamp_min(1)
+        variance = (self.squares / self.count.clamp_min(1) - mean.square()).clamp_min(0)
+        # A constant coordinate, such as that of a party without links, stays at 0.
+        deviation = torch.where(variance > 0, variance.sqrt(), torch.ones_like(variance))
+        return ((inputs - mean) / deviation).to(inputs.dtype)
+
+
+class AdditiveTop(nn.Module):
+    """Own evidence, plus linear evidence of the aggregate, plus what both say together.
+
+    If secondaries' vectors are independent given the label and their noise is large and Gaussian,
+    the label's log-odds are those of the primary's own row plus a linear function of the aggregate.
+    That part is a term of its own here; a perceptron over both adds what is not linear.
+
+    An addition to the paper. One position without attention is all that a pooled release has.
+    """
+
+    def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> None:
+        super().__init__()
+        self.keys_as_features = config.keys_as_features
+        inputs = num_features + (key_dim if config.keys_as_features else 0)
+        positions, width = config.cut_shape
+        aggregate = positions * width
+        self.positions = nn.Identity()
+        self.scale = RunningScale(aggregate)
+        self.own = MLP(inputs, _OWN_WIDTHS[:-1], _OWN_WIDTHS[-1], dropout=config.dropout)
+        self.own_output = nn.Linear(_OWN_WIDTHS[-1], outputs)
+        self.linear = nn.Linear(aggregate, outputs)
+        self.drop = ByteDropout(_DROPPED_AGGREGATE)
+        self.joint = MLP(
+            _OWN_WIDTHS[-1] + aggregate, _JOINT_WIDTHS, outputs, dropout=_DROPPED_AGGREGATE
+        )
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch positions width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None = None,  # noqa: ARG002
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the outputs of a batch."""
+        inputs = torch.cat([features, keys], dim=1) if self.keys_as_features else features
+        own = nn.functional.gelu(self.own(inputs))
+        released = self.drop(self.scale(aggregate.flatten(1)))
+        out: Tensor = self.own_output(own) + self.linear(released)
+        return out + self.joint(torch.cat([own, released], dim=1))
+
+    def explain(
+        self,
+        features: Float[Tensor, "batch features"],  # noqa: ARG002
+        keys: Float[Tensor, "batch dimension"],  # noqa: ARG002
+        aggregate: Float[Tensor, "batch positions width"],  # noqa: ARG002
+        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """Return why there is no picture."""
+        return {"notes": ["an additive top model attends to no link"]}
+
+
+# Attention top model: an encoder of the primary's row, and a decoder that attends to the aggregate.
+
+# The variance of a clipped aggregate may be 1e-6; the usual 1e-5 would swallow it.
+_MEMORY_EPSILON: Final = 1e-10
+
+
+class FeTTop(nn.Module):
+    """Encode the primary's row as one position, let it attend to the L of the aggregate, predict.
+
+    References:
+        [FeT] section 5.1, figure 2, and Algorithm 1, lines 10, 11 and 13.
+    """
+
+    def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> None:
+        super().__init__()
+        self.own_clip_norm = config.own_clip_norm
+        self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
+        self.encoder = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
+        # Clipping leaves the aggregate at the scale of C / sqrt(L H), far below what attention
+        # works with; a norm at the primary is post-processing of what was released.
+        self.memory_norm = (
+            nn.LayerNorm(config.hidden, eps=_MEMORY_EPSILON)
+            if config.memory_norm
+            else nn.Identity()
+        )
+        # Position j of a sequence averages the parties' j-th nearest links.
+        self.ranks = nn.Parameter(torch.zeros(config.cut_shape)) if config.ranked else None
+        positions = config.cut_shape[0]
+        self.rank_bias = (
+            nn.Parameter(rank_scores(positions, decay=config.rank_decay))
+            if config.ranked and positions > 1
+            else None
+        )
+        self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(config.decoder_blocks))
+        self.norm = last_norm(config)
+        self.output = nn.Linear(config.hidden, outputs)
+
+    @property
+    def positions(self) -> FourierPositions:
+        """The positional encoding, which parties average."""
+        return self.embedding.positions
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch positions width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the outputs of a batch; similarities are no input of this family."""
+        hidden, memory = self._own_and_memory(features, keys, aggregate)
+        bias = self._bias_of(memory)
+        for block in self.decoder:
+            hidden = block(hidden, memory, bias)
+        out: Tensor = self.output(self.norm(hidden.squeeze(1)))
+        return out
+
+    def _own_and_memory(
+        self, features: Tensor, keys: Tensor, aggregate: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the decoder starts from, and what it attends to."""
+        hidden = self.embedding(features, keys).unsqueeze(1)
+        for block in self.encoder:
+            hidden = block(hidden)
+        if self.own_clip_norm is not None:
+            hidden = hidden.renorm(2, 0, self.own_clip_norm)
+        memory = self.memory_norm(aggregate)
+        return hidden, memory if self.ranks is None else memory + self.ranks
+
+    def _bias_of(self, memory: Tensor) -> Tensor | None:
+        """Return what ranks add to the attention that positions get, (B, L)."""
+        return None if self.rank_bias is None else self.rank_bias.expand(memory.shape[0], -1)
+
+    def explain(
+        self,
+        features: Float[Tensor, "batch features"],
+        keys: Float[Tensor, "batch dimension"],
+        aggregate: Float[Tensor, "batch positions width"],
+        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """Return which positions of the aggregate the decoder attends to.
+
+        Position j averages the secondaries' representations at their j-th nearest links.
+        ``attention`` is a list for each block; ``notes`` say what is missing and why.
+
+        References:
+            [FeT] section 5.1, figure 2.
+
+        Reveals:
+            Nothing: it is made of what was released before.
+        """
+        if aggregate.shape[1] == 1:
+            return {"notes": ["the decoder attends to the one position that was released"]}
+        hidden, memory = self._own_and_memory(features, keys, aggregate)
+        bias = self._bias_of(memory)
+        attention = []
+        for block in self.decoder:
+            weights = cast(DecoderBlock, block).weights(hidden, memory, bias)
+            attention.append(attention_by_rank(weights))
+            hidden = block(hidden, memory, bias)
+        return {"attention": attention}
+
+
+# Family.
 
 
 class FeTFamily(Family[FeTConfig]):

@@ -31,7 +31,8 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable, SimilarityScale
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.linkage.stage.kept_links import KeptLinks, LinkCache, SimilarLinks
-from securevfl.models.alone.choice import MarginModel, NetworkModel
+from securevfl.models.alone.margins import MarginModel
+from securevfl.models.alone.perceptron import NetworkModel
 from securevfl.models.layers import MLP
 
 _STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answers/1.pt", PRESENCE)

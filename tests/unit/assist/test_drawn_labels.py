@@ -21,7 +21,7 @@ from securevfl.federation.assist import assist_primary
 from securevfl.federation.assist.assist_secondary import AssistKind
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.models.alone import choice
-from securevfl.models.assist.halves import best_step
+from securevfl.models.assist import best_step
 from securevfl.report.page import write_report
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation

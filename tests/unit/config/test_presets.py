@@ -10,7 +10,7 @@ from securevfl.config.methods import known_methods, method_family
 from securevfl.config.presets import methods_with_presets, preset
 from securevfl.config.reading import method_config, read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.models.fedsim.settings import FedSimConfig
+from securevfl.models.fedsim import FedSimConfig
 from securevfl.models.registry import FAMILIES
 
 MODEL: dict[str, Any] = {"family": "fedsim", "preset": "paper", "neighbours": 8}

@@ -8,6 +8,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
+from securevfl.config.methods import BoostingConfig, FedCVTConfig
 from securevfl.config.parties import PartySettings
 from securevfl.config.reading import read_federation
 from securevfl.config.sections import (
@@ -18,8 +19,8 @@ from securevfl.config.sections import (
 )
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
-from securevfl.models.baselines.settings import BaselineConfig, BoostingConfig, FedCVTConfig
-from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.family import PretrainingSettings
 from securevfl.models.registry import FAMILIES
 
 HUGE = 10**9

@@ -20,7 +20,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import require_unpackable
 from securevfl.federation.state_files import DamagedError, read_state, write_state
 from securevfl.linkage.stage.kept_links import _load
-from securevfl.models.assist.halves import packed, unpacked
+from securevfl.models.assist import packed, unpacked
 
 ZEROS = 64 * 2**20
 

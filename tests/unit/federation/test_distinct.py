@@ -8,8 +8,8 @@ from torch import nn
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.rounds.party_workers import represent_distinct, represent_linked
+from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fedhssl.family import FedHSSLBottom
-from securevfl.models.fedhssl.model_settings import FedHSSLConfig
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.pairs import ManyLinksSettings, RecordBottom

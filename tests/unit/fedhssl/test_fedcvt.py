@@ -5,9 +5,9 @@ import torch
 from aligned.halves import digits_halves
 from aligned.views import scarce_rows
 
+from securevfl.config.methods import FedCVTConfig
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.lab.fedcvt import KnownRows, agreed_labels, attend, fit_fedcvt
-from securevfl.models.baselines.settings import FedCVTConfig
 from securevfl.models.fedhssl.augment import CategoricalColumn
 from securevfl.models.fedhssl.encoders import EncoderConfig
 

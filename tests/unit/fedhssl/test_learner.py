@@ -6,14 +6,14 @@ import pytest
 import torch
 from helpers.learners import SMALL, flat, learner, table
 
-from securevfl.models.fedhssl.learner import simsiam_loss, spread, unit
-from securevfl.models.fedhssl.model_settings import (
+from securevfl.models.family import PretrainingSettings
+from securevfl.models.fedhssl.encoders import (
     FedCSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,
     FedSplitNNConfig,
 )
-from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.fedhssl.learner import simsiam_loss, spread, unit
 
 
 def test_shared_parts_start_equal_and_the_rest_does_not() -> None:

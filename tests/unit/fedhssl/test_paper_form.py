@@ -9,15 +9,15 @@ from helpers.learners import SMALL, flat, learner, table
 
 from securevfl.core.errors import ConfigError
 from securevfl.federation.pretraining.learner_with_records import LearnerWithRecords
-from securevfl.models.fedhssl.family import FedHSSLTop
-from securevfl.models.fedhssl.learner import Tower, simsiam_loss, unit
-from securevfl.models.fedhssl.model_settings import (
+from securevfl.models.family import PretrainingSettings
+from securevfl.models.fedhssl.encoders import (
     FedCSSLConfig,
     FedGSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,
 )
-from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.fedhssl.family import FedHSSLTop
+from securevfl.models.fedhssl.learner import Tower, simsiam_loss, unit
 from securevfl.mpc.sum_to import decode_mean, encode_weighted
 
 ALGORITHMS = ("simsiam", "byol", "moco")

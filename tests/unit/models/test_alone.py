@@ -13,18 +13,18 @@ from skops.io._protocol import PROTOCOL
 
 from securevfl.core.errors import ConfigError
 from securevfl.models.alone.choice import (
-    MOST_ROUNDS,
     Alone,
     AverageModel,
-    OwnInputs,
     best_weights,
-    cross_fit,
     fit_alone,
-    fit_margins,
+    is_trusted,
     level_with_best,
+    model_bytes,
+    model_of,
+    types_of,
 )
-from securevfl.models.alone.keeping import is_trusted, model_bytes, model_of, types_of
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.margins import MOST_ROUNDS, OwnInputs, cross_fit, fit_margins
+from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.tasks import TaskHead
 
 BINARY = TaskHead(task="binary", chosen="accuracy")

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from securevfl.core.conventions import Task
-from securevfl.models.evaluation import evaluate
 from securevfl.models.task_metrics import bootstrap_intervals, resampled_metrics, resamples_for
-from securevfl.models.tasks import TaskHead, as_logit, choose_threshold
+from securevfl.models.tasks import TaskHead, as_logit, choose_threshold, evaluate
 
 
 def made_up(task: Task, rows: int, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from securevfl.models.fet.family import AdditiveTop, FeTTop
 from securevfl.models.fet.fet_bottom import (
     FeTBottom,
     FourierPositions,
     attention_bias,
     attention_by_rank,
 )
-from securevfl.models.fet.fet_top import AdditiveTop, FeTTop
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import (
     PositionsTaken,

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from securevfl.core.conventions import stream
-from securevfl.models.alone.choice import OwnInputs, fit_alone
+from securevfl.models.alone.choice import fit_alone
 from securevfl.models.alone.gain import AloneMeasured, gain_in_words, measure_alone
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.margins import OwnInputs
+from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.task_metrics import resamples_for
 from securevfl.models.tasks import TaskHead
 

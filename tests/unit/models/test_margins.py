@@ -6,7 +6,7 @@ import torch
 from sklearn.ensemble import RandomForestClassifier
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.alone.choice import OwnInputs, cross_fit, fit_margins
+from securevfl.models.alone.margins import OwnInputs, cross_fit, fit_margins
 from securevfl.models.tasks import TaskHead
 
 BINARY = TaskHead(task="binary")

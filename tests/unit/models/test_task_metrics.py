@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.baselines.fit import fit_table
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.perceptron import BaselineConfig, fit_table
 from securevfl.models.task_metrics import TASK_METRICS
 from securevfl.models.tasks import TaskHead
 

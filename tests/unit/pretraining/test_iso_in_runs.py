@@ -20,8 +20,8 @@ from securevfl.core.errors import ConfigError
 from securevfl.federation.exchange import RoundPlan
 from securevfl.federation.pretraining.pretraining_run import PretrainingRun
 from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
-from securevfl.models.fedhssl.settings import PretrainingSettings
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 

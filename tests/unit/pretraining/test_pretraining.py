@@ -24,7 +24,7 @@ from securevfl.federation.pretraining.learner_with_records import (
 from securevfl.federation.pretraining.pretraining_run import sending
 from securevfl.federation.pretraining.pretraining_secondary import CollapseWatch
 from securevfl.federation.pretraining.pretraining_stage import build_learner, load_encoders
-from securevfl.models.fedhssl.settings import PretrainingSettings
+from securevfl.models.family import PretrainingSettings
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 

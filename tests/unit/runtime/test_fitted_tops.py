@@ -24,7 +24,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.federation.rounds.fitted_primary import FittedPrimary
 from securevfl.federation.rounds.released_rows import KeptRows
-from securevfl.models.alone.choice import OwnInputs, cross_fit
+from securevfl.models.alone.margins import OwnInputs, cross_fit
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.primary_run import PrimaryRun

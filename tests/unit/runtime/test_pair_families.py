@@ -16,7 +16,7 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.run_plan import run_facts
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.report.page import write_report
 from securevfl.runtime.baselines import train_combined
 from securevfl.runtime.run_tables import read_tables

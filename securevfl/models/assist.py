@@ -1,25 +1,93 @@
-"""A secondary's model of one boosting round, and the step along all of them.
+"""Assisted boosting: settings, local models of a round, both halves, and the family.
 
-n = rows, K = links of a row, F = inputs of a record, O = outputs.
-
-B = rows of a batch, K = links of a row, F = features, D = key dimension, O = outputs.
+In local models n = rows, K = links of a row, F = inputs of a record, O = outputs; in the halves
+B = rows of a batch, F = features, D = key dimension.
 """
 
 import warnings
 import zipfile
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Shaped
 from torch import Tensor, nn
 
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
 from securevfl.core.files import require_unpackable
-from securevfl.models.alone.choice import LEAST_PROBABILITY
-from securevfl.models.assist.settings import AssistConfig
+from securevfl.models.alone.margins import LEAST_PROBABILITY
+from securevfl.models.family import Family
 from securevfl.models.tasks import TaskHead
 
-# A secondary's own model of one round: from its linked records to the primary's residuals.
+# Settings.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AssistConfig:
+    """The ``[model]`` table of ``family = "assist"``."""
+
+    outputs: int = 1
+    """Numbers of a score: the classes of a multiclass task, otherwise 1. Every party plans by it,
+    and the primary refuses one that its labels do not have."""
+
+    rounds: int = 4
+    """T, how often the primary sends residuals and every secondary fits a model to them, at most.
+    It takes the place of ``training.epochs``."""
+
+    neighbours: int = 1
+    """K, links of a row at every secondary."""
+
+    estimator: Literal["boosting", "forest", "linear"] = "boosting"
+    """What a secondary fits: ``boosting``, histogram boosting, trees for each output by itself;
+    ``forest``, a random forest of trees for all outputs together, much faster with many classes;
+    ``linear``, ridge regression whose penalty is chosen by generalised cross-validation."""
+
+    trees: int = 50
+    """Trees of a round's model, for each output where they are boosted."""
+
+    leaves: int = 15
+    """Leaves of a tree, at most."""
+
+    label_epsilon: float | None = None
+    """What secondaries may learn of how any one training row is labelled, all of them together and
+    over all rounds: labels are randomised once, and nothing that is sent is made of others. None:
+    what is sent shows labels."""
+
+    label_lower: float | None = None
+    """Least label of a regression that counts under ``label_epsilon``, in the label's own unit:
+    lower ones are raised to it. Not to be taken from the labels."""
+
+    label_upper: float | None = None
+    """Largest label that counts under ``label_epsilon``; higher ones are lowered to it."""
+
+    keys_as_features: bool = False
+    """Whether a record's keys are inputs beside its features; they must be numbers then."""
+
+    party_dropout: ClassVar[float] = 0.0
+    """All secondaries take part in every round."""
+
+    average_positions_every: ClassVar[int] = 0
+    """There are no positional encodings to average."""
+
+    @property
+    def cut_shape(self) -> tuple[int, int]:
+        """One score a row."""
+        return 1, self.outputs
+
+    def __post_init__(self) -> None:
+        checks.within(1, checks.MOST_WIDTH, outputs=self.outputs)
+        checks.within(1, checks.MOST_LINKS, neighbours=self.neighbours)
+        checks.within(1, checks.MOST_TIMES, rounds=self.rounds, trees=self.trees)
+        checks.within(2, checks.MOST_TIMES, leaves=self.leaves)
+        checks.one_of(("boosting", "forest", "linear"), estimator=self.estimator)
+        if self.label_epsilon is not None:
+            checks.positive(label_epsilon=self.label_epsilon)
+
+
+# A secondary's local model of one round: from its linked records to the primary's residuals.
 
 FOLDS: Final = 3
 """Parts of the training rows, each of which is scored by a model that never saw it."""
@@ -285,7 +353,7 @@ class AssistTop(nn.Module):
         return self.start + self.scale * aggregate[:, 0]
 
 
-# How far the primary goes along the secondaries' scores, and what they are asked to explain.
+# The primary's step: residuals, and the step length along the secondaries' scores.
 
 _LONGEST: Final = 50.0
 """Of a step, in units of the longest residual: with separable classes the best one has no end."""
@@ -350,3 +418,63 @@ def best_step(
         loss, bounds=(0.0, _LONGEST), method="bounded", options={"xatol": _ACCURACY}
     )
     return float(found.x) * unit if found.fun < loss(0.0) else 0.0
+
+
+# Family.
+
+
+class AssistFamily(Family[AssistConfig]):
+    """``family = "assist"``: residuals go out, and the sum of the secondaries' scores comes back.
+
+    It is of the kind of Assisted Learning (Xian et al., 2020) and Gradient Assisted Learning (Diao
+    et al., NeurIPS 2022); docs/assist.md says where it is another one.
+    """
+
+    name = "assist"
+    settings_class = AssistConfig
+    assisted = True
+
+    def build_bottom(
+        self,
+        settings: AssistConfig,
+        *,
+        num_features: int,  # noqa: ARG002
+        key_dim: int,  # noqa: ARG002
+        feature_names: Sequence[str] = (),  # noqa: ARG002
+        frozen: bool = False,  # noqa: ARG002
+    ) -> nn.Module:
+        """Return a secondary's half before the first round: every score is zero."""
+        return AssistBottom(settings)
+
+    def build_top(
+        self,
+        settings: AssistConfig,  # noqa: ARG002
+        *,
+        num_features: int,  # noqa: ARG002
+        key_dim: int,  # noqa: ARG002
+        feature_names: Sequence[str] = (),  # noqa: ARG002
+        outputs: int,
+        classes: bool = False,  # noqa: ARG002
+    ) -> nn.Module:
+        """Return the primary's half before the first round."""
+        return AssistTop(outputs)
+
+    def epochs(self, settings: AssistConfig, *, asked: int) -> int:  # noqa: ARG002
+        """Return the rounds: each is an epoch of the protocol."""
+        return settings.rounds
+
+    def label_epsilon(self, settings: AssistConfig) -> float | None:
+        """Return what secondaries may learn of one training row's label; None promises nothing."""
+        return settings.label_epsilon
+
+    def require_outputs(self, settings: AssistConfig, outputs: int) -> None:
+        """Refuse a width of scores that is not that of the labels.
+
+        Raises:
+            ConfigError: Saying what to write.
+        """
+        if settings.outputs != outputs:
+            raise ConfigError(
+                f"model.outputs: is {settings.outputs}, and the label asks for {outputs}; write "
+                f"model.outputs = {outputs}, which all parties plan by"
+            )

@@ -1,26 +1,60 @@
-"""Baselines on one table: tables joined or alone, and a perceptron trained on them.
-
-Solo is the primary alone: its features, and its keys where they are inputs. Combine is the
-ceiling: the features of all parties, joined by the true match of every row, which exists only
-where the truth is known.
-"""
+"""A perceptron on one table: its settings, its training with early stopping, and its margins."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Float32, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from securevfl.core import checks
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
-from securevfl.models.baselines.settings import BaselineConfig
+from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.layers import MLP, initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.tasks import Metrics, TaskHead
 
-# Inputs of the one-table baselines.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaselineConfig:
+    """A perceptron on one table, and how it is trained."""
+
+    hidden: tuple[int, ...] = (128, 64)
+    """Widths of the hidden layers."""
+
+    dropout: float = 0.1
+    """Share of hidden units dropped in training."""
+
+    epochs: int = 200
+    """Passes over the training rows, at most."""
+
+    batch_size: int = 128
+    """Rows an optimizer step."""
+
+    learning_rate: float = 3e-3
+    """Step size of AdamW."""
+
+    weight_decay: float = 1e-4
+    """Decoupled weight decay."""
+
+    patience: int = 40
+    """Epochs without a better validation metric before training stops."""
+
+    def __post_init__(self) -> None:
+        widths = {f"hidden[{i}]": width for i, width in enumerate(self.hidden)}
+        checks.within(1, checks.MOST_WIDTH, **widths)
+        checks.within(0, checks.MOST_LAYERS, layers_of_hidden=len(self.hidden))
+        checks.fraction(dropout=self.dropout)
+        times = {"epochs": self.epochs, "batch_size": self.batch_size, "patience": self.patience}
+        checks.within(1, checks.MOST_TIMES, **times)
+        checks.positive(learning_rate=self.learning_rate)
+        checks.non_negative(weight_decay=self.weight_decay)
+
+
+# Inputs.
 
 
 def solo_inputs(
@@ -64,7 +98,7 @@ def combined_inputs(
     return torch.cat(columns, dim=1)
 
 
-# Train a perceptron on one table: solo and combine differ in their inputs alone.
+# Training.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +134,7 @@ def fit_table(
     """Train with early stopping on the validation rows; test rows are read once, at the end.
 
     Args:
-        inputs: One table, float32; see :mod:`securevfl.models.baselines.fit`.
+        inputs: One table, float32; the columns of one table.
         targets: As :class:`TaskHead` wants them.
         head: Loss and metrics.
         train: Rows to learn from.
@@ -194,3 +228,85 @@ def _train(
             weights = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(weights)
     return best_epoch, epoch
+
+
+# A perceptron on all of the primary's inputs, read as margins.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NetworkModel:
+    """A trained perceptron, with how its inputs are standardised."""
+
+    network: MLP
+    """In float64: no digit that anybody sees depends on which rows are asked for together."""
+    hidden: tuple[int, ...]
+    """Widths of its hidden layers."""
+    mean: Float64[np.ndarray, " inputs"]
+    """Of the training rows."""
+    deviation: Float64[np.ndarray, " inputs"]
+    """Of the training rows, 1 where an input is constant."""
+    head: TaskHead
+    epochs: int
+    """Epochs run."""
+
+    @torch.no_grad()
+    def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
+        """Return the outputs for rows, as the head reads them."""
+        standard = (inputs.values - self.mean) / self.deviation
+        # Rows of training have every key; one that cannot be linked gets the mean.
+        table = torch.from_numpy(np.where(np.isnan(standard), 0.0, standard))
+        outputs: Float[Tensor, "rows outputs"] = self.network(table)
+        return outputs.float().numpy()
+
+
+def fit_network(
+    inputs: OwnInputs,
+    targets: Shaped[np.ndarray, " rows"],
+    head: TaskHead,
+    *,
+    train: Int64[np.ndarray, " train"],
+    validation: Int64[np.ndarray, " validation"],
+    seed: int,
+    config: BaselineConfig,
+) -> NetworkModel:
+    """Train a perceptron; the validation rows choose its epoch.
+
+    Args:
+        inputs: All rows.
+        targets: Their labels as the head takes them.
+        head: The task.
+        train: Rows to learn from, and to standardise by.
+        validation: Rows that choose the epoch.
+        seed: Run seed of initialisation, shuffling and dropout.
+        config: The perceptron and its training.
+
+    Raises:
+        DataError: If there are no training or validation rows, or the metric is not defined for
+            one of them.
+    """
+    own = inputs.values[train]
+    mean = own.mean(axis=0) if len(own) else np.zeros(own.shape[1])
+    deviation = own.std(axis=0) if len(own) else np.ones(own.shape[1])
+    # What differs by rounding alone does not differ.
+    deviation = np.where(deviation > 1e-9 * np.abs(mean), deviation, 1.0)
+    used = np.concatenate([train, validation])
+    table = torch.from_numpy(((inputs.values[used] - mean) / deviation).astype(np.float32))
+    places = torch.arange(len(used))
+    result = fit_table(
+        table,
+        torch.from_numpy(targets[used]),
+        head=head,
+        train=places[: len(train)],
+        validation=places[len(train) :],
+        test=places[len(train) :],  # nobody reads these figures: who asks for them has test rows
+        config=config,
+        seed=seed,
+    )
+    return NetworkModel(
+        network=result.model.double().eval(),
+        hidden=config.hidden,
+        mean=mean,
+        deviation=deviation,
+        head=head,
+        epochs=result.epochs,
+    )

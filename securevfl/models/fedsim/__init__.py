@@ -1,1 +1,0 @@
-"""FedSim: similarities decide how a row's links are weighed, ordered and merged."""
