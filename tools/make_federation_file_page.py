@@ -1,38 +1,27 @@
-"""Write ``docs/federation-file.md`` from the docstrings of the settings themselves.
+"""Write ``docs/federation-file.md`` and its JSON Schema from the settings themselves.
 
     python tools/make_federation_file_page.py
 
-Types and defaults are those of the dataclasses, words those of the docstring below each field, and
-limits those of the calls of :mod:`securevfl.core.checks` that name the field. A setting without a
-docstring ends the program, and so does a section that this file does not know.
+Types, defaults, limits and words are those of :mod:`securevfl.config.json_schema`. A setting
+without a docstring ends the program, and so does a section that this file does not know.
 """
 
-import ast
 import dataclasses
-import inspect
-import itertools
 import json
 import re
-import types
-import typing
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.linkage import LinkageSettings
+from securevfl.config.json_schema import federation_schema, section_classes, settings_schema
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
-from securevfl.config.parties import PartySettings
-from securevfl.config.presets import TopEstimator
-from securevfl.config.sections import TrainingSettings
 from securevfl.data.sources.settings import Reading, Source
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES
 from securevfl.models.task_metrics import TASK_METRICS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/federation-file.md"
+SCHEMA = PAGE.with_suffix(".schema.json")
 
 HEAD = """\
 # The federation file
@@ -44,6 +33,10 @@ One TOML file says what a federation does. Every party has the same one and comp
 the others' when they meet; nothing private is in it. An unknown section or setting is refused, with
 the nearest name that exists. The shortest file that trains is in the README; a walk through one is
 the [tutorial](tutorial.md).
+
+Editors with TOML schemas (Even Better TOML, Taplo) complete and check a file that begins with
+`#:schema federation-file.schema.json`; `securevfl check --schema` prints
+[that schema](federation-file.schema.json).
 
 This page lists every setting. `[federation]`, `[model]`, `[privacy]`, `[linkage]` and one
 `[[party]]` for each party must be there; the other sections may be left out. Settings without a
@@ -120,28 +113,16 @@ METHODS = """\
 by side, and those of `[pretraining]` in `[methods.NAME.pretraining]`. The baselines train with all
 that they need in one place, and take the following."""
 
-LIMITS = {
-    "positive": "> 0",
-    "non_negative": "≥ 0",
-    "open_unit": "in (0, 1)",
-    "rate": "in (0, 1]",
-    "fraction": "in [0, 1)",
-}
-"""What the functions of :mod:`securevfl.core.checks` ask for; ``at_least`` has its own number."""
-
-NAMES: dict[tuple[type[Any], str], Iterable[str]] = {
-    (LinkageSettings, "metric"): METRICS,
-    (LinkageSettings, "protection"): PROTECTIONS,
-    (TrainingSettings, "metric"): dict.fromkeys(
-        metric.name for metrics in TASK_METRICS.values() for metric in metrics
-    ),
-}
-"""Settings that take a name of a table."""
-
 
 def main() -> None:
-    """Write the page."""
+    """Write the page and the schema."""
     PAGE.write_text(page(), encoding="utf-8")
+    SCHEMA.write_text(schema(), encoding="utf-8")
+
+
+def schema() -> str:
+    """Return the JSON Schema."""
+    return json.dumps(federation_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def page() -> str:
@@ -166,7 +147,10 @@ def page() -> str:
             parts += [f"### metrics by task\n\n{TASK_METRICS_OPENING}\n", task_metrics()]
         if section == "party":
             parts += [f"### `reading`\n\n{READING}\n", table_of(Reading)]
-            parts += [f"### `NAME.source.toml`\n\n{SOURCE}\n", table_of(Source, set_of(Reading))]
+            parts += [
+                f"### `NAME.source.toml`\n\n{SOURCE}\n",
+                table_of(Source, {one.name for one in dataclasses.fields(Reading)}),
+            ]
         if section == "linkage":
             parts += [f"### `[linkage.fields.COLUMN]`\n\n{FIELDS}\n", table_of(Field, {"name"})]
     parts.append(f"## `[methods.NAME]`\n\n{METHODS}\n")
@@ -175,34 +159,18 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def section_classes() -> dict[str, type[Any]]:
-    """Return the dataclass of every section but ``[model]``, as the parsed file holds them."""
-    elsewhere = (AnyFamily, PartySettings, TopEstimator)
-    found: dict[str, type[Any]] = {"party": PartySettings}
-    for name, hint in get_type_hints(FederationConfig).items():
-        for kind in (hint, *get_args(hint)):
-            if dataclasses.is_dataclass(kind) and kind not in elsewhere:
-                found[name] = typing.cast("type[Any]", kind)
-    return found
-
-
-def settings_of(family: AnyFamily) -> type[Any]:
-    """Return the dataclass of a family's ``[model]`` table."""
-    return family.settings_class
-
-
 def families_by_settings() -> list[list[AnyFamily]]:
     """Return all families, those with the same settings together."""
     groups: dict[str, list[AnyFamily]] = {}
     for family in FAMILIES.values():
-        groups.setdefault(table_of(settings_of(family)), []).append(family)
+        groups.setdefault(table_of(family.settings_class), []).append(family)
     return list(groups.values())
 
 
 def family_part(families: list[AnyFamily]) -> str:
     """Return a heading and a table for families with the same settings."""
     names = _listed([family.name for family in families])
-    return f"### family {names}\n\n{table_of(settings_of(families[0]))}{presets_of(families)}"
+    return f"### family {names}\n\n{table_of(families[0].settings_class)}{presets_of(families)}"
 
 
 def presets_of(families: list[AnyFamily]) -> str:
@@ -269,160 +237,58 @@ def table_of(kind: type[Any], without: set[str] | None = None) -> str:
     Raises:
         LookupError: If a field has no docstring.
     """
-    docs, limits = dict(docstrings(kind)), dict(limits_of(kind))
-    hints = get_type_hints(kind)
+    table = settings_schema(kind, without=without or ())
     lines = ["| setting | takes | default | meaning |", "| --- | --- | --- | --- |"]
-    for field in dataclasses.fields(kind):
-        if not field.init or field.name in (without or ()):
-            continue
-        if field.name not in docs:
-            raise LookupError(f"{kind.__module__}.{kind.__name__}.{field.name} has no docstring")
-        names = NAMES.get((kind, field.name))
-        takes = _words(Literal[tuple(names)] if names is not None else hints[field.name])
-        if field.name in limits:
-            # A limit is the number's, also where something else may stand for it.
-            limit = limits[field.name]
-            limited, found = re.subn(r"number(?= or )", f"number {limit}", takes, count=1)
-            takes = limited if found else f"{takes} {limit}"
-        meaning = re.sub(r"``(.+?)``", r"`\1`", " ".join(docs[field.name].split()))
-        lines.append(f"| `{field.name}` | {takes} | {_default(field)} | {_cell(meaning)} |")
+    for name, setting in table["properties"].items():
+        default = "must be given" if name in table["required"] else "not set"
+        if "default" in setting:
+            default = f"`{json.dumps(setting['default'])}`"
+        meaning = re.sub(r"``(.+?)``", r"`\1`", setting["description"])
+        lines.append(f"| `{name}` | {_takes(setting)} | {default} | {_cell(meaning)} |")
     return "\n".join(lines) + "\n"
 
 
-def set_of(kind: type[Any]) -> set[str]:
-    """Return the names of a dataclass's settings."""
-    return {field.name for field in dataclasses.fields(kind)}
+def _takes(setting: dict[str, Any]) -> str:
+    """Return what a setting takes, in the words of somebody who writes TOML."""
+    if "anyOf" in setting:
+        return " or ".join(map(_takes, setting["anyOf"]))
+    if "enum" in setting:
+        return ", ".join(f"`{json.dumps(value)}`" for value in setting["enum"])
+    match setting["type"]:
+        case "array":
+            return f"a list of {_plural(setting['items'])}"
+        case "object" if isinstance(setting.get("additionalProperties"), dict):
+            return f"a table of {_plural(setting['additionalProperties'])}"
+        case "object":
+            return "a table"
+        case "boolean":
+            return "`true`, `false`"
+        case "string":
+            return "text"
+        case kind:
+            return f"{'whole number' if kind == 'integer' else 'number'}{_limits(setting)}"
 
 
-def docstrings(kind: type[Any]) -> Iterator[tuple[str, str]]:
-    """Yield (field, text below it) of a dataclass and of those it inherits from, its own last."""
-    for base in _bases(kind):
-        body = _class_body(base)
-        for statement, below in itertools.pairwise(body):
-            match statement, below:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    yield name, text
-                case _:
-                    pass
+def _limits(number: dict[str, Any]) -> str:
+    low, least = number.get("exclusiveMinimum"), number.get("minimum")
+    high, most = number.get("exclusiveMaximum"), number.get("maximum")
+    if high is None and most is None:
+        return "" if low is least is None else f" > {low:g}" if least is None else f" ≥ {least:g}"
+    if least is not None and most is not None:
+        return f" {least:g} to {most:,.0f}"
+    begin = f"[{least:g}" if low is None else f"({low:g}"
+    return f" in {begin}, {f'{most:,g}]' if high is None else f'{high:g})'}"
 
 
-def limits_of(kind: type[Any]) -> Iterator[tuple[str, str]]:
-    """Yield (field, limit) for every check of a field in the class and in those it inherits from.
-
-    A check names its field as ``checks.positive(epsilon=self.epsilon)``, or hands over a dict whose
-    values are such.
-    """
-    for base in _bases(kind):
-        for method in _class_body(base):
-            if isinstance(method, ast.FunctionDef):
-                yield from _limits_in(method, vars(inspect.getmodule(base)))
-
-
-def _limits_in(method: ast.FunctionDef, constants: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    dicts = {
-        node.targets[0].id: list(_own_fields(node.value))
-        for node in ast.walk(method)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    for node in ast.walk(method):
-        match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="checks"), attr=check)):
-                pass
-            case _:
-                continue
-        if check == "at_least":
-            limit = f"≥ {ast.unparse(node.args[0])}"
-        elif check == "within":
-            least, most = (_number_of(one, constants) for one in node.args)
-            limit = f"{least} to {most:,}"
-        elif check in LIMITS:
-            limit = LIMITS[check]
-        else:
-            continue
-        for keyword in node.keywords:
-            if keyword.arg is not None:
-                names = [keyword.arg]
-            elif isinstance(keyword.value, ast.Name):
-                names = dicts[keyword.value.id]
-            else:
-                names = list(_own_fields(keyword.value))
-            yield from ((name, limit) for name in names)
-
-
-def _number_of(node: ast.expr, constants: Mapping[str, Any]) -> int:
-    """Return a limit that is written as a number, as a constant or as one of a module."""
-    match node:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.Name(id=name):
-            return int(constants[name])
-        case ast.Attribute(value=ast.Name(id=module), attr=name):
-            return int(getattr(constants[module], name))
-        case _:
-            raise SystemExit(f"{ast.unparse(node)}: is no limit that this program can read")
-
-
-def _own_fields(node: ast.AST) -> Iterator[str]:
-    """Yield the fields whose values an expression holds: ``self.x``, or names for ``getattr``."""
-    reads_by_name = any(isinstance(one, ast.Name) and one.id == "getattr" for one in ast.walk(node))
-    for one in ast.walk(node):
-        match one:
-            case ast.Attribute(value=ast.Name(id="self"), attr=name):
-                yield name
-            case ast.Constant(value=str(name)) if reads_by_name:
-                yield name
-
-
-def _bases(kind: type[Any]) -> list[type[Any]]:
-    return [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
-
-
-def _class_body(kind: type[Any]) -> list[ast.stmt]:
-    module = ast.parse(inspect.getsource(kind))
-    definition = module.body[0]
-    assert isinstance(definition, ast.ClassDef)
-    return definition.body
-
-
-def _words(hint: Any) -> str:
-    """Return a type in the words of somebody who writes TOML."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_words(one) for one in inside if one is not type(None))
-    if origin is Literal:
-        return ", ".join(f"`{json.dumps(value)}`" for value in inside)
-    if origin is tuple:
-        return f"a list of {_plural(inside[0])}"
-    if origin is dict:
-        return f"a table of {_plural(inside[1])}"
-    if dataclasses.is_dataclass(hint):
-        return "a table"
-    names = {str: "text", int: "whole number", float: "number", bool: "`true`, `false`"}
-    return names[hint]
-
-
-def _plural(hint: Any) -> str:
-    if get_origin(hint) is tuple:
-        return f"lists of {_plural(get_args(hint)[0])}"
-    if get_origin(hint) is dict:
+def _plural(items: dict[str, Any]) -> str:
+    if "anyOf" in items:
+        return " or ".join(map(_plural, items["anyOf"]))
+    if items["type"] == "array":
+        return f"lists of {_plural(items['items'])}"
+    if items["type"] == "object":
         return "tables"
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_plural(one) for one in get_args(hint))
-    return {str: "texts", int: "whole numbers", float: "numbers"}[hint]
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is dataclasses.MISSING:
-        return "must be given"
-    if field.default is None:
-        return "not set"
-    if dataclasses.is_dataclass(field.default):
-        return "`{}`"
-    value = list(field.default) if isinstance(field.default, tuple) else field.default
-    return f"`{json.dumps(value)}`"
+    words = {"string": "texts", "integer": "whole numbers", "number": "numbers"}
+    return f"{words[items['type']]}{_limits(items)}"
 
 
 def _cell(text: str) -> str:

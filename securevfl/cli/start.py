@@ -310,6 +310,16 @@ def columns(
         )
 
 
+def _print_schema(wanted: bool) -> None:
+    """Print the JSON Schema of the federation file, and end."""
+    if wanted:
+        with loading():
+            from securevfl.config.json_schema import federation_schema
+
+        print(json.dumps(federation_schema(), indent=1, ensure_ascii=False))
+        raise typer.Exit
+
+
 @app.command(rich_help_panel=_PANEL)
 def check(
     federation: FederationFile,
@@ -319,6 +329,15 @@ def check(
     ] = None,
     data_root: FileDataRoot = None,
     as_json: AsJson = False,
+    _schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            callback=_print_schema,
+            is_eager=True,
+            help="Print the JSON Schema of federation files, for editors, and exit.",
+        ),
+    ] = False,
 ) -> None:
     """Say what a federation file will do, before anything is done, and all that is wrong with it.
 

@@ -3,12 +3,15 @@
 import dataclasses
 import re
 import runpy
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command_line import securevfl
 
+from securevfl.config.json_schema import federation_schema, section_classes
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError
 from securevfl.models.registry import FAMILIES
@@ -31,6 +34,51 @@ def allowed_by_the_reader(source: dict[str, Any]) -> set[str]:
 
 def test_the_page_is_what_the_docstrings_say(tool) -> None:
     assert tool["page"]() == PAGE, "run: python tools/make_federation_file_page.py"
+
+
+def test_the_schema_is_what_the_settings_say(tool, capfd) -> None:
+    """It is the file of the documents, and what ``check --schema`` prints."""
+    written = (ROOT / "docs/federation-file.schema.json").read_text(encoding="utf-8")
+
+    assert tool["schema"]() == written, "run: python tools/make_federation_file_page.py"
+    printed = securevfl(capfd, "check", "--schema")
+    assert (printed.code, printed.out) == (0, written)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("examples/**/*.toml")), ids=lambda path: path.stem
+)
+def test_the_schema_knows_every_setting_of_the_examples(path: Path) -> None:
+    """So an editor marks none of them."""
+    sections = federation_schema()["properties"]
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    if "federation" not in source:
+        pytest.skip("no federation file")
+    for name, written in source.items():
+        schema, tables = sections[name], [written]
+        if name == "party":
+            schema, tables = schema["items"], written
+        elif name == "model":
+            (schema,) = (
+                one
+                for one in schema["anyOf"]
+                if one["properties"]["family"]["const"] == written["family"]
+            )
+        for table in tables:
+            assert set(schema.get("required", ())) <= set(table)
+            assert name == "methods" or set(table) <= set(schema["properties"])
+
+
+def test_the_schema_has_limits_words_and_defaults() -> None:
+    sections = federation_schema()["properties"]
+    training, privacy = sections["training"]["properties"], sections["privacy"]["properties"]
+
+    epochs = {name: training["epochs"][name] for name in ("type", "minimum", "maximum", "default")}
+    assert epochs == {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 20}
+    assert training["epochs"]["description"].startswith("Passes over")
+    assert privacy["delta"]["exclusiveMaximum"] == 1
+    assert "exact" in sections["linkage"]["properties"]["metric"]["enum"]
+    assert sections["training"]["additionalProperties"] is False
 
 
 def test_every_section_that_the_reader_takes_has_a_heading() -> None:
@@ -61,8 +109,8 @@ def test_every_setting_of_a_family_that_the_reader_takes_is_in_its_table(family:
 
 
 @pytest.mark.parametrize("section", ["federation", "training", "privacy", "runtime", "encoder"])
-def test_every_setting_of_a_section_is_in_its_table(section: str, tool) -> None:
-    fields = {field.name for field in dataclasses.fields(tool["section_classes"]()[section])}
+def test_every_setting_of_a_section_is_in_its_table(section: str) -> None:
+    fields = {field.name for field in dataclasses.fields(section_classes()[section])}
     table = PAGE.split(f"## `[{section}]`")[1].split("\n## ")[0]
 
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == fields
