@@ -3,7 +3,7 @@
     python benchmarks/fedhssl.py run --results results.jsonl      # goes on where it was
     python benchmarks/fedhssl.py updates --results results.jsonl  # several updates an exchange
     python benchmarks/fedhssl.py tables --results results.jsonl
-    python benchmarks/fedhssl.py plot --results results.jsonl --out docs/fedhssl.svg
+    python benchmarks/fedhssl.py plot --results results.jsonl --out notebook/figures/fedhssl.svg
     python benchmarks/fedhssl.py speed
     python benchmarks/fedhssl.py run --set nuswide --folder NUS_WIDE --results nuswide.jsonl
 
@@ -31,7 +31,7 @@ from aligned.nuswide import load_nuswide
 from aligned.views import AlignedViews, scarce_rows
 from fedhssl_tables import plot, print_gains, print_measures, print_tables
 
-# Chosen on rows that no table below tests on: see docs/fedhssl.md.
+# Chosen on rows that no table below tests on: see notebook/fedhssl.md.
 SMALL = methods.Setting(
     model={"encoder_hidden": 128, "hidden": 128},
     pretraining={

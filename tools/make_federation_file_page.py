@@ -82,7 +82,7 @@ How frozen encoders are made; the section may be left out. It goes with `privacy
     "runtime": "How long a party waits before it gives another one up. All times are in seconds.",
     "pretraining": """\
 For the families `fedhssl`, `fedgssl`, `fedcssl` and `fedlocalssl`, which learn without labels
-before they are trained; the others read nothing of it. See [pretraining](pretraining.md).""",
+before they are trained; the others read nothing of it. See [pretraining](fedhssl.md).""",
 }
 """Sections in the order of the page, with the sentence that opens each."""
 
@@ -108,10 +108,10 @@ validation and test rows, or the run is refused before anything is released."""
 
 METHODS = """\
 `securevfl lab compare` gives a method these settings on top of the file's own; see
-[compare](compare.md). `NAME` is a family, one of the baselines below, or a name of your choice with
-`family = "…"` in the table. A family takes settings of `[training]` and of its `[model]` here, side
-by side, and those of `[pretraining]` in `[methods.NAME.pretraining]`. The baselines train with all
-that they need in one place, and take the following."""
+[experiments](experiments.md#compare). `NAME` is a family, one of the baselines below, or a name of
+your choice with `family = "…"` in the table. A family takes settings of `[training]` and of its
+`[model]` here, side by side, and those of `[pretraining]` in `[methods.NAME.pretraining]`. The
+baselines train with all that they need in one place, and take the following."""
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ WRITTEN = frozenset({"comparison.md", "sweep.md", "search.md"})
 DOCUMENT = re.compile(r"[\w./-]*\w\.md\b")
 PATH = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|toml|json|svg|j2)\b")
 SECTION = re.compile(r"((?:docs|notebook)/[\w-]+\.md), section\s+(\d+)")
+LINK = re.compile(r"\]\(([\w./-]+\.md)(?:#([\w-]+))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 TITLE = re.compile(r'((?:docs|notebook)/[\w-]+\.md),(?: section \d+,)? "([^"]+)"')
 
 
@@ -77,6 +79,30 @@ def test_every_section_that_is_cited_is_there() -> None:
             missing.append(f"{path.name}: {match.group()}")
     assert missing == []
     assert seen > 15
+
+
+def test_every_link_of_the_notebook_leads_to_a_section() -> None:
+    """The site is checked by mkdocs; these pages are not part of it."""
+    pages = [
+        ROOT / "README.md",
+        ROOT / "benchmarks" / "README.md",
+        *(ROOT / "notebook").glob("*.md"),
+    ]
+    missing = []
+    for page in pages:
+        for match in LINK.finditer(page.read_text(encoding="utf-8")):
+            target = page.parent / match[1]
+            if not target.exists() or (match[2] and match[2] not in anchors_of(target)):
+                missing.append(f"{page.relative_to(ROOT)}: {match.group()[2:-1]}")
+    assert missing == []
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    """Return what a page's headings are called in links, and the anchors that it sets itself."""
+    text = page.read_text(encoding="utf-8")
+    headings = [re.sub(r"[^\w\s-]", "", one).strip().lower() for one in HEADING.findall(text)]
+    return {re.sub(r"[-\s]+", "-", one) for one in headings} | set(re.findall(r'id="(\w+)"', text))
 
 
 def test_no_plan_is_cited_that_only_its_authors_have() -> None:
