@@ -17,8 +17,8 @@ import securevfl as sv
 from securevfl.config.reading import parse_federation
 from securevfl.lab.digits import digits_federation, digits_tables, write_tables
 from securevfl.report.page import write_report
-from securevfl.runtime.coalitions import Estimate
 from securevfl.runtime.entry import simulate_from_file
+from securevfl.runtime.without_partners import Estimate
 
 _NUMBERS = {"none": 6, "24": 3, "8": 2}
 """Numbers a secondary: with noise few that are seen, without it as many as say something."""

@@ -1,30 +1,376 @@
-"""What each partner of a finished run is worth, measured without asking anybody."""
+"""Value of each partner of a finished run: leave one out, and Shapley values.
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+A game is a function of coalitions, sets of partners: the value of a model with these and no others.
+Everything here is linear in the values of coalitions, and each resample of the test rows gives all
+of them one value; so intervals are paired by rows, however coalitions are combined.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from securevfl.core import checks
-from securevfl.core.errors import ConfigError
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from jaxtyping import Float64
+
+from securevfl.config.sections import OWN
+from securevfl.core import checks, files
+from securevfl.core.conventions import stream
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unheard
 from securevfl.core.summary import Summarised
 from securevfl.data.tables import PartyTable
-from securevfl.models.task_metrics import LEVEL
-from securevfl.runtime.coalitions import (
-    LEAST_PERMUTATIONS,
-    NEVER_FEWER,
-    KeptModels,
-    Releases,
-    Worth,
-    solve,
-    source_of,
-)
+from securevfl.federation.base import Base, fit_base
+from securevfl.federation.build import build_primary
+from securevfl.federation.exchange import EpochMark
+from securevfl.federation.run_plan import plan_prediction
+from securevfl.federation.saved_model import KeptModel
+from securevfl.models.alone.choice import Used
+from securevfl.models.alone.margins import MarginModel
+from securevfl.models.fitted_top import FittedTop
+from securevfl.models.task_metrics import LEVEL, Targets, percentile_interval
+from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import FederationSource, trained_run
 from securevfl.runtime.released_table import COST
 from securevfl.runtime.run_folder import read_figures, write_contribution
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import TrainedRun
+from securevfl.runtime.without_partners import (
+    NEVER_FEWER,
+    Answer,
+    BlockReleases,
+    Coalition,
+    Estimate,
+    Figures,
+    PairedMetrics,
+    SavedModels,
+    answers_in_blocks,
+    facts_of,
+    partners_of,
+)
+from securevfl.version import __version__
+
+# A game over coalitions, solved.
+
+LEAST_PERMUTATIONS: Final = 4
+"""Two with their reverses, of which an error can be told."""
+
+Method = Literal["exact", "sampled"]
+"""Of Shapley values: from all coalitions, or from permutations that were drawn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partner:
+    """What one partner adds; positive is better, whichever way the metric counts."""
+
+    leave_one_out: Figures
+    """The value of all partners less the value of all others."""
+    shapley: Figures
+    """The mean, over all orders in which partners may come, of what it adds when it comes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worth:
+    """One game, solved."""
+
+    method: Method
+    permutations: int | None
+    """So many were drawn; None where values are exact."""
+    coalitions: int
+    """So many were valued."""
+    partners: Mapping[str, Partner]
+    all: Figures
+    """The metric itself with all partners."""
+    none: Figures
+    """Of the primary alone."""
+    gain: Figures
+    """The one less the other; positive is better. Shapley values add up to it."""
+    values: Mapping[Coalition, Figures] = field(repr=False)
+    """The metric itself of every coalition that was valued."""
+    used: Mapping[Coalition, Used] = field(repr=False)
+    """Whose predictions they are."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as ``contribution.json`` has it."""
+        return {
+            "method": self.method,
+            "permutations": self.permutations,
+            "coalitions": self.coalitions,
+            "partners": {
+                name: {
+                    "leave_one_out": _as_json(one.leave_one_out),
+                    "shapley": _as_json(one.shapley),
+                }
+                for name, one in self.partners.items()
+            },
+            "all": _as_json(self.all),
+            "none": _as_json(self.none),
+            "gain": _as_json(self.gain),
+            "values": [
+                {"partners": sorted(one), "used": self.used[one], "metrics": _as_json(figures)}
+                for one, figures in self.values.items()
+            ],
+        }
+
+
+def _as_json(figures: Figures) -> dict[str, Any]:
+    return {name: one.as_json() for name, one in figures.items()}
+
+
+def solve(
+    partners: Sequence[str],
+    value: Callable[[Coalition], Answer],
+    head: TaskHead,
+    targets: Targets,
+    *,
+    exact_up_to: int,
+    permutations: int,
+    seed: int,
+    heard: Callable[[int, int], None] = lambda _done, _of: None,
+) -> Worth:
+    """Value coalitions, and share out what they are worth.
+
+    Args:
+        partners: Names, one at least.
+        value: What the primary would use with a coalition; asked once for each.
+        head: The task.
+        targets: The test rows' labels, as metrics take them.
+        exact_up_to: From more partners than these on, permutations are drawn.
+        permutations: How many then, at least :data:`LEAST_PERMUTATIONS`; an odd number counts as
+            the next even one, since each permutation is followed by its reverse.
+        seed: Of permutations and of resamples.
+        heard: Told how many coalitions are valued, and how many there will be.
+
+    References:
+        Shapley, A Value for n-Person Games, 1953: the value. Castro, Gomez and Tejada, Polynomial
+        calculation of the Shapley value based on sampling, 2009: permutations. Mitchell et al.,
+        Sampling Permutations for Shapley Value Estimation, JMLR 2022, section 3: reverses.
+    """
+    everybody, nobody = frozenset(partners), Coalition()
+    pairs: list[tuple[tuple[str, ...], ...]] | None = None
+    if len(partners) <= exact_up_to:
+        sizes = range(len(partners) + 1)
+        wanted = [frozenset(one) for n in sizes for one in itertools.combinations(partners, n)]
+    else:
+        pairs = _pairs_of_orders(partners, permutations, seed)
+        orders = [order for pair in pairs for order in pair]
+        wanted = [nobody, everybody, *(everybody - {one} for one in partners)]
+        wanted += [frozenset(order[:n]) for order in orders for n in range(1, len(order))]
+        wanted = list(dict.fromkeys(wanted))
+    valued: dict[Coalition, Answer] = {}
+    for one in wanted:
+        valued[one] = value(one)
+        heard(len(valued), len(wanted))
+    measured = _Gains(valued, head, targets, seed=seed)
+    found = {}
+    for name in partners:
+        if pairs is None:
+            shapley = measured.gain(_exact_shares(name, partners))
+        else:
+            shares = [_mean([_marginal(name, order) for order in pair]) for pair in pairs]
+            shapley = measured.gain(_mean(shares), drawn=shares)
+        left = {everybody: 1.0, everybody - {name}: -1.0}
+        found[name] = Partner(leave_one_out=measured.gain(left), shapley=shapley)
+    return Worth(
+        method="exact" if pairs is None else "sampled",
+        permutations=None if pairs is None else 2 * len(pairs),
+        coalitions=len(valued),
+        partners=found,
+        all=measured.of(everybody),
+        none=measured.of(nobody),
+        gain=measured.gain({everybody: 1.0, nobody: -1.0}),
+        values={one: measured.of(one) for one in valued},
+        used={one: outcome.used for one, outcome in valued.items()},
+    )
+
+
+Shares = Mapping[Coalition, float]
+"""A sum over coalitions: what each one's value is multiplied by."""
+
+
+def _exact_shares(name: str, partners: Sequence[str]) -> Shares:
+    others = [one for one in partners if one != name]
+    shares: dict[Coalition, float] = {}
+    for size in range(len(partners)):
+        # The share of all orders in which these and no others come before.
+        share = 1 / (len(partners) * math.comb(len(others), size))
+        for before in itertools.combinations(others, size):
+            shares[frozenset(before)] = -share
+            shares[frozenset(before) | {name}] = share
+    return shares
+
+
+def _marginal(name: str, order: Sequence[str]) -> Shares:
+    place = order.index(name)
+    return {frozenset(order[: place + 1]): 1.0, frozenset(order[:place]): -1.0}
+
+
+def _mean(several: Sequence[Shares]) -> Shares:
+    total: dict[Coalition, float] = {}
+    for shares in several:
+        for coalition, share in shares.items():
+            total[coalition] = total.get(coalition, 0.0) + share / len(several)
+    return total
+
+
+def _pairs_of_orders(
+    partners: Sequence[str], permutations: int, seed: int
+) -> list[tuple[tuple[str, ...], ...]]:
+    """Return random orders, each with its reverse."""
+    random = stream(seed, "permutations")
+    orders = (tuple(random.permutation(list(partners)).tolist()) for _ in range(permutations))
+    return [(order, order[::-1]) for order in itertools.islice(orders, (permutations + 1) // 2)]
+
+
+class _Gains(PairedMetrics):
+    """Metrics of every coalition, and what sums over coalitions gain."""
+
+    def gain(self, shares: Shares, *, drawn: Sequence[Shares] = ()) -> Figures:
+        """Return a sum over coalitions, turned so that positive is better.
+
+        Args:
+            shares: The sum.
+            drawn: Independent sums of which it is the mean, if they were drawn.
+        """
+        found = {}
+        for name, sign in self.signs.items():
+            values, draws = sign * self.values[name], sign * self.draws[name]
+            error = None
+            if drawn:
+                several = [float(self._sum(values, one)[0]) for one in drawn]
+                error = float(np.std(several, ddof=1)) / math.sqrt(len(several))
+            found[name] = Estimate(
+                value=float(self._sum(values, shares)[0]),
+                interval=percentile_interval(self._sum(draws, shares)),
+                standard_error=error,
+            )
+        return found
+
+    def _sum(
+        self, values: Float64[np.ndarray, "coalitions draws"], shares: Shares
+    ) -> Float64[np.ndarray, " draws"]:
+        places = [self.places[one] for one in shares]
+        return np.array(list(shares.values())) @ values[places]
+
+
+# The top model trained again on the others' released numbers.
+
+CACHE: Final = "contribution"
+"""Subfolder of the primary's folder with the outputs of retrained models, so that an interrupted
+measurement can be continued."""
+
+
+class Retrained:
+    """Answers of top models that are trained again on the released rows of a coalition.
+
+    All else is as in the run: its seed, rows, settings, base, and the rule of who answers. With all
+    partners that is the run itself.
+    """
+
+    def __init__(self, source: BlockReleases, folder: Path) -> None:
+        """Fit the base again, if there is one.
+
+        Args:
+            source: The run.
+            folder: The primary's own, of the run. What is trained is kept there.
+        """
+        self._source = source
+        self._kept = _KeptOutputs(folder / CACHE, source.model)
+        self._base = None
+        part = source.alone.part
+        if part.base is not None:
+            # A named one is fitted by its name again.
+            named = source.config.base.estimator != OWN
+            fitted = part.base if isinstance(part.base, MarginModel) else None
+            own = None if named or fitted is None else fitted.estimator
+            self._base = fit_base(source.config, source.table, source.data, own)
+
+    def __call__(self, coalition: Coalition) -> Answer:
+        """Return the answer with these partners alone, trained now or earlier."""
+        if not coalition or coalition == self._source.everybody:
+            return self._source.answer(coalition)
+        found = self._kept.read(coalition)
+        if found is None:
+            found = self._train(coalition, self._base)
+            self._kept.write(coalition, found)
+        return found
+
+    def _train(self, coalition: Coalition, base: Base | None) -> Answer:
+        source = self._source
+        top, own = source.top.top, None
+        if isinstance(top, FittedTop) and top.model is not None:
+            named = source.config.top is not None and source.config.top.name != OWN
+            own = None if named else top.model.estimator
+        primary = build_primary(
+            source.plan,
+            source.table,
+            source.data,
+            source.exchange(coalition),
+            observe=unheard,
+            estimator=own,
+        )
+        if base is not None:
+            primary.take_base(base.margins)
+        primary.train(after_epoch=_nothing)
+        primary.restore_best()
+        if base is not None:
+            decision = primary.decide(source.alone.margins, base_is_alone=base.alone is not None)
+            if decision.used == "alone":
+                return source.alone.test
+        outputs = primary.predict(source.data.split.test, "test")
+        return source.alone.answer(outputs, primary.threshold, "joint")
+
+
+class _KeptOutputs:
+    """What was trained again, a file for each set of partners; a damaged one is trained anew."""
+
+    def __init__(self, folder: Path, model: KeptModel) -> None:
+        self._folder = folder
+        self._of = [model.run, model.digest, __version__]
+
+    def read(self, coalition: Coalition) -> Answer | None:
+        """Return what was kept, None if there is nothing."""
+        try:
+            state = safetensors.torch.load(self._path(coalition).read_bytes())
+            return Answer(
+                outputs=state["outputs"].numpy(),
+                threshold=float(state["threshold"]),
+                used="joint" if bool(state["joint"]) else "alone",
+            )
+        except (OSError, KeyError, ValueError, safetensors.SafetensorError):
+            return None
+
+    def write(self, coalition: Coalition, found: Answer) -> None:
+        """Keep it, for this user alone.
+
+        Raises:
+            StorageError: If the disk takes no more.
+        """
+        state = {
+            "outputs": torch.from_numpy(np.ascontiguousarray(found.outputs)),
+            "threshold": torch.tensor(found.threshold, dtype=torch.float64),
+            "joint": torch.tensor(found.used == "joint"),
+        }
+        files.write_bytes(self._path(coalition), safetensors.torch.save(state))
+
+    def _path(self, coalition: Coalition) -> Path:
+        text = json.dumps([*self._of, sorted(coalition)])
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return self._folder / f"{digest[:32]}.safetensors"
+
+
+def _nothing(_mark: EpochMark) -> None:
+    """Keep no checkpoint: a set of partners is trained from its beginning."""
+
+
+# The contribution of every partner of a run.
 
 PERMUTATIONS: Final = 32
 """Drawn where there are too many partners for exact Shapley values."""
@@ -158,9 +504,11 @@ def _measured(
     model = trained.model(config.primary.name)
     seed = config.federation.seed if seed is None else seed
     again, notes = None, []
-    source = source_of(trained, model, figures)
-    cost = COST if isinstance(source, Releases) else _NOT_SENT
-    if isinstance(source, KeptModels) and config.model.party_dropout == 0:
+    if config.privacy.mechanism != "none" and not answers_in_blocks(config):
+        raise PrivacyError(_refused(trained, figures))
+    source = partners_of(trained, model, figures)
+    cost = COST if isinstance(source, BlockReleases) else _NOT_SENT
+    if isinstance(source, SavedModels) and config.model.party_dropout == 0:
         notes.append(NEVER_FEWER)
     if config.privacy.mechanism != "none":
         notes.append(
@@ -172,18 +520,18 @@ def _measured(
     common = {"permutations": permutations, "seed": seed}
     gone = solve(
         names,
-        source.gone(),
+        source.answer,
         data.head,
         targets,
         exact_up_to=EXACT_KEPT,
         heard=Pace(observe, CoalitionsValued, name="without partners"),
         **common,
     )
-    if isinstance(source, Releases):
+    if isinstance(source, BlockReleases):
         observe(Stage(text="training without partners"))
         again = solve(
             names,
-            source.again(folder / "parties" / config.primary.name),
+            Retrained(source, folder / "parties" / config.primary.name),
             data.head,
             targets,
             exact_up_to=EXACT_TRAINED,
@@ -205,4 +553,29 @@ def _measured(
         again=again,
         cost=cost,
         notes=tuple(notes),
+    )
+
+
+def _refused(run: TrainedRun, figures: Mapping[str, Any]) -> str:
+    config, rows = run.config, figures["evaluation"]["rows"]
+    passes = len(config.secondaries)
+    model = run.model(config.primary.name)
+    plan = plan_prediction(config, facts_of(rows), noise_share_std=model.noise_share_std)
+    once = plan.releases
+    several = replace(
+        once,
+        min_active=max(1, passes - 1),
+        rounds=passes * once.rounds,
+        row_releases=passes * once.row_releases,
+        releases_per_row=passes,
+    )
+    epsilon = several.epsilon(plan.noise_share_std)
+    own_numbers = '[encoder] layout = "blocks"'
+    if config.encoder is not None and config.encoder.method == "votes":
+        own_numbers = f'{own_numbers} (method = "principal"; votes share their numbers)'
+    return (
+        f"contribution: this run's releases are sums over the secondaries, and leaving out each "
+        f"of {passes} would take {passes} more releases of the {rows} test rows, epsilon "
+        f'{epsilon:.3g} beside the run\'s; a run with privacy.encoder = "frozen" and '
+        f"{own_numbers} has the answer in what it releases, for nothing"
     )

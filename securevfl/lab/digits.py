@@ -17,10 +17,10 @@ from securevfl.data.trial_tables import load_builtin, split_table
 from securevfl.federation.build import primary_data
 from securevfl.federation.own_numbers import features_of
 from securevfl.federation.run_plan import run_facts
+from securevfl.lab.pooled_methods import train_combined
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.perceptron import BaselineResult
-from securevfl.runtime.baselines import train_combined
 from securevfl.runtime.simulation import simulate_federation
 
 PARTIES = ("clinic", "lab-a", "lab-b", "lab-c", "lab-d")

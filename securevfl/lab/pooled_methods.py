@@ -13,7 +13,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
+from securevfl.config.link_spec import key_spec, link_spec
 from securevfl.config.methods import JOINED, BoostingConfig, FedCVTConfig, Settings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import ConfigError, DataError
@@ -26,16 +26,125 @@ from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.alone.perceptron import BaselineConfig, BaselineResult, solo_inputs
+from securevfl.models.alone.perceptron import (
+    BaselineConfig,
+    BaselineResult,
+    combined_inputs,
+    fit_table,
+    solo_inputs,
+)
 from securevfl.models.fedhssl.encoders import EncoderConfig
 from securevfl.models.tasks import HALF, Metrics, TaskHead
-from securevfl.runtime.baselines import (
-    joined_inputs,
-    train_alone,
-    train_combined,
-    train_solo,
-    true_matches,
-)
+from securevfl.runtime.primary_run import train_alone
+
+# Networks on one table: the primary alone, and combine (all in one place).
+
+
+def train_solo(
+    config: FederationConfig,
+    data: PrimaryData,
+    *,
+    settings: BaselineConfig | None = None,
+) -> BaselineResult:
+    """Train the primary's own network on its features, and on its keys if the model has them."""
+    return _fit(_own_inputs(config, data), config, data, settings)
+
+
+def train_combined(
+    config: FederationConfig,
+    data: PrimaryData,
+    *,
+    primary: PartyTable,
+    secondaries: Sequence[PartyTable],
+    features: Sequence[Float[Tensor, "records features"]],
+    settings: BaselineConfig | None = None,
+) -> BaselineResult:
+    """Train on all features and numeric keys, joined by the true match: the ceiling.
+
+    Args:
+        config: The federation file.
+        data: The primary's tensors.
+        primary: The primary's table, with the truth.
+        secondaries: The secondaries' tables, with the truth.
+        features: Their scaled features.
+        settings: The perceptron and its training; default: :class:`BaselineConfig`.
+
+    Raises:
+        DataError: If a table has no truth, or some row has no match.
+    """
+    inputs = joined_inputs(
+        config, data, primary=primary, secondaries=secondaries, features=features
+    )
+    if not config.model.keys_as_features and key_spec(config).are_numbers:
+        # [FedSim] section 6.1, "Dataset": common features are inputs of this method alone.
+        inputs = solo_inputs(inputs, places_of(primary, data.keys))
+    return _fit(inputs, config, data, settings)
+
+
+def joined_inputs(
+    config: FederationConfig,
+    data: PrimaryData,
+    *,
+    primary: PartyTable,
+    secondaries: Sequence[PartyTable],
+    features: Sequence[Float[Tensor, "records features"]],
+) -> Float[Tensor, "rows inputs"]:
+    """Return all features joined by the true match; arguments as of :func:`train_combined`.
+
+    Raises:
+        DataError: If a table has no truth, or some row has no match.
+    """
+    device = data.features.device
+    matches = [
+        torch.as_tensor(true_matches(primary, table), device=device) for table in secondaries
+    ]
+    return combined_inputs(_own_inputs(config, data), features, matches)
+
+
+def true_matches(primary: PartyTable, secondary: PartyTable) -> Int64[np.ndarray, " rows"]:
+    """Return the number of the record that truly belongs to each of the primary's rows.
+
+    Raises:
+        DataError: If a table has no truth, or some row has no match.
+    """
+    if primary.entities is None or secondary.entities is None:
+        raise DataError("needs linkage.truth, the column that tells true matches")
+    place = {int(entity): row for row, entity in enumerate(secondary.entities)}
+    missing = [entity for entity in primary.entities.tolist() if entity not in place]
+    if missing:
+        raise DataError(
+            f"{len(missing)} rows of {primary.name!r} have no match at {secondary.name!r}"
+        )
+    return np.array([place[int(entity)] for entity in primary.entities], dtype=np.int64)
+
+
+def _own_inputs(config: FederationConfig, data: PrimaryData) -> Float[Tensor, "rows inputs"]:
+    # Keys are inputs of all methods or of none: what they add would be taken for a partner's worth.
+    return solo_inputs(data.features, data.keys if config.model.keys_as_features else None)
+
+
+def _fit(
+    inputs: Float[Tensor, "rows inputs"],
+    config: FederationConfig,
+    data: PrimaryData,
+    settings: BaselineConfig | None,
+) -> BaselineResult:
+    device = inputs.device
+    train, validation, test = (
+        torch.as_tensor(rows, device=device)
+        for rows in (data.split.train, data.split.validation, data.split.test)
+    )
+    return fit_table(
+        inputs,
+        data.targets,
+        head=data.head,
+        train=train,
+        validation=validation,
+        test=test,
+        config=settings or BaselineConfig(),
+        seed=config.federation.seed,
+    )
+
 
 # Gradient-boosted trees on one table: the baseline that tables are usually measured against.
 
@@ -88,7 +197,7 @@ def fit_boosting(
     The validation rows end boosting by their loss, and choose leaves and rounds by the metric.
 
     Args:
-        inputs: One table, as :func:`fit_table` makes it.
+        inputs: One table, as :mod:`securevfl.models.baselines.fit` makes it.
         targets: As :class:`TaskHead` wants them.
         head: Loss and metrics.
         train: Rows to learn from.

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import key_spec
 from securevfl.config.losses import keeps_room
 from securevfl.core.errors import BudgetExceededError
@@ -54,10 +55,11 @@ from securevfl.ledger.countersigning import PrimaryCountersigning, epoch_point
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
+from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import Evaluation, Metrics, evaluate
-from securevfl.runtime.baselines import train_alone
 from securevfl.runtime.figures import UNTESTED, RunFigures, privacy_figures
 from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
@@ -113,6 +115,35 @@ def train_own_network(
     own.train(after_epoch=_keep_nothing)
     own.restore_best()
     return own
+
+
+def train_alone(
+    config: FederationConfig,
+    table: PartyTable,
+    data: PrimaryData,
+    *,
+    settings: BaselineConfig | None = None,
+) -> Alone:
+    """Fit the candidates of the primary alone, on all that it has, and choose one.
+
+    Args:
+        config: The federation file.
+        table: The primary's table.
+        data: The same as tensors.
+        settings: The network and its training; default: :class:`BaselineConfig`.
+
+    Raises:
+        DataError: If the metric that training goes by is not defined for a split's labels.
+    """
+    return fit_alone(
+        own_inputs(table),
+        data.targets.cpu().numpy(),
+        data.head,
+        train=data.split.train,
+        validation=data.split.validation,
+        seed=config.federation.seed,
+        network=settings,
+    )
 
 
 def _keep_nothing(_mark: EpochMark) -> None:

@@ -29,7 +29,6 @@ from securevfl.federation.session.membership import absent_names, active_without
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.runtime.coalitions import NEVER_FEWER, worth_without
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.party_job import NewRows, PartyJob
 from securevfl.runtime.predicting import (
@@ -53,6 +52,7 @@ from securevfl.runtime.preflight import device_named
 from securevfl.runtime.released_table import released_table
 from securevfl.runtime.run_folder import KeptRun, read_figures
 from securevfl.runtime.run_tables import read_party
+from securevfl.runtime.without_partners import NEVER_FEWER, worth_without
 
 # Requests for predictions of a kept model with all parties in this process.
 

@@ -6,16 +6,17 @@ import math
 import numpy as np
 import pytest
 
+from securevfl.lab.contribution import solve
 from securevfl.models.tasks import TaskHead
-from securevfl.runtime.coalitions import Coalition, Valued, solve
+from securevfl.runtime.without_partners import Answer, Coalition
 
 HEAD = TaskHead(task="regression", label_deviation=2.0, chosen="r2")
 ROWS = 80
 
 
-def outputs_with(parts: dict[str, np.ndarray], coalition: Coalition) -> Valued:
+def outputs_with(parts: dict[str, np.ndarray], coalition: Coalition) -> Answer:
     total = sum((parts[one] for one in sorted(coalition)), np.zeros(ROWS))
-    return Valued(outputs=total[:, None], threshold=0.5)
+    return Answer(outputs=total[:, None], threshold=0.5)
 
 
 def made(names: tuple[str, ...], seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -107,10 +108,10 @@ def test_permutations_add_up_and_come_near_exact_values() -> None:
     parts, targets = made(names)
     asked: list[Coalition] = []
 
-    def value(one: Coalition) -> Valued:
+    def value(one: Coalition) -> Answer:
         asked.append(one)
         # Partners overlap: what one adds depends on who is there.
-        return Valued(outputs=np.tanh(outputs_with(parts, one).outputs / 4) * 8, threshold=0.5)
+        return Answer(outputs=np.tanh(outputs_with(parts, one).outputs / 4) * 8, threshold=0.5)
 
     exact = solve(names, value, HEAD, targets, exact_up_to=6, permutations=4, seed=1)
     asked.clear()

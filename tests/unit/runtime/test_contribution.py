@@ -15,8 +15,8 @@ from helpers.federations import FROZEN, save, write_federation
 import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.runtime import coalitions as again
-from securevfl.runtime.coalitions import CACHE
+from securevfl.lab import contribution as again
+from securevfl.lab.contribution import CACHE
 from securevfl.runtime.run_folder import FILE
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation

@@ -14,11 +14,11 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.build import primary_data
 from securevfl.federation.run_plan import run_facts
+from securevfl.lab.pooled_methods import train_combined
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.report.page import write_report
-from securevfl.runtime.baselines import train_combined
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
