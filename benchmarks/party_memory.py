@@ -41,7 +41,7 @@ _PARTY = "with loading(): import securevfl.cli.main, securevfl.cli.results, secu
 LOADED = {
     "torch alone": "import torch",
     "torch and CrypTen": "import securevfl.mpc.crypten_bridge",
-    "coordinator, dealer": f"{_PARTY}, securevfl.runtime.helper_party",
+    "coordinator, dealer": _PARTY,
     "secondary": f"{_PARTY}, securevfl.runtime.secondary_party",
     "primary": f"{_PARTY}, securevfl.runtime.primary_party",
 }

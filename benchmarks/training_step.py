@@ -32,8 +32,8 @@ from securevfl.config.reading import read_federation
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.launch.spawn import reserved_port
-from securevfl.runtime.party import run_party
-from securevfl.runtime.party_job import PartyJob
+from securevfl.runtime.launching import run_party
+from securevfl.runtime.run_options import PartyJob
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.transport.identity import provision

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from securevfl.lab.contribution import Contribution, contribution
     from securevfl.lab.entry_points import compare, link, sweep
     from securevfl.models.family import PretrainingSettings
-    from securevfl.runtime.entry import features, predict, train
-    from securevfl.runtime.in_memory import simulate
+    from securevfl.runtime.entry import simulate, train
     from securevfl.runtime.predictions import Predictions
     from securevfl.runtime.simulation import RunResult
+    from securevfl.runtime.trained_run import features, predict
 
 __all__ = [
     "AuditSettings",
@@ -77,12 +77,12 @@ _HOME = {
     "audit": "securevfl.lab.audit.audit_report",
     "compare": "securevfl.lab.entry_points",
     "contribution": "securevfl.lab.contribution",
-    "features": "securevfl.runtime.entry",
+    "features": "securevfl.runtime.trained_run",
     "link": "securevfl.lab.entry_points",
-    "predict": "securevfl.runtime.entry",
+    "predict": "securevfl.runtime.trained_run",
     "preset": "securevfl.config.presets",
     "read_federation": "securevfl.config.reading",
-    "simulate": "securevfl.runtime.in_memory",
+    "simulate": "securevfl.runtime.entry",
     "sweep": "securevfl.lab.entry_points",
     "train": "securevfl.runtime.entry",
 }

@@ -16,9 +16,11 @@ from securevfl.core.errors import SecureVflError
 from securevfl.core.formatting import written
 from securevfl.core.memory import loading
 from securevfl.core.progress import alignment_in_words
+from securevfl.core.shown_progress import RunProgress
 from securevfl.federation.session.membership import absences_in_words
 from securevfl.models.task_metrics import metrics_of
-from securevfl.runtime.figures import (
+from securevfl.runtime.predictions import Predictions
+from securevfl.runtime.run_folder import (
     candidates_in_words,
     interval_heading,
     interval_in_words,
@@ -27,9 +29,7 @@ from securevfl.runtime.figures import (
     placebos_in_words,
     threshold_in_words,
 )
-from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.preflight import warnings_about
-from securevfl.runtime.shown_progress import RunProgress
+from securevfl.runtime.run_options import warnings_about
 
 
 def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:

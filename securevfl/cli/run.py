@@ -29,7 +29,7 @@ from securevfl.core.memory import keep_freed_memory, loading
 
 if TYPE_CHECKING:
     from securevfl.core.progress import ProgressEvent
-    from securevfl.runtime.party_job import PartyJob
+    from securevfl.runtime.run_options import PartyJob
 
 app = typer.Typer()
 
@@ -49,9 +49,9 @@ def simulate(
     with loading():
         from securevfl.cli.results import finished, metric_name, print_results, write_page
         from securevfl.config.reading import read_federation
+        from securevfl.core.shown_progress import RunProgress
         from securevfl.runtime.entry import simulate_from_file
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.runtime.shown_progress import RunProgress
 
     config = read_federation(federation)
     folder = run_folder_for(config, out, resume=resume)
@@ -113,13 +113,13 @@ def pretrain(
         from securevfl.cli.results import print_pretraining
         from securevfl.config.reading import read_federation
         from securevfl.core import files
+        from securevfl.core.shown_progress import RunProgress
         from securevfl.federation.pretraining.pretraining_stage import (
             nothing_to_pretrain,
             wants_pretraining,
         )
-        from securevfl.runtime.preflight import device_named
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.runtime.shown_progress import RunProgress
+        from securevfl.runtime.run_options import device_named
 
     config = read_federation(federation)
     if not wants_pretraining(config):
@@ -199,15 +199,14 @@ def party(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.launch.child import end_with_launcher, report_failure, report_memory
-        from securevfl.runtime.own_processes import (
+        from securevfl.runtime.launching import (
             help_party,
             leave_at_once,
             own_processes,
             require_network,
         )
-        from securevfl.runtime.party_job import NewRows, PartyJob
-        from securevfl.runtime.preflight import device_named
         from securevfl.runtime.run_folder import run_folder_for
+        from securevfl.runtime.run_options import NewRows, PartyJob, device_named
 
     new_rows = None
     if rows is not None and predictions is not None:
@@ -268,14 +267,12 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
             write_pictures,
         )
         from securevfl.core.progress import told
+        from securevfl.core.shown_progress import RunProgress
         from securevfl.launch.child import is_launched
         from securevfl.launch.child import report as report_to_launcher
-        from securevfl.runtime.figures import RunFigures
-        from securevfl.runtime.launching import OUTCOME_EVENT
-        from securevfl.runtime.party import run_party
+        from securevfl.runtime.launching import OUTCOME_EVENT, run_party
         from securevfl.runtime.predictions import Predictions
-        from securevfl.runtime.run_folder import write_figures
-        from securevfl.runtime.shown_progress import RunProgress
+        from securevfl.runtime.run_folder import RunFigures, write_figures
 
     warn(job.config)
     with RunProgress(metric=metric_name(job.config)) as progress:
@@ -337,10 +334,10 @@ def predict(
     """Predict new rows with the model of a run; every party's ledger is charged."""
     with loading():
         from securevfl.cli.results import metric_name, print_predictions
+        from securevfl.core.shown_progress import RunProgress
         from securevfl.report.secondary_page import write_secondary_pages
-        from securevfl.runtime.entry import predict_file
         from securevfl.runtime.run_folder import federation_of_run
-        from securevfl.runtime.shown_progress import RunProgress
+        from securevfl.runtime.trained_run import predict_file
 
     config = federation_of_run(run, federation)
     with RunProgress(metric=metric_name(config)) as progress:

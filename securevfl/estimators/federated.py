@@ -40,12 +40,12 @@ from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.family import Family, FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.models.tasks import TaskHead
-from securevfl.runtime.entry import FederationSource, trained_run
-from securevfl.runtime.in_memory import simulate
-from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.entry import simulate
 from securevfl.runtime.predictions import Predictions, predictions_of
+from securevfl.runtime.run_options import FederationSource
+from securevfl.runtime.run_tables import NamedRows
 from securevfl.runtime.simulation import RunResult
-from securevfl.runtime.trained_run import TrainedRun
+from securevfl.runtime.trained_run import TrainedRun, trained_run
 
 # An estimator's parameters as the settings of a run.
 

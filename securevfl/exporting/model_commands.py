@@ -76,8 +76,8 @@ def embeddings(
     with loading():
         from securevfl.core import files
         from securevfl.exporting.embeddings import require_writable_name, write_released
-        from securevfl.runtime.entry import features
         from securevfl.runtime.released_table import COST, METADATA
+        from securevfl.runtime.trained_run import features
 
     require_writable_name(out)
     files.require_writable_folder(out.parent, what="folder of --out")

@@ -55,10 +55,10 @@ def link(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
+        from securevfl.core.shown_progress import RunProgress
         from securevfl.lab.entry_points import link as link_tables
         from securevfl.report.plots import similarities_plot
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.runtime.shown_progress import RunProgress
 
     keep_freed_memory()
     config = read_federation(federation, only_linkage=True)
@@ -215,9 +215,9 @@ def advise(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core.files import write_text
+        from securevfl.core.shown_progress import bars
         from securevfl.lab.advice import advise as advice_for
         from securevfl.lab.advice import epsilons_from
-        from securevfl.runtime.shown_progress import bars
 
     epsilons = epsilons_from(epsilon)
     if seeds < 0:
@@ -368,11 +368,11 @@ def contribution(
     """Measure what each partner of a run is worth; it asks nobody and costs nothing."""
     with loading():
         from securevfl.core import files
+        from securevfl.core.shown_progress import RunProgress
         from securevfl.lab.contribution import contribution as measure
         from securevfl.report.page import write_report
         from securevfl.report.plots import contribution_plot
         from securevfl.runtime.run_folder import FILE, read_figures
-        from securevfl.runtime.shown_progress import RunProgress
 
     if plot is not None:
         if plot.suffix != ".svg":

@@ -37,16 +37,16 @@ from securevfl.models.alone.margins import MarginModel
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.task_metrics import LEVEL, Targets, percentile_interval
 from securevfl.models.tasks import TaskHead
-from securevfl.runtime.entry import FederationSource, trained_run
 from securevfl.runtime.released_table import COST
 from securevfl.runtime.run_folder import read_figures, write_contribution
+from securevfl.runtime.run_options import FederationSource
 from securevfl.runtime.simulation import RunResult
-from securevfl.runtime.trained_run import TrainedRun
+from securevfl.runtime.trained_run import TrainedRun, trained_run
 from securevfl.runtime.without_partners import (
     NEVER_FEWER,
-    Answer,
     BlockReleases,
     Coalition,
+    CoalitionAnswer,
     Estimate,
     Figures,
     PairedMetrics,
@@ -126,7 +126,7 @@ def _as_json(figures: Figures) -> dict[str, Any]:
 
 def solve(
     partners: Sequence[str],
-    value: Callable[[Coalition], Answer],
+    value: Callable[[Coalition], CoalitionAnswer],
     head: TaskHead,
     targets: Targets,
     *,
@@ -164,7 +164,7 @@ def solve(
         wanted = [nobody, everybody, *(everybody - {one} for one in partners)]
         wanted += [frozenset(order[:n]) for order in orders for n in range(1, len(order))]
         wanted = list(dict.fromkeys(wanted))
-    valued: dict[Coalition, Answer] = {}
+    valued: dict[Coalition, CoalitionAnswer] = {}
     for one in wanted:
         valued[one] = value(one)
         heard(len(valued), len(wanted))
@@ -292,7 +292,7 @@ class Retrained:
             own = None if named or fitted is None else fitted.estimator
             self._base = fit_base(source.config, source.table, source.data, own)
 
-    def __call__(self, coalition: Coalition) -> Answer:
+    def __call__(self, coalition: Coalition) -> CoalitionAnswer:
         """Return the answer with these partners alone, trained now or earlier."""
         if not coalition or coalition == self._source.everybody:
             return self._source.answer(coalition)
@@ -302,7 +302,7 @@ class Retrained:
             self._kept.write(coalition, found)
         return found
 
-    def _train(self, coalition: Coalition, base: Base | None) -> Answer:
+    def _train(self, coalition: Coalition, base: Base | None) -> CoalitionAnswer:
         source = self._source
         top, own = source.top.top, None
         if isinstance(top, FittedTop) and top.model is not None:
@@ -335,11 +335,11 @@ class _KeptOutputs:
         self._folder = folder
         self._of = [model.run, model.digest, __version__]
 
-    def read(self, coalition: Coalition) -> Answer | None:
+    def read(self, coalition: Coalition) -> CoalitionAnswer | None:
         """Return what was kept, None if there is nothing."""
         try:
             state = safetensors.torch.load(self._path(coalition).read_bytes())
-            return Answer(
+            return CoalitionAnswer(
                 outputs=state["outputs"].numpy(),
                 threshold=float(state["threshold"]),
                 used="joint" if bool(state["joint"]) else "alone",
@@ -347,7 +347,7 @@ class _KeptOutputs:
         except (OSError, KeyError, ValueError, safetensors.SafetensorError):
             return None
 
-    def write(self, coalition: Coalition, found: Answer) -> None:
+    def write(self, coalition: Coalition, found: CoalitionAnswer) -> None:
         """Keep it, for this user alone.
 
         Raises:

@@ -24,7 +24,7 @@ from securevfl.lab.sweep import Sweep, train_grid
 from securevfl.lab.sweep_settings import setting_of
 from securevfl.lab.sweep_table import search_summary, write_search, write_sweep
 from securevfl.lab.sweep_table import summary as grid_summary
-from securevfl.runtime.entry import FederationSource, opened
+from securevfl.runtime.run_options import FederationSource, opened
 
 
 def link(

@@ -25,7 +25,7 @@ from securevfl.linkage.stage.candidates import Candidates, find_candidates, same
 from securevfl.linkage.stage.kept_links import KeptLinks, LinkCache, keep, stacked
 from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
 from securevfl.linkage.stage.party_keys import read_keys
-from securevfl.runtime.figures import finite_or_none
+from securevfl.runtime.run_folder import finite_or_none
 
 # FedSim's estimate, before any training, of what similarities are worth over simpler linkage.
 

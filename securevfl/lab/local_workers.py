@@ -16,7 +16,7 @@ from securevfl.core.memory import keep_freed_memory
 from securevfl.data.tables import PartyTable
 from securevfl.lab.engine import ONE_THREAD, Place, RunObservers, Waiting, throttled
 from securevfl.lab.one_run import RunFailure, Task, attempt
-from securevfl.runtime.preflight import device_named
+from securevfl.runtime.run_options import device_named
 
 
 class Here:

@@ -24,7 +24,7 @@ from securevfl.core.progress import ProgressEvent
 from securevfl.data.tables import PartyTable
 from securevfl.lab.engine import ONE_THREAD, Place, RunObservers, Waiting, throttled
 from securevfl.lab.one_run import Run, RunFailure, Task, attempt
-from securevfl.runtime.preflight import device_named
+from securevfl.runtime.run_options import device_named
 from securevfl.version import __version__
 
 _HEAR_EVERY_S: Final = 0.5

@@ -197,7 +197,7 @@ def fit_boosting(
     The validation rows end boosting by their loss, and choose leaves and rounds by the metric.
 
     Args:
-        inputs: One table, as :mod:`securevfl.models.baselines.fit` makes it.
+        inputs: One table, as :func:`fit_table` makes it.
         targets: As :class:`TaskHead` wants them.
         head: Loss and metrics.
         train: Rows to learn from.

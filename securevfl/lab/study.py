@@ -18,7 +18,7 @@ from securevfl.lab.engine import Done, Engine, Place, RunObservers, Tell
 from securevfl.lab.local_workers import Here, Workers
 from securevfl.lab.on_ray import RayEngine
 from securevfl.lab.one_run import LeftOut, Run, RunFailure, Task, finished_run
-from securevfl.runtime.preflight import device_named
+from securevfl.runtime.run_options import device_named
 from securevfl.runtime.run_tables import read_party, read_tables
 
 # The tables that a study's runs are trained on.

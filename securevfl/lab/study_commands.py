@@ -25,7 +25,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import written
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import EpochDone, ProgressEvent, Warned
-from securevfl.runtime.shown_progress import bars
+from securevfl.core.shown_progress import bars
 
 if TYPE_CHECKING:
     from securevfl.lab.one_run import LeftOut, Run
@@ -108,7 +108,7 @@ def compare(
         from securevfl.lab.entry_points import compare_and_write
         from securevfl.lab.study import Engines
         from securevfl.report.plots import comparison_plot
-        from securevfl.runtime.preflight import warnings_about
+        from securevfl.runtime.run_options import warnings_about
 
     if seeds < 1:
         raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
@@ -235,7 +235,7 @@ def sweep(
         from securevfl.lab.sweep import Sweep
         from securevfl.lab.sweep_settings import parse_setting
         from securevfl.report.plots import search_plot, sweep_plot
-        from securevfl.runtime.preflight import warnings_about
+        from securevfl.runtime.run_options import warnings_about
 
     config = read_federation(federation)
     kind = "sweep" if search is None else "search"

@@ -16,7 +16,8 @@ from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
 from securevfl.report.learned import Section, section_of
 from securevfl.report.secondary_page import TEMPLATES, write_secondary_pages
-from securevfl.runtime.figures import (
+from securevfl.runtime.run_folder import (
+    EXPLANATION,
     alone_in_words,
     candidates_in_words,
     interval_heading,
@@ -24,9 +25,11 @@ from securevfl.runtime.figures import (
     links_of_run,
     models_measured,
     placebos_in_words,
+    read_contribution,
+    read_figures,
+    read_history,
     threshold_in_words,
 )
-from securevfl.runtime.run_folder import EXPLANATION, read_contribution, read_figures, read_history
 
 # What partners are worth, for people: titles, columns and cells of what was measured.
 

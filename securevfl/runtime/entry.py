@@ -1,33 +1,44 @@
-"""Entry points for training and prediction, from Python and from the command line."""
+"""Entry points that run a federation: from its file, or simulated on tables in memory."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 from securevfl.callbacks import Callback, CallbackObserver
+from securevfl.config.encoder import AUTO, EncoderSettings
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
-from securevfl.core import files
+from securevfl.config.linkage import LinkageSettings
+from securevfl.config.presets import top_source
+from securevfl.config.reading import parse_federation, read_federation
+from securevfl.config.sections import (
+    BaseSettings,
+    PredictionSettings,
+    TrainingSettings,
+    base_source,
+)
+from securevfl.core import checks, files
+from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
+from securevfl.core.shown_progress import RunProgress
+from securevfl.data.column_settings import ColumnSettings
+from securevfl.data.party_tables import from_frame
 from securevfl.data.tables import PartyTable
+from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import require_estimator
 from securevfl.ledger.ledger import lines_of_run
-from securevfl.models.registry import require_installed
+from securevfl.models.family import FamilySettings, PretrainingSettings
+from securevfl.models.registry import family_of, require_installed
+from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.launching import train_in_processes
-from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.preflight import device_named, warnings_about
-from securevfl.runtime.run_folder import read_figures, read_history
+from securevfl.runtime.run_folder import TemporaryFolder, read_figures, read_history
+from securevfl.runtime.run_options import FederationSource, device_named, opened, warnings_about
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.trained_run import TrainedRun
-
-# Where a run of a whole federation starts, from Python and from the command line alike.
-
-FederationSource = str | Path | FederationConfig
-"""A federation: the path of its file, or what :func:`securevfl.read_federation` returned."""
 
 
 def train(
@@ -155,16 +166,6 @@ def simulate_from_file(
     )
 
 
-def opened(
-    federation: FederationSource, data_root: Path | None, *, only_linkage: bool = False
-) -> tuple[FederationConfig, Path]:
-    """Return a federation, read if it is a file, and the folder where relative paths start."""
-    if isinstance(federation, FederationConfig):
-        return federation, data_root or Path()
-    path = Path(federation)
-    return read_federation(path, only_linkage=only_linkage), data_root or path.parent
-
-
 def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
     """Return the metrics of a run that has nothing left to do, or None if it is not finished.
 
@@ -205,188 +206,400 @@ def _warn(config: FederationConfig, observe: Observer) -> None:
         observe(Warned(text=text))
 
 
-# Where a trained run is used, from Python and from the command line alike.
+# Frames in Python as the parties of a simulation.
+
+_PRIMARY = "primary"
 
 
-def predict(
-    run: str | Path,
-    rows: Any,
+def tables_of_frames(
+    settings: Mapping[str, Any], *, primary: Any, secondaries: Any, label: Any, key: Any
+) -> Sequence[PartyTable]:
+    """Return the primary's table and the secondaries', made of frames.
+
+    Args:
+        settings: With the promise and declared ``bounds``, on which it depends what features may
+            take from the records.
+        primary: The primary's frame, or a table.
+        secondaries: The others', in a list or by name.
+        label: The primary's label column.
+        key: Key columns of all, or by party name.
+
+    Raises:
+        ConfigError: If one is missing or of the wrong type, naming the argument.
+        DataError: If a frame can't be used.
+    """
+    if primary is None:
+        raise ConfigError("primary: must be given, a DataFrame with the label (or give parties)")
+    if isinstance(secondaries, Mapping):
+        named = {str(name): one for name, one in secondaries.items()}
+    elif isinstance(secondaries, list | tuple):
+        named = {f"secondary-{number}": one for number, one in enumerate(secondaries, 1)}
+    else:
+        raise ConfigError(
+            f"secondaries: must be a list of frames, or frames by name, got a "
+            f"{type(secondaries).__name__}"
+        )
+    if not named or _PRIMARY in named:
+        raise ConfigError(
+            f"secondaries: must have at least one frame, and none called {_PRIMARY!r}"
+        )
+    if not isinstance(label, str):
+        raise ConfigError(
+            f"label: must be the name of the primary's label column, got {label!r:.60}"
+        )
+    frames = {_PRIMARY: primary, **named}
+    return [
+        from_frame(
+            frame,
+            name=name,
+            key=_key_of(key, name, frames),
+            label=label if name == _PRIMARY else None,
+            task=settings.get("task") if name == _PRIMARY else None,
+            columns=_columns(settings, name),
+        )
+        for name, frame in frames.items()
+    ]
+
+
+def _key_of(key: Any, name: str, parties: Mapping[str, Any]) -> Any:
+    if key is None:
+        raise ConfigError('key: must name the columns that parties link by, such as key="id"')
+    if not isinstance(key, Mapping) or not set(key) <= set(parties):
+        return key
+    if name not in key:
+        raise ConfigError(f"key: has none for {name!r}; it has {', '.join(map(repr, key))}")
+    return key[name]
+
+
+def _columns(settings: Mapping[str, Any], name: str) -> ColumnSettings:
+    bounds, privacy = settings.get("bounds"), settings.get("privacy")
+    declared = privacy is not None and privacy.encoder != "trained" and privacy.mechanism != "none"
+    if name == _PRIMARY or not declared:
+        return ColumnSettings()
+    own = bounds.get(name) if isinstance(bounds, Mapping) else bounds
+    return ColumnSettings(bounds=own, own_statistics=False)
+
+
+# Simulate a federation from Python: on tables in memory, or as a federation file says.
+
+
+class SimulationSettings(TypedDict, total=False):
+    """What :func:`simulate` takes by name beside tables, and how it runs."""
+
+    privacy: Privacy
+    """What is promised; ``Privacy(mechanism="none")`` promises nothing."""
+    encoder: EncoderSettings | Literal["auto"] | None
+    """How frozen encoders are made; default: as the family does. ``"auto"`` takes, with tables, a
+    promise and what else is given, the settings of :mod:`securevfl.config.encoder`; then ``model``
+    may be left out."""
+    training: TrainingSettings | None
+    """Epochs, batch size and so on."""
+    pretraining: PretrainingSettings | None
+    """For families that pretrain."""
+    linkage: LinkageSettings | None
+    """Who chooses links, and by what; default: each row its K nearest records, with the primary's
+    keys shown to every secondary."""
+    prediction: PredictionSettings | None
+    """What predictions of the model may spend in addition to training."""
+    base: Any
+    """What the joint model is averaged with: ``"boosting"``, ``"linear"``, ``"best"`` of these and
+    a perceptron (the default), any estimator of scikit-learn (a classifier needs
+    ``predict_proba``), or ``"none"``, as in the papers."""
+    top: Any
+    """With frozen encoders, an estimator in place of the family's top network, fitted to own
+    columns, keys and released numbers: ``"boosting"``, ``"linear"`` or any of scikit-learn."""
+    task: Task | None
+    """What the label is; default: binary or multiclass if the labels are classes, regression
+    otherwise."""
+    bounds: Mapping[str, Sequence[float]] | Sequence[float] | None
+    """``[low, high]`` of all features, or such a pair by party name: declared ranges that do not
+    depend on the data, as a frozen encoder's guarantee needs. Without them each party standardises
+    its features by its own statistics."""
+    seed: int
+    """Of splits, initialisation, shuffling and dropout; never of noise. Default 0."""
+    with_alone: bool
+    """Whether the best model of the primary alone is found too, to compare with. Default true."""
+    data_root: Path | None
+    """With a federation file, where relative data paths start; default: next to the file, and the
+    current folder if there is no file."""
+    resume: bool
+    """With a federation file, go on from the last epoch that was saved in ``out``."""
+    device: str
+    """``"cpu"`` (the default) or ``"cuda"``."""
+    progress: bool | None
+    """Whether progress is shown on standard error; default: where that is a terminal."""
+
+
+_OF_FILES: Final = ("data_root", "resume")
+_OF_BOTH: Final = ("device", "progress")
+
+
+def simulate(
+    parties: Any = None,
+    model: Any = None,
     *,
-    federation: FederationSource | None = None,
-    parties: Iterable[PartyTable] | None = None,
-    id_column: str | None = None,
-    without: Sequence[str] = (),
-    out: str | Path | None = None,
-    identity: str | Path | None = None,
-    listen: str | None = None,
-    data_root: Path | None = None,
-    device: str = "cpu",
+    primary: Any = None,
+    secondaries: Any = None,
+    label: Any = None,
+    key: Any = None,
+    out: Path | None = None,
     observe: Observer = unheard,
-) -> Predictions:
-    """Predict new rows of the primary with the model that a run has kept.
-
-    Every call is a request: under a promise, every party's ledger is charged for it. A run that was
-    simulated predicts in this process, one that was trained on this machine in a process a party;
-    with ``identity``, this is the primary, and the others come by themselves
-    (``securevfl party --serve``).
+    callbacks: Sequence[Callback] = (),
+    **settings: Unpack[SimulationSettings],
+) -> RunResult:
+    """Run a federation in this process: on frames, on tables, or as its file says.
 
     Args:
-        run: The run folder.
-        rows: A frame (pandas, polars, pyarrow), the path of a file, or, of a simulation, a
-            :class:`PartyTable` that is encoded as the table of training was.
-        federation: The federation file; default: that of the run.
-        parties: The secondaries' tables, of a run that was simulated on tables in memory; others
-            are read again.
-        id_column: The column that names rows; None numbers them from 1 on.
-        without: Secondaries that are absent: they are not asked, and not waited for.
-        out: A file that gets the predictions too.
-        identity: The primary's own folder, as made by ``securevfl identity create``.
-        listen: Where the primary listens, if not at its address in the file.
-        data_root: Where relative data paths start; default: the current folder.
-        device: ``"cpu"`` or ``"cuda"``.
-        observe: Hears of progress.
+        parties: The primary's table, with labels, then the secondaries', from
+            :func:`securevfl.data.from_frame`, a file or a split; or the path of a
+            federation file, or what :func:`securevfl.read_federation` returned. None takes frames.
+        model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``; of an
+            installed package's family, too. A federation file says it itself.
+        primary: In place of ``parties``, the primary's frame (pandas, polars, pyarrow).
+        secondaries: The others' frames: a list, or a mapping by name.
+        label: The label column of the primary's frame.
+        key: The key column of all frames, or a list of them; or such by party name, the primary's
+            is ``"primary"`` and those of a list are ``"secondary-1"`` and so on.
+        out: Run folder; default: a temporary one, which is removed when the result is no longer
+            referred to.
+        observe: Hears of progress; what it raises ends the run.
+        callbacks: Hear of progress and of the end, for example
+            ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
+        **settings: Those of :class:`SimulationSettings`; with tables or frames, ``privacy`` must be
+            among them.
+
+    Returns:
+        Metrics, history, losses and ledger; and the model, for :meth:`RunResult.predict`.
 
     Raises:
-        BudgetExceededError: If a party's ledger has no room for them; nothing was released then.
-        ConfigError: If the run has kept no model, or one that does not fit.
-        DataError: If the rows' columns are not those of training.
+        ConfigError: If a setting is impossible or unknown, or does not go with what is simulated.
+        DataError: If a frame can't be used.
+        PrivacyError: If the promise does not hold for what would run.
 
     Reveals:
-        On one machine nothing leaves it. With others: what a request for predictions reveals.
+        Everything is in one process: a simulation protects nobody's table.
     """
-    trained = trained_run(
-        run,
-        federation=federation,
-        parties=parties,
-        identity=identity,
-        listen=listen,
-        data_root=data_root,
-        device=device,
+    _require_known(settings)
+    config, tables, root = _asked_for(
+        parties, model, settings, primary=primary, secondaries=secondaries, label=label, key=key
     )
-    return trained.predict(
-        rows,
-        id_column=id_column,
-        without=without,
-        out=None if out is None else Path(out),
-        observe=observe,
-    )
+    resume, with_alone = settings.get("resume", False), settings.get("with_alone", True)
+    if resume and out is None:
+        raise ConfigError("resume: needs out, the folder of the run that should go on")
+    with contextlib.ExitStack() as failing:
+        hearing = CallbackObserver(
+            callbacks, _shown(config, settings.get("progress"), observe, failing)
+        )
+        failing.enter_context(hearing.until_the_end())
+        place: Path | TemporaryFolder = Path(out) if out is not None else TemporaryFolder()
+        unfinished = contextlib.ExitStack()
+        failing.enter_context(unfinished)
+        if isinstance(place, TemporaryFolder):
+            unfinished.callback(place.remove)
+        folder = place.path if isinstance(place, TemporaryFolder) else place
+        device = settings.get("device", "cpu")
+        if tables is None:
+            result = simulate_from_file(
+                config,
+                out=folder,
+                data_root=root,
+                resume=resume,
+                device=device,
+                observe=hearing.tell,
+            )
+        else:
+            base, top = settings.get("base"), settings.get("top")
+            result = simulate_federation(
+                config,
+                tables,
+                folder,
+                device=device_named(device),
+                with_alone=with_alone,
+                with_placebo=with_alone,
+                observe=hearing.tell,
+                base=None if isinstance(base, str) else base,
+                top=None if isinstance(top, str) else top,
+            )
+        hearing.ended(result.metrics)
+        unfinished.pop_all()
+        assert result.trained is not None, "pretraining alone has an entry of its own"
+        # Its folder lives as long as somebody can predict with it.
+        trained = dataclasses.replace(result.trained, place=place)
+        return dataclasses.replace(result, trained=trained)
 
 
-def features(
-    run: str | Path,
-    *,
-    own: bool = False,
-    federation: FederationSource | None = None,
-    parties: Iterable[PartyTable] | None = None,
-    data_root: Path | None = None,
-) -> pd.DataFrame:
-    """Return what a frozen run has released, as a table for models of the primary's own.
-
-    It costs nothing, however often it is asked for: see
-    :func:`securevfl.runtime.released_table.released_table`, which says what the columns and
-    ``attrs["securevfl"]`` are.
-
-    Args:
-        run: The run folder.
-        own: Whether the primary's own encoded columns and its label come too.
-        federation: The federation file; default: that of the run.
-        parties: The primary's table, of a run that was simulated on tables in memory; others are
-            read again.
-        data_root: Where relative data paths start; default: the current folder.
+def _asked_for(
+    parties: Any,
+    model: Any,
+    settings: Any,
+    **frames: Any,
+) -> tuple[FederationConfig, dict[str, PartyTable] | None, Path | None]:
+    """Return the federation, its tables (None: as its file says) and where paths start.
 
     Raises:
-        ConfigError: If the run's encoders are not frozen, the folder is not the primary's, a file
-            is damaged, or not all rows are released yet.
-        DataError: If the primary's table does not fit.
-        PrivacyError: If the primary's ledger was altered.
-
-    Reveals:
-        Nothing: it is made of what was released before.
+        ConfigError: If what was given is nothing that can be simulated, naming the argument.
     """
-    trained = trained_run(run, federation=federation, parties=parties, data_root=data_root)
-    return trained.features(own=own)
+    given = [name for name, value in frames.items() if value is not None]
+    if isinstance(parties, FederationSource):
+        of_tables = {"model": model, **settings}
+        wrong = [
+            name
+            for name, value in of_tables.items()
+            if value is not None and name not in (*_OF_FILES, *_OF_BOTH)
+        ]
+        if wrong or given:
+            raise ConfigError(f"{(wrong + given)[0]}: the federation file says it; leave it out")
+        config, root = opened(parties, settings.get("data_root"))
+        return config, None, root
+    if any(settings.get(name) for name in _OF_FILES):
+        raise ConfigError("resume, data_root: go with a federation file, not with tables")
+    privacy = settings.get("privacy")
+    for name, value, kind in (("model", model, FamilySettings), ("privacy", privacy, Privacy)):
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(
+                f"{name}: must be {kind.__name__}, got a {type(value).__name__}; frames go "
+                f'in by name: simulate(primary=..., secondaries=[...], label="y", key="id", ...)'
+            )
+    if parties is None:
+        listed = tables_of_frames(settings, **frames)
+    elif given:
+        raise ConfigError(f"{given[0]}: goes with frames alone; leave out parties, or {given[0]}")
+    else:
+        listed = _listed(parties)
+    names = _key_names(listed[0])
+    source = _source(listed, model, settings)
+    tables = {table.name: _with_keys_called(names, table) for table in listed}
+    return parse_federation(source, file="simulate()"), tables, None
 
 
-def trained_run(
-    run: str | Path,
-    *,
-    federation: FederationSource | None = None,
-    parties: Iterable[PartyTable] | None = None,
-    identity: str | Path | None = None,
-    listen: str | None = None,
-    data_root: Path | None = None,
-    device: str = "cpu",
-) -> TrainedRun:
-    """Return a run whose models are to predict; see :func:`predict`.
+def _listed(parties: Any) -> Sequence[PartyTable]:
+    tables = parties if isinstance(parties, list | tuple) else [parties]
+    for number, one in enumerate(tables):
+        if not isinstance(one, PartyTable):
+            raise ConfigError(
+                f"parties: number {number + 1} is a {type(one).__name__}, and must be a table of "
+                f"securevfl.data.from_frame; frames go in by name: simulate(primary=..., "
+                f'secondaries=[...], label="y", key="id", ...)'
+            )
+    if len(tables) < 2:
+        raise ConfigError(
+            f"parties: must be a list with the primary's table and at least one secondary's, got "
+            f"{len(tables)}"
+        )
+    return tables
+
+
+def _require_known(settings: SimulationSettings) -> None:
+    """Refuse a setting that there is not.
 
     Raises:
-        ConfigError: If the folder is not that of a run.
+        ConfigError: Naming it, and one that is meant perhaps.
     """
-    path = Path(run) / "federation.toml"
-    if federation is None and not path.exists():
-        raise ConfigError(f"run folder {run}: has no {path.name}; is it that of a finished run?")
-    config, _ = opened(path if federation is None else federation, None)
-    return TrainedRun(
-        config=config,
-        place=Path(run),
-        data_root=data_root or Path(),
-        tables=None if parties is None else {table.name: table for table in parties},
-        identity=None if identity is None else Path(identity),
-        listen=listen,
-        device=device,
-    )
+    for name in settings:
+        if name not in SimulationSettings.__annotations__:
+            meant = checks.did_you_mean(name, SimulationSettings.__annotations__)
+            raise ConfigError(f"{name}: no such setting of simulate(){meant}")
 
 
-def predict_file(
+def _shown(
     config: FederationConfig,
-    run_folder: Path,
-    *,
-    rows: Path,
-    out: Path,
-    id_column: str | None = None,
-    without: Sequence[str] = (),
-    identity: Path | None = None,
-    listen: str | None = None,
-    data_root: Path | None = None,
-    device: str = "cpu",
-    observe: Observer = unheard,
-) -> Predictions:
-    """Predict a file of new rows, and write the predictions; see :func:`predict`.
+    progress: bool | None,
+    observe: Observer,
+    stack: contextlib.ExitStack,
+) -> Observer:
+    """Return an observer that shows progress too, if that is wanted or a terminal is there."""
+    if not (sys.stderr.isatty() if progress is None else progress):
+        return observe
+    metric = metrics_of(config.federation.task, config.training.metric)[0].name
+    bars = stack.enter_context(RunProgress(metric=metric))
 
-    Args:
-        config: The federation file.
-        run_folder: Of the run that trained.
-        rows: The file of new rows.
-        out: Where predictions go.
-        id_column: The column that names rows; None numbers them from 1 on.
-        without: Secondaries that are absent.
-        identity: The primary's own folder, as made by ``securevfl identity create``.
-        listen: Where the primary listens, if not at its address in the file.
-        data_root: Where relative data paths start.
-        device: ``"cpu"`` or ``"cuda"``.
-        observe: Hears of progress.
+    def both(event: ProgressEvent) -> None:
+        bars(event)
+        observe(event)
 
-    Raises:
-        BudgetExceededError: If a party's ledger has no room for them; nothing was released then.
-        ConfigError: If the run has kept no model, or one that does not fit.
-        DataError: If the rows' columns are not those of training.
+    return both
 
-    Reveals:
-        On one machine nothing leaves it. With others: what a request for predictions reveals.
-    """
-    files.require_writable_folder(out.parent, what="folder of --out")
-    if not rows.exists():
-        raise ConfigError(f"--rows: there is no file {rows}")
-    return predict(
-        run_folder,
-        rows,
-        federation=config,
-        id_column=id_column,
-        without=without,
-        out=out,
-        identity=identity,
-        listen=listen,
-        data_root=data_root,
-        device=device,
-        observe=observe,
-    )
+
+_LEFT_TO_AUTO: Final = (("privacy", "encoder", "trained"), ("linkage", "choose", "rows"))
+"""Table, field and default of what ``auto`` decides unless somebody asks for another."""
+
+
+def _key_names(table: PartyTable) -> tuple[str, ...]:
+    return table.key_names if table.link_columns is None else tuple(table.link_columns.columns)
+
+
+def _with_keys_called(names: tuple[str, ...], table: PartyTable) -> PartyTable:
+    """Return a table whose keys for linkage alone are called as the primary's are."""
+    keys = table.link_columns
+    if keys is None or len(keys.columns) != len(names):
+        return table
+    columns = dict(zip(names, keys.columns.values(), strict=True))
+    return dataclasses.replace(table, link_columns=dataclasses.replace(keys, columns=columns))
+
+
+def _task_of(primary: PartyTable) -> Task:
+    if primary.classes is None:
+        return "regression"
+    return "binary" if len(primary.classes) == 2 else "multiclass"
+
+
+def _source(
+    parties: Sequence[PartyTable], model: FamilySettings | None, settings: SimulationSettings
+) -> dict[str, Any]:
+    """Return the federation file that a simulation of tables stands for."""
+    encoder, bounds = settings.get("encoder"), settings.get("bounds")
+    base, top = settings.get("base"), settings.get("top")
+    auto = encoder == AUTO
+    if model is None and not auto:
+        raise ConfigError("model: must be given, for example securevfl.models.FeT()")
+    privacy = settings.get("privacy")
+    if privacy is None:
+        raise ConfigError('privacy: must be given; Privacy(mechanism="none") promises nothing')
+    tables = []
+    for number, party in enumerate(parties):
+        own = bounds.get(party.name) if isinstance(bounds, Mapping) else bounds
+        tables.append(
+            {
+                "name": party.name,
+                "role": "secondary" if number else "primary",
+                "data": "in memory",
+                "key": list(_key_names(party)),
+                **({} if number else {"label": "label", "address": "127.0.0.1:0"}),
+                **({"scaling": "bounds", "bounds": list(own)} if own is not None else {}),
+            }
+        )
+    if isinstance(encoder, EncoderSettings) and encoder.labels == "shares":
+        tables.append({"name": "dealer", "role": "dealer"})
+    kind = settings.get("task") or _task_of(parties[0])
+    several = {"classes": len(parties[0].classes or ())} if kind == "multiclass" and auto else {}
+    family = {} if model is None else {"family": family_of(model).name, **_given(model)}
+    source: dict[str, Any] = {
+        "federation": {
+            "name": "simulation",
+            "task": kind,
+            "seed": settings.get("seed") or 0,
+            **several,
+        },
+        "model": {**family, **({} if top is None else {"top": top_source(top)})},
+        "training": _given(settings.get("training") or TrainingSettings()),
+        "pretraining": _given(settings.get("pretraining") or PretrainingSettings()),
+        "privacy": _given(privacy),
+        "prediction": _given(settings.get("prediction") or PredictionSettings()),
+        "base": base_source(BaseSettings().estimator if base is None else base),
+        "linkage": _given(settings.get("linkage") or LinkageSettings(protection="none")),
+        "party": tables,
+    }
+    if encoder is not None:
+        source["encoder"] = {"method": AUTO} if auto else _given(encoder)
+    if auto:
+        # Defaults of Python's are not what somebody has asked for.
+        for table, name, default in _LEFT_TO_AUTO:
+            if source[table].get(name) == default:
+                del source[table][name]
+    return source
+
+
+def _given(settings: Any) -> dict[str, Any]:
+    # TOML has no null: a setting that is None is one that is not there.
+    fields = dataclasses.asdict(settings)
+    return {name: value for name, value in fields.items() if value is not None}

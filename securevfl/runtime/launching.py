@@ -1,6 +1,8 @@
 """A whole federation on this machine: one process per party, restarted where it was killed."""
 
+import contextlib
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import tomli_w
+import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.losses import goes_on
@@ -17,24 +20,38 @@ from securevfl.config.parties import parse_address
 from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
-from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.core.errors import (
+    ConfigError,
+    PartyAbsentError,
+    PartyFailedError,
+    PartyLostError,
+    PartyTimeoutError,
+    PartyTwiceError,
+    ProtocolError,
+    SecureVflError,
+)
+from securevfl.core.memory import give_back_memory, loading
 from securevfl.core.progress import (
     CiphertextsMade,
     LinksCounted,
     Observer,
     ProgressEvent,
+    SessionLost,
     SpendingPlanned,
     Stage,
     Warned,
     event_of,
 )
 from securevfl.federation.checkpoint import has_begun
+from securevfl.federation.rounds.worker_group import WorkerGroup
 from securevfl.federation.session.membership import idle_helpers
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure
 from securevfl.launch.spawn import KeptProcesses, keeping, reserved_port, run_party_processes
-from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.party_job import NewRows
-from securevfl.runtime.run_folder import write_figures
+from securevfl.launch.torchrun import Started, started
+from securevfl.runtime.party import PartyLife, living, run_helper
+from securevfl.runtime.predictions import Predictions
+from securevfl.runtime.run_folder import RunFigures, write_figures
+from securevfl.runtime.run_options import NewRows, PartyJob, RejoinDue
 from securevfl.transport.identity import Identity, fleeting
 
 # How a launcher starts parties again: those that were killed, and those that these need.
@@ -422,3 +439,217 @@ def _pin(config: FederationConfig, pinned: Mapping[str, str], *, address: str) -
         if party["role"] == "primary":
             party["address"] = address
     return parse_federation(source, file="federation.toml of this run")
+
+
+# A party as several processes of its own machine, which torchrun has started.
+
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+@contextlib.contextmanager
+def own_processes(folder: Path | None, *, device: torch.device) -> Iterator[WorkerGroup | None]:
+    """Meet the party's other processes; None where it is one, as nearly always.
+
+    What they hand to one another (weights, records, gradients) stays on the loopback interface, and
+    they find one another by a file that only this user can read.
+
+    Args:
+        folder: The run's folder, the same for all; None if none was given.
+        device: Where the party computes; each process takes a GPU of its own.
+
+    Raises:
+        ConfigError: If there are several, and they have no folder, or are on several machines.
+    """
+    here = started()
+    if here is None:
+        yield None
+        return
+    if folder is None:
+        raise ConfigError("torchrun: needs --out RUN, so that all processes have the same folder")
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    files.require_writable_folder(folder)
+    os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK
+    with _met(here, folder) as group:
+        yield group
+
+
+def help_party(group: WorkerGroup, *, device: torch.device) -> None:
+    """Compute for the party until it ends."""
+    from securevfl.federation.rounds.party_workers import WorkerProcess
+
+    # Nothing of a helper is worth a farewell: it must go at once, whatever it waits for.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    WorkerProcess(group, device=device).work()
+
+
+def leave_at_once() -> None:
+    """End a process of several that has done its work, without taking Python and gloo down first.
+
+    Under load one in ten such ends was an abort within torch, after everything had been written;
+    torchrun then calls the whole party failed. Where the party is one process nothing happens.
+    """
+    if started() is None:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def require_network(config: FederationConfig, name: str, *, serves: bool) -> None:
+    """Refuse several processes for a party that trains no network.
+
+    Args:
+        config: The federation file.
+        name: The party.
+        serves: Whether it answers for a kept model.
+
+    Raises:
+        ConfigError: If torchrun has started several, and it is such a party in this federation.
+    """
+    if started() is None:
+        return
+    party, frozen = config.party(name), config.privacy.encoder == "frozen"
+    if serves:
+        why = "with --serve it answers for the one that it has kept"
+    elif party.is_helper:
+        why = f"a {party.role} computes nothing"
+    elif config.family.assisted:
+        why = "assisted boosting fits trees, which use all cores by themselves"
+    elif party.role == "secondary" and frozen:
+        why = 'an encoder that is "frozen" (privacy.encoder) is applied to each row once'
+    elif party.role == "primary" and config.top is not None:
+        why = f'model.top = "{config.top.name}" is fitted in one go'
+    else:
+        return
+    raise ConfigError(f"torchrun: {name!r} trains no network: {why}; run it as one process")
+
+
+@contextlib.contextmanager
+def _met(here: Started, folder: Path) -> Iterator[WorkerGroup]:
+    from securevfl.federation.rounds.party_workers import end
+
+    meeting = here.meeting(folder)
+    group = WorkerGroup(meeting, rank=here.rank, size=here.size)
+    try:
+        yield group
+    finally:
+        # Where the others are gone already, there is nobody to send home.
+        with contextlib.suppress(RuntimeError):
+            if group.rank == 0:
+                end(group)
+        meeting.unlink(missing_ok=True)
+
+
+# One party, from its job to its outcome: what each process runs.
+
+Outcome = RunFigures | Predictions | dict[str, Any] | None
+_Ended = Outcome | RejoinDue
+
+
+def run_party(job: PartyJob, observe: Observer) -> Outcome:
+    """Run one party to the end; the primary returns the run's figures, or those of pretraining.
+
+    Where it serves a kept model, the primary returns the predictions that it was asked for. Where
+    the federation file says so, a session that is lost is followed by the next one.
+
+    Raises:
+        SecureVflError: Whatever went wrong, here or at another party, named.
+
+    Reveals:
+        What the messages of :mod:`securevfl.transport.message` say, and nothing else.
+    """
+    losses, identity = 0, None
+    while True:
+        try:
+            with living(job, observe, identity=identity) as life:
+                identity = life.identity
+                ended = _lived(life)
+            if not isinstance(ended, RejoinDue):
+                return ended
+            # An epoch was done in it, so the next session is no repetition of this one.
+            job = replace(job, after_loss=True, resume=True, awaited=ended.parties)
+        except (PartyLostError, PartyTimeoutError) as error:
+            losses += 1
+            job = _after(error, job, losses)
+            # Without its primary no run goes on.
+            without = goes_on(job.config) and error.party != job.config.primary.name
+            observe(
+                SessionLost(
+                    why=str(error),
+                    wait_s=job.join_timeout_s,
+                    goes_on_after_s=job.config.runtime.continue_after_s if without else None,
+                )
+            )
+
+
+def _lived(life: PartyLife) -> _Ended:
+    """Run one session to its end."""
+    job = life.job
+    life.files.log(
+        "start",
+        role=job.config.party(job.name).role,
+        digest=job.config.digest,
+        resume=job.resume,
+    )
+    if job.after_loss:
+        give_back_memory()
+    with loading():
+        begin = _life_of(job.config.party(job.name).role, serves=job.serves)
+    ended = begin(life)
+    life.files.log("rejoin" if isinstance(ended, RejoinDue) else "done")
+    return ended
+
+
+def _after(error: ProtocolError, job: PartyJob, losses: int) -> PartyJob:
+    """Return what this party does after a session that was lost, or raise why it was.
+
+    Whoever is lost, all parties leave the session, and join the next one: so that all agree from
+    where they go on, by what each of them has on its disk.
+    """
+    runtime = job.config.runtime
+    if job.serves or runtime.on_loss == "stop" or isinstance(error, PartyAbsentError):
+        raise error
+    if losses >= runtime.most_losses:
+        ended = PartyFailedError(
+            f"{error}; the run was lost {losses} times, which is runtime.most_losses; go on with "
+            f"--resume"
+        )
+        ended.party = error.party
+        raise ended from None
+    # One that was never in a session is another one's second, or has been killed and started again
+    # before the primary has noticed: that is soon known.
+    second = isinstance(error, PartyTwiceError) and not job.returning
+    begun = has_begun(job.folder)
+    return replace(
+        job, after_loss=True, awaited=(), resume=job.resume or begun, may_be_second=second
+    )
+
+
+def _life_of(role: str, *, serves: bool) -> Callable[[PartyLife], _Ended]:
+    """Return what a party does from joining to the end.
+
+    Each is imported where it is chosen: no process loads what another role alone needs, and a
+    party that only helps needs neither CrypTen nor tables.
+    """
+    if role == "primary" and serves:
+        from securevfl.runtime.primary_party import predict_once
+
+        return predict_once
+    if role == "primary":
+        from securevfl.runtime.primary_party import run_primary
+
+        return run_primary
+    if role == "secondary" and serves:
+        from securevfl.runtime.secondary_party import serve_as_secondary
+
+        return serve_as_secondary
+    if role == "secondary":
+        from securevfl.runtime.secondary_party import run_secondary
+
+        return run_secondary
+    if serves:
+        from securevfl.runtime.secondary_party import serve_as_helper
+
+        return serve_as_helper
+    return run_helper

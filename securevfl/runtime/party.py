@@ -1,152 +1,223 @@
 """One party's life, from its job to its last line in the log. Every party's process runs this."""
 
 import contextlib
+import json
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import goes_on
+from securevfl.config.link_spec import link_spec
+from securevfl.config.losses import helpers_stay
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
-from securevfl.core.errors import (
-    ConfigError,
-    PartyAbsentError,
-    PartyFailedError,
-    PartyLostError,
-    PartyTimeoutError,
-    PartyTwiceError,
-    ProtocolError,
-    SecureVflError,
-    StorageError,
-    of_this_machine,
-)
-from securevfl.core.memory import give_back_memory, loading
-from securevfl.core.progress import Observer, SessionLost
-from securevfl.federation.checkpoint import has_begun
+from securevfl.core.errors import ConfigError, SecureVflError, StorageError, of_this_machine
+from securevfl.core.memory import loading
+from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
+from securevfl.data.tables import PartyTable
+from securevfl.federation.class_means.class_means_stage import deal_over
+from securevfl.federation.messages import Ready
+from securevfl.federation.run_plan import RunFacts, RunPlan
+from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.session.handshake import joined
+from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
-from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.party_job import PartyJob, PartyLife, RejoinDue
-from securevfl.runtime.predictions import Predictions
+from securevfl.ledger.countersigning import Countersigner, Occasion
+from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.linking import OwnPlace, help_to_link, reveals_of
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime.run_folder import finite_or_none, write_federation
+from securevfl.runtime.run_options import PartyJob
 from securevfl.transport.identity import Identity
+from securevfl.transport.message import StarKind
+
+# A party at work.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartyLife:
+    """One party's process at work: its job, who it is, whom it trusts, what it keeps."""
+
+    job: PartyJob
+    identity: Identity
+    """This party's long-term identity."""
+    pinned: Mapping[str, str]
+    """Every party's pinned public key."""
+    files: PartyFiles
+    """Its log, checkpoints and ledger."""
+    observe: Observer
+    """Hears of progress."""
+
+    @property
+    def config(self) -> FederationConfig:
+        """The federation file."""
+        return self.job.config
+
+    def tell_presence(self, facts: RunFacts, *, back: Sequence[str] = ()) -> None:
+        """Say who is absent from a session, and who is back, where that is anybody."""
+        absent = absent_names(self.config, facts.active)
+        if absent or back:
+            present = len(self.config.secondaries) - len(absent)
+            epoch = facts.resume_epoch + 1
+            self.files.log("presence", absent=list(absent), back=list(back), epoch=epoch)
+            self.observe(
+                PresenceChanged(absent=absent, back=tuple(back), epoch=epoch, secondaries=present)
+            )
+
+    def read_table(self, model: KeptModel | None = None) -> PartyTable:
+        """Read this party's own table, and warn of what does not go with the promise.
+
+        Args:
+            model: Reads columns as they were for this model; None as the federation file says.
+
+        Raises:
+            DataError: If the table can't be used.
+        """
+        # pandas loads with it, and a party that only helps has no table.
+        with loading():
+            from securevfl.runtime.run_tables import read_party, table_warnings
+
+        party = self.config.party(self.job.name)
+        table = read_party(self.config, party, self.job.data_root, self.observe, model=model)
+        for text in table_warnings(self.config, party, table):
+            self.observe(Warned(text=text))
+        return table
+
+    def open_ledger(self, plan: RunPlan) -> None:
+        """Open the table's ledger, and say what the run may spend beside what was spent before.
+
+        Raises:
+            SecureVflError: As :meth:`PartyFiles.open_ledger`.
+        """
+        outlook = self.files.open_ledger(plan)
+        self.observe(
+            SpendingPlanned(
+                party=self.job.name,
+                unit=outlook.unit,
+                delta=outlook.delta,
+                runs_before=outlook.runs_before,
+                epsilon=finite_or_none(outlook.epsilon),
+                total_before=finite_or_none(outlook.total_before),
+                total=finite_or_none(outlook.total),
+                limit=outlook.limit.epsilon if outlook.limit else None,
+                limit_delta=outlook.limit.delta if outlook.limit else None,
+            )
+        )
+
+    def go_on(self) -> str:
+        """Find out which run goes on in this party's folder, and tell of damaged files.
+
+        Returns:
+            The run's id; empty where the party starts afresh.
+
+        Raises:
+            ConfigError: If there is none to go on with, and there should be.
+        """
+        if not self.job.resume:
+            return ""
+        for text in self.files.checkpoints.resume():
+            self.files.log("warning", text=text)
+            self.observe(Warned(text=f"{self.job.name}: {text}"))
+        return self.files.checkpoints.run
+
+    def place(self, table: PartyTable, facts: RunFacts) -> OwnPlace:
+        """Return what this party brings to linking with those that take part."""
+        spec = link_spec(self.config)
+        absent = frozenset(absent_names(self.config, facts.active))
+        spec = replace(spec, roles=replace(spec.roles, absent=absent))
+        return OwnPlace(
+            spec=spec,
+            keys=keys_of(spec.keys, table),
+            data_root=self.job.data_root,
+            cache=LinkCache.of_party(spec, self.job.name, self.job.folder),
+        )
+
+    def require_no_listen(self) -> None:
+        """Refuse a place to listen for a party that only dials out.
+
+        Raises:
+            ConfigError: If one was given.
+        """
+        if self.job.listen is not None:
+            raise ConfigError(
+                f"--listen: {self.job.name!r} is no primary, and all others only dial out"
+            )
+
+
+# Countersigning in a party's life: who signs, for what, and what a run folder keeps of it.
+
+
+def countersigner(life: PartyLife, facts: RunFacts, *, session: bytes) -> Countersigner:
+    """Return a party's part in countersigning; its ledger must be open.
+
+    The run folder gets the federation file and ``identities.json``, both public, and the party's
+    own folder ``ledger.json``, the place of its ledger, for ``securevfl ledger verify``.
+
+    Args:
+        life: The party.
+        facts: The run's, with its id.
+        session: The transport's id of the session.
+    """
+    config, ledger = life.config, life.files.ledger.file
+    if not facts.predicts:
+        # A run's file says what it was trained under; predictions may spend by a later one.
+        write_federation(life.job.run_folder, config)
+    _keep_identities(life)
+    if ledger.path is not None:
+        files.write_json(
+            life.job.folder / "ledger.json",
+            {"ledger": str(ledger.path.resolve()), "run": facts.run},
+        )
+    return Countersigner(
+        ledger,
+        life.identity,
+        {
+            party.name: life.pinned[party.name]
+            for party in config.table_parties
+            if party.name not in absent_names(config, facts.active)
+        },
+        Occasion(federation=config.federation.name, digest=config.digest, run=facts.run),
+        session=session,
+        known=life.files.ledger.others.of(config.federation.name),
+    )
+
+
+def read_identities(run_folder: Path) -> dict[str, dict[str, str]]:
+    """Return the public identities by federation file's digest and party; none if none are kept.
+
+    Raises:
+        ConfigError: If the file is not one of identities.
+    """
+    path = run_folder / "identities.json"
+    if not path.exists():
+        return {}
+    try:
+        kept = json.loads(files.read_text(path))
+        return {
+            str(digest): {str(name): str(text) for name, text in parties.items()}
+            for digest, parties in kept.items()
+        }
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path}: is not a file of identities ({error})") from None
+
+
+def _keep_identities(life: PartyLife) -> None:
+    """Keep this start's public identities beside those of earlier starts of the same run.
+
+    A launched run has new ones at every start. All its parties write the same content.
+    """
+    folder = life.job.run_folder
+    kept = {**read_identities(folder), life.config.digest: dict(life.pinned)}
+    files.write_json(folder / "identities.json", kept)
+
+
+# From the first act to the last.
 
 # What a log keeps of an error: its text, and the innermost frames of its traceback.
 _REASON: Final = 500
 _FRAMES: Final = 40
-
-Outcome = RunFigures | Predictions | dict[str, Any] | None
-_Ended = Outcome | RejoinDue
-
-
-def run_party(job: PartyJob, observe: Observer) -> Outcome:
-    """Run one party to the end; the primary returns the run's figures, or those of pretraining.
-
-    Where it serves a kept model, the primary returns the predictions that it was asked for. Where
-    the federation file says so, a session that is lost is followed by the next one.
-
-    Raises:
-        SecureVflError: Whatever went wrong, here or at another party, named.
-
-    Reveals:
-        What the messages of :mod:`securevfl.transport.message` say, and nothing else.
-    """
-    losses, identity = 0, None
-    while True:
-        try:
-            with living(job, observe, identity=identity) as life:
-                identity = life.identity
-                ended = _lived(life)
-            if not isinstance(ended, RejoinDue):
-                return ended
-            # An epoch was done in it, so the next session is no repetition of this one.
-            job = replace(job, after_loss=True, resume=True, awaited=ended.parties)
-        except (PartyLostError, PartyTimeoutError) as error:
-            losses += 1
-            job = _after(error, job, losses)
-            # Without its primary no run goes on.
-            without = goes_on(job.config) and error.party != job.config.primary.name
-            observe(
-                SessionLost(
-                    why=str(error),
-                    wait_s=job.join_timeout_s,
-                    goes_on_after_s=job.config.runtime.continue_after_s if without else None,
-                )
-            )
-
-
-def _lived(life: PartyLife) -> _Ended:
-    """Run one session to its end."""
-    job = life.job
-    life.files.log(
-        "start",
-        role=job.config.party(job.name).role,
-        digest=job.config.digest,
-        resume=job.resume,
-    )
-    if job.after_loss:
-        give_back_memory()
-    with loading():
-        begin = _life_of(job.config.party(job.name).role, serves=job.serves)
-    ended = begin(life)
-    life.files.log("rejoin" if isinstance(ended, RejoinDue) else "done")
-    return ended
-
-
-def _after(error: ProtocolError, job: PartyJob, losses: int) -> PartyJob:
-    """Return what this party does after a session that was lost, or raise why it was.
-
-    Whoever is lost, all parties leave the session, and join the next one: so that all agree from
-    where they go on, by what each of them has on its disk.
-    """
-    runtime = job.config.runtime
-    if job.serves or runtime.on_loss == "stop" or isinstance(error, PartyAbsentError):
-        raise error
-    if losses >= runtime.most_losses:
-        ended = PartyFailedError(
-            f"{error}; the run was lost {losses} times, which is runtime.most_losses; go on with "
-            f"--resume"
-        )
-        ended.party = error.party
-        raise ended from None
-    # One that was never in a session is another one's second, or has been killed and started again
-    # before the primary has noticed: that is soon known.
-    second = isinstance(error, PartyTwiceError) and not job.returning
-    begun = has_begun(job.folder)
-    return replace(
-        job, after_loss=True, awaited=(), resume=job.resume or begun, may_be_second=second
-    )
-
-
-def _life_of(role: str, *, serves: bool) -> Callable[[PartyLife], _Ended]:
-    """Return what a party does from joining to the end.
-
-    Each is imported where it is chosen: no process loads what another role alone needs, and a
-    party that only helps needs neither CrypTen nor tables.
-    """
-    if role == "primary" and serves:
-        from securevfl.runtime.predicting_primary import predict_once
-
-        return predict_once
-    if role == "primary":
-        from securevfl.runtime.primary_party import run_primary
-
-        return run_primary
-    if role == "secondary" and serves:
-        from securevfl.runtime.predicting_secondary import serve_as_secondary
-
-        return serve_as_secondary
-    if role == "secondary":
-        from securevfl.runtime.secondary_party import run_secondary
-
-        return run_secondary
-    if serves:
-        from securevfl.runtime.predicting_secondary import serve_as_helper
-
-        return serve_as_helper
-    from securevfl.runtime.helper_party import run_helper
-
-    return run_helper
 
 
 @contextlib.contextmanager
@@ -217,3 +288,58 @@ def pinned_identities(config: FederationConfig) -> dict[str, str]:
             f"run securevfl identity create and add the line that it prints"
         )
     return {party.name: party.identity for party in config.parties if party.identity is not None}
+
+
+# A party without a table: it joins, helps to link, deals masks, and leaves.
+
+_LONGER_THAN_A_RUN_S: Final = 365 * 24 * 3600.0
+
+# What a helper's log calls its part.
+_DONE: Final = {"coordinator": "coordinated", "dealer": "dealt"}
+
+
+def run_helper(life: PartyLife) -> None:
+    """Take part in linkage as the coordinator or the dealer, and deal masks where votes need them.
+
+    Where a session that is lost is followed by another one, stay until the run is over.
+
+    Raises:
+        SecureVflError: Whatever went wrong, here or at another party.
+
+    Reveals:
+        What :func:`securevfl.linkage.stage.linking.help_to_link` and
+        :func:`securevfl.federation.class_means.class_means_stage.deal_for_votes` say.
+    """
+    config, name, files = life.config, life.job.name, life.files
+    life.require_no_listen()
+    with joined(
+        config,
+        life.identity,
+        life.pinned,
+        epochs=[],
+        pretrained=[],
+        patience_s=life.job.join_timeout_s,
+        returning=life.job.returning,
+    ) as star:
+        files.log("connected")
+        star.transport.send(Ready().to_message())
+        life.observe(Stage(text="helping"))
+        spec, role = link_spec(config), config.party(name).role
+        assert role == "coordinator" or role == "dealer", "others have a table"
+        if role in spec.roles.helpers:
+            figures = help_to_link(
+                spec,
+                role,
+                star.transport,
+                star.sealed,
+                rows=star.facts.rows,
+                cache=LinkCache.of_party(spec, name, files.folder),
+            )
+            files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
+        if role == "dealer" and config.deals_votes:
+            files.log("dealt for votes", secondaries=deal_over(star, config))
+        if helpers_stay(config):
+            # A session that is lost is followed by another, which links with this party's help.
+            star.transport.receive(
+                StarKind.DONE, round_number=None, deadline_s=_LONGER_THAN_A_RUN_S
+            )

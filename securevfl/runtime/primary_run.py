@@ -29,6 +29,7 @@ from securevfl.core.progress import (
     Observer,
     ProgressEvent,
     RoundDone,
+    RowsAligned,
     RowsReleased,
     Stage,
     Warned,
@@ -53,17 +54,25 @@ from securevfl.federation.state_files import DamagedError, StateFolder
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import PrimaryCountersigning, epoch_point
 from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.spec import LinkedPrimary
+from securevfl.linkage.links import Alignment
+from securevfl.linkage.spec import LinkedPrimary, LinkSpec
+from securevfl.linkage.stage.linking import protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import Evaluation, Metrics, evaluate
-from securevfl.runtime.figures import UNTESTED, RunFigures, privacy_figures
 from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
-from securevfl.runtime.run_folder import write_explanation, write_history
+from securevfl.runtime.run_folder import (
+    UNTESTED,
+    RunFigures,
+    finite_or_none,
+    privacy_figures,
+    write_explanation,
+    write_history,
+)
 from securevfl.version import __version__
 
 # The primary's own network without partners: a placebo that costs nobody anything.
@@ -695,3 +704,46 @@ class PrimaryRun:
             used="joint" if choice is None else choice.decision.used,
             placebos=placebos,
         )
+
+
+# Which rows are aligned, as it is told to whoever runs the primary.
+
+
+def tell_alignment(
+    spec: LinkSpec,
+    alignment: Alignment | None,
+    *,
+    training_rows: int,
+    log: Callable[..., None],
+    observe: Observer,
+) -> dict[str, Any] | None:
+    """Tell how many rows are aligned, and warn where nothing says how far a link may be.
+
+    Args:
+        spec: What linking needed.
+        alignment: What the primary was told; None where nobody asks.
+        training_rows: Labelled rows that the joint model will learn from.
+        log: The primary's log.
+        observe: Hears of the counts and of the warning.
+
+    Returns:
+        Counts and the warning, for ``metrics.json``; None where nobody asks.
+    """
+    if alignment is None:
+        return None
+    figures = {
+        **alignment.figures(
+            max_distance=finite_or_none(spec.choice.max_distance),
+            unit=protection_of(spec).unit(spec),
+        ),
+        "training_rows": training_rows,
+    }
+    log("aligned", **figures)
+    observe(
+        RowsAligned(
+            aligned=figures["aligned"], rows=figures["rows"], by_secondary=figures["by_secondary"]
+        )
+    )
+    if figures["warning"] is not None:
+        observe(Warned(text=figures["warning"]))
+    return figures

@@ -24,7 +24,7 @@ from securevfl.federation.run_plan import run_facts
 from securevfl.federation.state_files import DamagedError, StateFolder
 from securevfl.ledger.book import LedgerBook
 from securevfl.ledger.chain import Chain, read_chain
-from securevfl.runtime.verify import recomputed, until_end
+from securevfl.ledger.ledger import recomputed, until_end
 from securevfl.version import __version__
 
 METADATA: Final = "securevfl"

@@ -50,9 +50,9 @@ from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.layers import PositionsTaken
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.preflight import table_warnings, tell_alignment
-from securevfl.runtime.primary_run import PrimaryRun
+from securevfl.runtime.primary_run import PrimaryRun, tell_alignment
 from securevfl.runtime.run_folder import write_explanation, write_federation, write_figures
+from securevfl.runtime.run_tables import table_warnings
 from securevfl.runtime.trained_run import TrainedRun
 
 

@@ -48,10 +48,10 @@ from securevfl.models.task_metrics import (
 )
 from securevfl.models.tasks import TaskHead, as_logit, on_cpu
 from securevfl.runtime.predicting import Request, kept_top, prediction_spec, top_model
-from securevfl.runtime.preflight import device_named
 from securevfl.runtime.primary_run import train_alone
 from securevfl.runtime.released_table import METADATA, released_table
 from securevfl.runtime.run_folder import KeptRun, read_contribution, read_figures
+from securevfl.runtime.run_options import device_named
 from securevfl.runtime.run_tables import read_party
 
 # Metrics of one or several models on the same test rows, with paired bootstrap intervals.
@@ -65,7 +65,7 @@ nats."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
+class CoalitionAnswer:
     """Outputs for the test rows with one coalition."""
 
     outputs: Outputs
@@ -109,7 +109,12 @@ class PairedMetrics:
     """
 
     def __init__(
-        self, answers: Mapping[Coalition, Answer], head: TaskHead, targets: Targets, *, seed: int
+        self,
+        answers: Mapping[Coalition, CoalitionAnswer],
+        head: TaskHead,
+        targets: Targets,
+        *,
+        seed: int,
     ) -> None:
         """Measure all answers.
 
@@ -178,7 +183,7 @@ def _squared(metric: Resampled) -> Resampled:
     return measure
 
 
-def measure(answer: Answer, head: TaskHead, targets: Targets, *, seed: int) -> Figures:
+def measure(answer: CoalitionAnswer, head: TaskHead, targets: Targets, *, seed: int) -> Figures:
     """Return the metrics of one answer with intervals; see :class:`PairedMetrics`."""
     one = Coalition()
     return PairedMetrics({one: answer}, head, targets, seed=seed).of(one)
@@ -218,14 +223,14 @@ class BaselineOfRun:
         return on_cpu(self.outputs(rows), self.targets(rows))[1]
 
     @property
-    def test(self) -> Answer:
+    def test(self) -> CoalitionAnswer:
         """The local model's answer for the test rows."""
         return self.answer(self.outputs(self.data.split.test), self.threshold, "alone")
 
-    def answer(self, outputs: Tensor, threshold: float, used: Used) -> Answer:
+    def answer(self, outputs: Tensor, threshold: float, used: Used) -> CoalitionAnswer:
         """Return outputs for the test rows as an answer."""
         out, _ = on_cpu(outputs, self.targets(self.data.split.test))
-        return Answer(outputs=out, threshold=threshold, used=used)
+        return CoalitionAnswer(outputs=out, threshold=threshold, used=used)
 
 
 class Partners:
@@ -249,7 +254,7 @@ class Partners:
         self.top.exchange = self.exchange(coalition)
         return self.top.predict(rows, "test")
 
-    def answer(self, coalition: Coalition) -> Answer:
+    def answer(self, coalition: Coalition) -> CoalitionAnswer:
         """Return the saved model's answer for the test rows with these partners alone.
 
         With a base, the primary's local model answers where the joint model does not beat it on the

@@ -22,8 +22,8 @@ from securevfl.core.errors import BudgetExceededError, DataError, PartyFailedErr
 from securevfl.core.progress import Observer, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.federation.run_plan import PredictionBudget
-from securevfl.runtime.predicting import NamedRows
 from securevfl.runtime.predictions import Predictions
+from securevfl.runtime.run_tables import NamedRows
 
 MOST_WAITING: Final = 256
 """Requests that may wait for the one before them."""

@@ -15,13 +15,12 @@ from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
 from securevfl.federation.session.membership import active_without
 from securevfl.launch.spawn import KeptProcesses
 from securevfl.runtime.launching import others_in_processes
-from securevfl.runtime.party import living
-from securevfl.runtime.party_job import PartyJob, PartyLife
-from securevfl.runtime.predicting import AlonePredictor, NamedRows, answers_alone, rows_of_frame
-from securevfl.runtime.predicting_primary import PredictingPrimary, predicting
-from securevfl.runtime.preflight import device_named
+from securevfl.runtime.party import PartyLife, living
+from securevfl.runtime.predicting import AlonePredictor, answers_alone
+from securevfl.runtime.primary_party import PredictingPrimary, predicting
 from securevfl.runtime.run_folder import read_figures
-from securevfl.runtime.run_tables import read_party, schema_of
+from securevfl.runtime.run_options import PartyJob, device_named
+from securevfl.runtime.run_tables import NamedRows, read_party, rows_of_frame, schema_of
 from securevfl.runtime.trained_run import Predictor
 from securevfl.serving.api import Served
 from securevfl.serving.asking import Model

@@ -66,9 +66,9 @@ def serve(
             f"pip install 'securevfl[serve]'"
         )
     with loading():
+        from securevfl.core.shown_progress import RunProgress
         from securevfl.models.task_metrics import metrics_of
         from securevfl.runtime.run_folder import federation_of_run
-        from securevfl.runtime.shown_progress import RunProgress
         from securevfl.serving.guard import token_of
         from securevfl.serving.opening import opened
         from securevfl.serving.server import LOG, ServerSettings, application, bound, run_server

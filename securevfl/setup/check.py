@@ -38,9 +38,9 @@ from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.linkage.stage.candidates import doubts_about_records
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
 from securevfl.models.registry import family_names
-from securevfl.runtime.figures import finite_or_none
-from securevfl.runtime.preflight import table_warnings, warnings_about
-from securevfl.runtime.run_tables import column_settings
+from securevfl.runtime.run_folder import finite_or_none
+from securevfl.runtime.run_options import warnings_about
+from securevfl.runtime.run_tables import column_settings, table_warnings
 from securevfl.setup.estimates import Costs, ExpectedLinks, estimate_costs, expected_links
 
 # A federation file with all that is wrong with it, not only what is met first.

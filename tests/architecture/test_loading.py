@@ -51,9 +51,6 @@ USED_WITH_A_TABLE = frozenset(
 )
 ROLES = frozenset(
     {
-        "securevfl.runtime.helper_party",
-        "securevfl.runtime.predicting_primary",
-        "securevfl.runtime.predicting_secondary",
         "securevfl.runtime.primary_party",
         "securevfl.runtime.secondary_party",
     }
@@ -97,7 +94,7 @@ def test_a_simulation_needs_no_crypten() -> None:
     All of it, and a step of a bottom model and its optimizer, load nothing that is seldom used.
     """
     without = "import sys; sys.modules['crypten'] = None; sys.modules['grpc'] = None"
-    simulated = "import securevfl.cli.main, securevfl.cli.results, securevfl.runtime.in_memory"
+    simulated = "import securevfl.cli.main, securevfl.cli.results, securevfl.runtime.entry"
     loaded = loaded_by(f"{without}; {simulated}\n{STEP}")
     assert "securevfl.federation.rounds.secondary" in loaded
     assert loaded & SELDOM_USED == set()
@@ -107,9 +104,9 @@ def test_a_simulation_needs_no_crypten() -> None:
     ("program", "needed", "refused"),
     [
         (
-            f"{PARTY}, securevfl.runtime.helper_party",
-            "securevfl.runtime.helper_party",
-            {"crypten", *ROLES} - {"securevfl.runtime.helper_party"},
+            PARTY,
+            "securevfl.runtime.party",
+            {"crypten", *ROLES},
         ),
         (
             f"{PARTY}, securevfl.runtime.secondary_party, securevfl.runtime.primary_party\n{STEP}",

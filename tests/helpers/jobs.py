@@ -6,7 +6,7 @@ import torch
 from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
-from securevfl.runtime.party_job import PartyJob
+from securevfl.runtime.run_options import PartyJob
 from securevfl.transport.identity import provision
 
 

@@ -15,7 +15,7 @@ from securevfl.launch.torchrun import started
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.optimisers import build_optimizer
-from securevfl.runtime.own_processes import help_party, leave_at_once, own_processes
+from securevfl.runtime.launching import help_party, leave_at_once, own_processes
 
 RECORDS, LINKS, FEATURES = 30, 4, 3
 CPU = torch.device("cpu")

@@ -5,11 +5,10 @@ import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from securevfl.config.methods import BoostingConfig
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
 from securevfl.data.trial_tables import load_builtin
-from securevfl.lab.pooled_methods import fit_boosting
+from securevfl.lab.pooled_methods import BoostingConfig, fit_boosting
 from securevfl.models.tasks import TaskHead
 
 QUICK = BoostingConfig(iterations=15)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from securevfl.models.family import Family
+from securevfl.models import Family
 
 
 @dataclass(frozen=True, kw_only=True)

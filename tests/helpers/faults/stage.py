@@ -31,7 +31,6 @@ from helpers.federations import save
 import securevfl.cli.results
 import securevfl.mpc.sum_to
 import securevfl.report.page
-import securevfl.runtime.helper_party
 import securevfl.runtime.primary_party
 import securevfl.runtime.secondary_party  # noqa: F401
 from securevfl.federation.checkpoint import has_begun

@@ -15,11 +15,10 @@ from securevfl.cli.results import print_results
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import PresenceChanged, ProgressEvent, RoundDone
 from securevfl.ledger.ledger import lines_of_run
-from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.party import run_party
-from securevfl.runtime.party_job import PartyJob
-from securevfl.runtime.run_folder import write_figures
-from securevfl.runtime.verify import verify_run
+from securevfl.report.verify import verify_run
+from securevfl.runtime.launching import run_party
+from securevfl.runtime.run_folder import RunFigures, write_figures
+from securevfl.runtime.run_options import PartyJob
 from securevfl.transport.identity import provision
 from securevfl.transport.star import PrimaryTransport
 

@@ -14,11 +14,11 @@ from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import unheard
 from securevfl.ledger.book import Limit
 from securevfl.ledger.ledger import ledger_of_table, set_limit
-from securevfl.runtime.entry import predict_file
-from securevfl.runtime.in_memory import simulate
+from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
-from securevfl.runtime.party_job import NewRows
 from securevfl.runtime.predictions import Predictions, read_predictions
+from securevfl.runtime.run_options import NewRows
+from securevfl.runtime.trained_run import predict_file
 
 PARTIES = ("agency", "bank-1", "bank-2")
 SMALL = {"rows": 60, "training": {"epochs": 1, "batch_size": 32}}

@@ -11,11 +11,11 @@ from helpers.federations import write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import unheard
 from securevfl.ledger.ledger import ledger_of_table
-from securevfl.runtime.entry import predict_file
-from securevfl.runtime.in_memory import simulate
+from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
-from securevfl.runtime.party_job import NewRows
 from securevfl.runtime.predictions import read_predictions
+from securevfl.runtime.run_options import NewRows
+from securevfl.runtime.trained_run import predict_file
 
 pytestmark = pytest.mark.multiprocess
 

@@ -18,7 +18,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.files import read_json, write_json
 from securevfl.launch.spawn import KeptProcesses
 from securevfl.ledger.ledger import ledger_of_table
-from securevfl.runtime.in_memory import simulate
+from securevfl.runtime.entry import simulate
 from securevfl.serving.opening import opened
 from securevfl.serving.server import ServerSettings, application
 

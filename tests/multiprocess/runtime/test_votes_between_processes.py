@@ -9,7 +9,7 @@ from helpers.voting import write_voting
 
 import securevfl as sv
 from securevfl.ledger.ledger import ledger_of_table, summary_of
-from securevfl.runtime.verify import verify_run
+from securevfl.report.verify import verify_run
 
 pytestmark = pytest.mark.multiprocess
 

@@ -14,10 +14,10 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.runtime.entry import predict_file
-from securevfl.runtime.in_memory import simulate
+from securevfl.runtime.entry import simulate
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.trained_run import predict_file
 
 
 def run(path: Path, out: Path, **settings: Any) -> RunResult:

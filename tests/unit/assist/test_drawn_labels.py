@@ -23,9 +23,9 @@ from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.models.alone import choice
 from securevfl.models.assist import best_step
 from securevfl.report.page import write_report
+from securevfl.report.verify import verify_run
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.verify import verify_run
 
 Tables = dict[str, PartyTable]
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from securevfl.core import shown_progress as progress
 from securevfl.core.command_line import say
 from securevfl.core.progress import CiphertextsMade, EpochDone, LinksMade, SpendingPlanned
-from securevfl.runtime import shown_progress as progress
-from securevfl.runtime.shown_progress import RunProgress, bars, spending_in_words
+from securevfl.core.shown_progress import RunProgress, bars, spending_in_words
 
 
 def test_long_steps_of_linking_tell_the_time_left(

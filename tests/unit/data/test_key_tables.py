@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.data.key_columns import read_key_table
-from securevfl.data.tables import KeyTable
+from securevfl.data.key_columns import KeyTable, read_key_table
 from securevfl.data.trial_tables import data_folder
 from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.metrics.bloom import TextCode, encode_keys, nearest_codes

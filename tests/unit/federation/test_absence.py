@@ -27,9 +27,10 @@ from securevfl.federation.session.membership import (
     require_active,
 )
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.runtime import predicting_secondary
-from securevfl.runtime.party_job import PartyJob, PartyLife
+from securevfl.runtime import secondary_party
+from securevfl.runtime.party import PartyLife
 from securevfl.runtime.predicting import PredictRequest
+from securevfl.runtime.run_options import PartyJob
 from securevfl.transport.star import SecondaryTransport
 
 PREDICTS = RunFacts(rows=0, train_rows=0, validation_rows=0, test_rows=0, predicts=True)
@@ -162,13 +163,11 @@ def test_a_request_to_others_than_the_sessions_parties_is_refused(
     job.name = who
     life = mock.Mock(spec=PartyLife, config=config, job=job, files=mock.Mock(spec=PartyFiles))
     life.identity = life.pinned = None
-    serve: Callable[[], None] = partial(predicting_secondary.serve_as_helper, life)
+    serve: Callable[[], None] = partial(secondary_party.serve_as_helper, life)
     if who == "bank-1":
         model, table = mock.Mock(spec=KeptModel), mock.Mock(spec=PartyTable)
-        serve = predicting_secondary._Requests(life, model, table, star).serve
-    monkeypatch.setattr(
-        predicting_secondary, "joined", lambda *_, **__: contextlib.nullcontext(star)
-    )
+        serve = secondary_party._Requests(life, model, table, star).serve
+    monkeypatch.setattr(secondary_party, "joined", lambda *_, **__: contextlib.nullcontext(star))
 
     with pytest.raises(ProtocolError, match=r"asks for predictions of the parties .*session has"):
         serve()

@@ -16,8 +16,8 @@ from helpers.star import together
 
 from securevfl.config.reading import read_federation
 from securevfl.federation.session.party_files import LOG_FILE
-from securevfl.runtime.party import Outcome, run_party
-from securevfl.runtime.party_job import NewRows, PartyJob
+from securevfl.runtime.launching import Outcome, run_party
+from securevfl.runtime.run_options import NewRows, PartyJob
 from securevfl.transport.identity import provision
 
 SMALL = {"epochs": 1, "batch_size": 16}

@@ -21,7 +21,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.linking import METRICS, Linker, protection_of
-from securevfl.runtime.figures import links_of_run
+from securevfl.runtime.run_folder import links_of_run
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 

@@ -8,15 +8,15 @@ import pytest
 
 from securevfl.lab.contribution import solve
 from securevfl.models.tasks import TaskHead
-from securevfl.runtime.without_partners import Answer, Coalition
+from securevfl.runtime.without_partners import Coalition, CoalitionAnswer
 
 HEAD = TaskHead(task="regression", label_deviation=2.0, chosen="r2")
 ROWS = 80
 
 
-def outputs_with(parts: dict[str, np.ndarray], coalition: Coalition) -> Answer:
+def outputs_with(parts: dict[str, np.ndarray], coalition: Coalition) -> CoalitionAnswer:
     total = sum((parts[one] for one in sorted(coalition)), np.zeros(ROWS))
-    return Answer(outputs=total[:, None], threshold=0.5)
+    return CoalitionAnswer(outputs=total[:, None], threshold=0.5)
 
 
 def made(names: tuple[str, ...], seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -108,10 +108,12 @@ def test_permutations_add_up_and_come_near_exact_values() -> None:
     parts, targets = made(names)
     asked: list[Coalition] = []
 
-    def value(one: Coalition) -> Answer:
+    def value(one: Coalition) -> CoalitionAnswer:
         asked.append(one)
         # Partners overlap: what one adds depends on who is there.
-        return Answer(outputs=np.tanh(outputs_with(parts, one).outputs / 4) * 8, threshold=0.5)
+        return CoalitionAnswer(
+            outputs=np.tanh(outputs_with(parts, one).outputs / 4) * 8, threshold=0.5
+        )
 
     exact = solve(names, value, HEAD, targets, exact_up_to=6, permutations=4, seed=1)
     asked.clear()

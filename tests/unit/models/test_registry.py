@@ -23,7 +23,7 @@ from securevfl.models.registry import (
 GOOD = """
 from dataclasses import dataclass
 from torch import nn
-from securevfl.models.family import Family
+from securevfl.models import Family
 
 @dataclass(frozen=True)
 class Settings:

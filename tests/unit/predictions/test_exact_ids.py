@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from securevfl.config.reading import parse_federation
-from securevfl.runtime.entry import predict_file
-from securevfl.runtime.in_memory import simulate
+from securevfl.runtime.entry import simulate
+from securevfl.runtime.trained_run import predict_file
 
 ROWS = 200
 FIRST = 4_000_000_000_000_001

@@ -22,10 +22,10 @@ from securevfl.federation.run_plan import RunFacts, plan_prediction
 from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.federation.session.allowance import Allowance, SessionLimits
 from securevfl.ledger.ledger import Ledger
-from securevfl.runtime.entry import predict_file
-from securevfl.runtime.in_memory import simulate
+from securevfl.runtime.entry import simulate
 from securevfl.runtime.predicting import PredictRequest
 from securevfl.runtime.predictions import Predictions
+from securevfl.runtime.trained_run import predict_file
 
 NONE = {"privacy": {"mechanism": "none"}}
 FEDSIM = {

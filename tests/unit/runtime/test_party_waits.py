@@ -17,8 +17,9 @@ from securevfl.core.errors import (
 )
 from securevfl.core.progress import ProgressEvent, SessionLost
 from securevfl.federation.checkpoint import Checkpoints
-from securevfl.runtime import party
-from securevfl.runtime.party_job import PartyJob, PartyLife, RejoinDue
+from securevfl.runtime import launching
+from securevfl.runtime.party import PartyLife
+from securevfl.runtime.run_options import PartyJob, RejoinDue
 
 LOST = PartyLostError("bank-2: its connection broke")
 WAITS = {"on_loss": "wait", "wait_s": 900.0, "join_timeout_s": 5.0, "most_losses": 4}
@@ -43,8 +44,8 @@ class Sessions:
 
 
 def run(job: PartyJob, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(party, "_life_of", lambda _role, *, serves: sessions)  # noqa: ARG005
-    party.run_party(job, sessions.told.append)
+    monkeypatch.setattr(launching, "_life_of", lambda _role, *, serves: sessions)  # noqa: ARG005
+    launching.run_party(job, sessions.told.append)
 
 
 def test_it_joins_again_and_goes_on_with_what_has_begun(

@@ -24,8 +24,8 @@ from securevfl.lab.contribution import contribution
 from securevfl.ledger.ledger import Ledger
 from securevfl.report.page import write_report
 from securevfl.runtime import primary_run
-from securevfl.runtime.figures import UNTESTED
 from securevfl.runtime.primary_run import KeptTestRounds
+from securevfl.runtime.run_folder import UNTESTED
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 

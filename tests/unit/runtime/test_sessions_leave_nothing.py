@@ -23,9 +23,9 @@ from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
-from securevfl.runtime.figures import RunFigures
-from securevfl.runtime.party import run_party
-from securevfl.runtime.party_job import PartyJob
+from securevfl.runtime.launching import run_party
+from securevfl.runtime.run_folder import RunFigures
+from securevfl.runtime.run_options import PartyJob
 from securevfl.transport.identity import provision
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 

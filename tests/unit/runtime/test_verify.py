@@ -17,7 +17,7 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.state_files import write_state
 from securevfl.ledger.countersigning import Countersigner, Occasion, forget_party
 from securevfl.ledger.ledger import Ledger
-from securevfl.runtime.verify import verify_run
+from securevfl.report.verify import verify_run
 from securevfl.transport.identity import Identity
 
 NAMES = ("agency", "bank-1", "bank-2")

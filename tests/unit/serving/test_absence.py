@@ -14,8 +14,9 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.runtime.party_job import PartyJob, PartyLife
-from securevfl.runtime.predicting_primary import PredictingPrimary
+from securevfl.runtime.party import PartyLife
+from securevfl.runtime.primary_party import PredictingPrimary
+from securevfl.runtime.run_options import PartyJob
 from securevfl.serving import opening
 from securevfl.transport.identity import Identity
 

@@ -22,8 +22,8 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
-from securevfl.runtime.entry import predict_file
-from securevfl.runtime.in_memory import simulate
+from securevfl.runtime.entry import simulate
+from securevfl.runtime.trained_run import predict_file
 from securevfl.serving.guard import token_of
 from securevfl.serving.opening import Opened, in_process
 from securevfl.serving.server import ServerSettings, application, bound

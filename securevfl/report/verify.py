@@ -6,7 +6,7 @@ and epsilon is computed again from the ledger's lines.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,79 +17,10 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, SecureVflError
 from securevfl.core.files import read_text
 from securevfl.federation.state_files import DamagedError, StateFolder, read_state
-from securevfl.ledger.book import LedgerBook, epsilon_of_sessions
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_signed
-from securevfl.ledger.ledger import LabelsSpent, labels_spent
-from securevfl.runtime.party_job import read_identities
-
-# A run's privacy figures, computed again from a ledger's lines.
-
-
-def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mapping[str, Any]]:
-    """Return a ledger's lines up to a run's last; later runs on the table are not in its figures.
-
-    Args:
-        entries: All lines.
-        run: The run's id.
-    """
-    current, end = "", 0
-    for number, entry in enumerate(entries, 1):
-        if entry["kind"] == "open":
-            current = entry["run"]
-        if current == run:
-            end = number
-    return entries[:end]
-
-
-def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
-    """Return a run's privacy figures by name, as its ledger's lines give them.
-
-    Args:
-        entries: The ledger's lines up to the run's end.
-        run: Its id.
-
-    Returns:
-        ``epsilon`` of the run and ``total_epsilon`` of all runs on the table, both at the run's
-        delta and for its unit (None: no bound), ``releases`` and ``row_releases``; and those of
-        labels, ``labels.epsilon`` and so on (None too where nothing was told of them).
-
-    Raises:
-        PrivacyError: If they are no ledger's lines, or hold nothing of the run.
-    """
-    book = LedgerBook()
-    book.read(entries, where="the ledger")
-    sessions = [one for one in book.sessions if one.run == run]
-    if not sessions:
-        raise PrivacyError(f"no session of run {run} was opened in it")
-    privacy = sessions[-1].plan.privacy
-    return {
-        "epsilon": _finite(epsilon_of_sessions(sessions, delta=privacy.delta)),
-        "total_epsilon": _finite(book.total(privacy.unit, delta=privacy.delta)),
-        "releases": sum(one.rounds for one in sessions),
-        "row_releases": sum(one.row_releases for one in sessions),
-        **_of_labels(labels_spent(sessions), labels_spent(book.sessions)),
-    }
-
-
-def _of_labels(own: LabelsSpent | None, table: LabelsSpent | None) -> dict[str, float | None]:
-    """Return the figures of labels by name; None where a run told nothing of them."""
-    if own is None or table is None:
-        names = ("epsilon", "together", "delta", "total_epsilon", "total_together", "runs")
-        return {f"labels.{name}": None for name in names}
-    return {
-        "labels.epsilon": own.epsilon,
-        "labels.together": own.together,
-        "labels.delta": own.delta,
-        "labels.total_epsilon": table.epsilon,
-        "labels.total_together": table.together,
-        "labels.runs": table.runs,
-    }
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None
-
+from securevfl.ledger.ledger import recomputed, until_end
+from securevfl.runtime.party import read_identities
 
 # Check a run folder: ledgers, what parties signed of one another's, and the figures they give.
 

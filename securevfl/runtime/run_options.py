@@ -1,0 +1,144 @@
+"""Options of a run and of a party's process, and checks of them before anything starts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.losses import goes_on
+from securevfl.config.reading import read_federation
+from securevfl.core.column_names import keys_in_clear
+from securevfl.core.errors import ConfigError
+from securevfl.federation.rounds.worker_group import WorkerGroup
+
+FederationSource = str | Path | FederationConfig
+"""A federation: the path of its file, or what :func:`securevfl.read_federation` returned."""
+
+
+def opened(
+    federation: FederationSource, data_root: Path | None, *, only_linkage: bool = False
+) -> tuple[FederationConfig, Path]:
+    """Return a federation, read if it is a file, and the folder where relative paths start."""
+    if isinstance(federation, FederationConfig):
+        return federation, data_root or Path()
+    path = Path(federation)
+    return read_federation(path, only_linkage=only_linkage), data_root or path.parent
+
+
+# The torch device that a run computes on.
+
+
+def device_named(name: str) -> torch.device:
+    """Return the torch device called ``name``.
+
+    Raises:
+        ConfigError: If it is not there.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f'device: must be "cpu" or "cuda", got {name!r}') from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f'device: must be "cpu" or "cuda", got {name!r}')
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda was asked for, and torch finds no GPU; use --device cpu")
+    return device
+
+
+# Before a run: what a user should hear.
+
+
+def warnings_about(config: FederationConfig) -> list[str]:
+    """Return what a user should hear before a run, one sentence each."""
+    warnings = []
+    if len(config.secondaries) == 1:
+        warnings.append(
+            "there is one secondary, so averaging hides nothing: only the noise protects it"
+        )
+    if config.privacy.mechanism == "none":
+        warnings.append('privacy.mechanism = "none": no noise is added and nothing is promised')
+    shown = keys_in_clear(config.linkage.protection, config.primary.key)
+    if shown is not None:
+        warnings.append(shown)
+    if config.privacy.accounting == "as-published":
+        warnings.append(
+            'privacy.accounting = "as-published": the papers\' formula is not a guarantee'
+        )
+    return warnings
+
+
+# What a party's process is told, and what it holds from its first act to its last.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRows:
+    """A file of the primary's new rows, and where their predictions go."""
+
+    path: Path
+    out: Path
+    id_column: str | None = None
+    """What rows are called; None numbers them from 1 on."""
+    without: tuple[str, ...] = ()
+    """Secondaries that are absent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejoinDue:
+    """How a session ends between two epochs, so that some who were lost come back."""
+
+    parties: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyJob:
+    """What a party's process is told."""
+
+    config: FederationConfig
+    name: str
+    run_folder: Path
+    identity_folder: Path
+    data_root: Path
+    device: torch.device
+    resume: bool
+    listen: str | None = None
+    """Where the primary listens, if not at the address of the federation file."""
+    pretrain_only: bool = False
+    """Whether the primary ends the run when pretraining is done; secondaries follow."""
+    serves: bool = False
+    """Whether this party answers for the model that it has kept, and does not train."""
+    serves_on: bool = False
+    """Whether it waits for the next session when one has ended."""
+    new_rows: NewRows | None = None
+    """What the primary asks for, where it serves."""
+    after_loss: bool = False
+    """Whether this party was in a session of the run before, which was lost or broken off."""
+    may_be_second: bool = False
+    """Whether the primary had one of this name in its session when this party first called."""
+    awaited: tuple[str, ...] = ()
+    """Secondaries for whom the session before was broken off, so that they can come back."""
+    group: WorkerGroup | None = None
+    """Its own processes, where torchrun has started several."""
+
+    @property
+    def returning(self) -> bool:
+        """Whether the primary may still believe that this party is connected."""
+        return self.resume or self.after_loss
+
+    @property
+    def join_timeout_s(self) -> float:
+        """Seconds that all parties may take to join, or to come back after a loss.
+
+        Whoever comes back to a run that has gone on without it waits for an epoch to end. Whoever
+        calls while one of its name is there waits until the primary would know that one for lost.
+        """
+        runtime = self.config.runtime
+        if self.may_be_second:
+            return 2 * runtime.silence_timeout_s
+        back = self.after_loss or (self.resume and goes_on(self.config))
+        return runtime.wait_s if back else runtime.join_timeout_s
+
+    @property
+    def folder(self) -> Path:
+        """This party's own folder within the run folder."""
+        return self.run_folder / "parties" / self.name
