@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ from securevfl.ledger.chain import HASH_BYTES, ChainedFile, head_after, now
 from securevfl.transport.identity import Identity, verify
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
+
+T = TypeVar("T")
 
 # What parties tell one another of their ledgers: hashes, numbers of lines and signatures.
 
@@ -555,113 +557,35 @@ def _text(purpose: str, fields: Mapping[str, Any]) -> bytes:
     return f"securevfl {purpose} v1\0{body}".encode()
 
 
-# Both ends of countersigning over the star: a meeting at the start, then heads at every point.
+# Countersigning over the star: a meeting at the start, then heads at every point.
 
 Log = Callable[..., None]
 _NO_ROUND: Final = 0
 
 
-class PrimaryCountersigning:
-    """The primary's end: it collects, passes on, and only then checks, like everybody else."""
+class Countersigning:
+    """One party's end: all parties' texts go over the primary, and each party checks all of them.
 
-    def __init__(
-        self, signer: Countersigner, transport: PrimaryTransport, *, deadline_s: float, log: Log
-    ) -> None:
-        """Make it.
-
-        Args:
-            signer: The primary's own part.
-            transport: Its end of the star.
-            deadline_s: How long a secondary may take to answer, in seconds.
-            log: The primary's log.
-        """
-        self._signer = signer
-        self._transport = transport
-        self._deadline_s = deadline_s
-        self._log = log
-
-    def start(self) -> None:
-        """Open the meeting, and let every ledger be shown to go on from what others remember.
-
-        Raises:
-            AuthenticationError: If something is not signed by the identity that is pinned.
-            ProtocolError: Naming a party whose ledger does not go on.
-
-        Reveals:
-            To every secondary: what :class:`Memories` and :class:`Heads` tell, of all parties.
-        """
-        signer = self._signer
-        memories = {signer.name: signer.memory()}
-        for message in self._collect(LedgerKind.MEMORIES):
-            theirs = Memories.from_message(
-                message, senders=[message.sender], parties=signer.parties
-            )
-            memories.update(theirs.memories)
-        told = Memories(parties=signer.parties, memories=memories)
-        self._transport.broadcast(signer.others, told.to_message())
-        signer.open(memories)
-        self.meet(START)
-
-    def request(self, point: Request) -> None:
-        """Ask for heads where no other message says that they are due, and exchange them.
-
-        Raises:
-            AuthenticationError: As :meth:`start` does.
-            ProtocolError: As :meth:`start` does.
-
-        Reveals:
-            To every secondary: what :class:`Heads` tells, of all parties.
-        """
-        asked = CountersignRequest(point=point)
-        self._transport.broadcast(self._signer.others, asked.to_message())
-        self.meet(point)
-
-    def meet(self, point: str) -> None:
-        """Exchange heads at a point that every party knows.
-
-        Raises:
-            AuthenticationError: As :meth:`start` does.
-            ProtocolError: As :meth:`start` does.
-
-        Reveals:
-            To every secondary: what :class:`Heads` tells, of all parties.
-        """
-        begin, signer = time.monotonic(), self._signer
-        heads = {signer.name: signer.state(point)}
-        for message in self._collect(LedgerKind.HEADS):
-            heads.update(Heads.from_message(message, senders=[message.sender]).heads)
-        self._transport.broadcast(signer.others, Heads(heads=heads).to_message())
-        signer.keep(point, heads)
-        self._log("countersigned", point=point, wall_s=round(time.monotonic() - begin, 6))
-
-    def _collect(self, kind: LedgerKind) -> list[Message]:
-        return list(
-            self._transport.receive_each(
-                self._signer.others, kind, round_number=_NO_ROUND, deadline_s=self._deadline_s
-            )
-        )
-
-
-class SecondaryCountersigning:
-    """A secondary's end: it states its head when that is due, and keeps what the others signed."""
+    The primary collects and passes on, and only then checks, like everybody else.
+    """
 
     def __init__(
         self,
         signer: Countersigner,
-        transport: SecondaryTransport,
+        transport: PrimaryTransport | SecondaryTransport,
         *,
-        frozen: bool,
         deadline_s: float,
         log: Log,
+        frozen: bool = False,
     ) -> None:
         """Make it.
 
         Args:
             signer: This party's own part.
             transport: Its end of the star.
-            frozen: Whether all rows are released at once, which the primary may mark.
-            deadline_s: How long the others may take, in seconds.
+            deadline_s: How long the others may take to answer, in seconds.
             log: This party's log.
+            frozen: Whether all rows are released at once, which the primary may mark.
         """
         self._signer = signer
         self._transport = transport
@@ -670,23 +594,40 @@ class SecondaryCountersigning:
         self._due: set[str] = {"end", "released"} if frozen else {"end"}
 
     def start(self) -> None:
-        """Open the meeting; see :meth:`PrimaryCountersigning.start`.
+        """Open the meeting, and let every ledger be shown to continue the one that others remember.
 
         Raises:
             AuthenticationError: If something is not signed by the identity that is pinned.
-            ProtocolError: Naming a party whose ledger does not go on.
+            ProtocolError: Naming a party whose ledger was rolled back or rewritten.
 
         Reveals:
-            To all parties: what :class:`Memories` and :class:`Heads` tell, of this one.
+            To all parties: what :class:`Memories` and :class:`Heads` hold, of all parties.
         """
-        signer = self._signer
-        own = Memories(parties=signer.parties, memories={signer.name: signer.memory()})
-        self._transport.send(own.to_message())
-        told = Memories.from_message(
-            self._receive(LedgerKind.MEMORIES), senders=signer.parties, parties=signer.parties
+        parties = self._signer.parties
+        memories = self._exchange(
+            self._signer.memory(),
+            lambda stated: Memories(parties=parties, memories=stated),
+            lambda message, senders: (
+                Memories.from_message(message, senders=senders, parties=parties).memories
+            ),
         )
-        signer.open(told.memories)
+        self._signer.open(memories)
         self.meet(START)
+
+    def request(self, point: Request) -> None:
+        """Ask for heads where no other message says that they are due; the primary's alone.
+
+        Raises:
+            AuthenticationError: As :meth:`start` does.
+            ProtocolError: As :meth:`start` does.
+
+        Reveals:
+            To all parties: what :class:`Heads` holds, of all parties.
+        """
+        assert isinstance(self._transport, PrimaryTransport), "the primary asks"
+        asked = CountersignRequest(point=point)
+        self._transport.broadcast(self._signer.others, asked.to_message())
+        self.meet(point)
 
     def answer(self, message: Message) -> bool:
         """Do what the primary asks for; return whether the run has ended with it.
@@ -696,7 +637,7 @@ class SecondaryCountersigning:
             ProtocolError: As :meth:`start` does, and if it is not due.
 
         Reveals:
-            To all parties: what :class:`Heads` tells, of this one.
+            To all parties: what :class:`Heads` holds, of all parties.
         """
         point = CountersignRequest.from_message(message).point
         if point not in self._due:
@@ -715,13 +656,43 @@ class SecondaryCountersigning:
             ProtocolError: As :meth:`start` does.
 
         Reveals:
-            To all parties: what :class:`Heads` tells, of this one.
+            To all parties: what :class:`Heads` holds, of all parties.
         """
         begin, signer = time.monotonic(), self._signer
-        self._transport.send(Heads(heads={signer.name: signer.state(point)}).to_message())
-        told = Heads.from_message(self._receive(LedgerKind.HEADS), senders=signer.parties)
-        signer.keep(point, told.heads)
+        heads = self._exchange(
+            signer.state(point),
+            lambda stated: Heads(heads=stated),
+            lambda message, senders: Heads.from_message(message, senders=senders).heads,
+        )
+        signer.keep(point, heads)
         self._log("countersigned", point=point, wall_s=round(time.monotonic() - begin, 6))
 
-    def _receive(self, kind: LedgerKind) -> Message:
-        return self._transport.receive(kind, round_number=_NO_ROUND, deadline_s=self._deadline_s)
+    def _exchange(
+        self,
+        own: T,
+        message_of: Callable[[Mapping[str, T]], TypedMessage],
+        read: Callable[[Message, Collection[str]], Mapping[str, T]],
+    ) -> Mapping[str, T]:
+        """Return what every party states, by name.
+
+        Args:
+            own: What this party states.
+            message_of: Makes a message of what parties state.
+            read: Returns what a message holds of the named parties.
+        """
+        signer, transport, deadline_s = self._signer, self._transport, self._deadline_s
+        stated = {signer.name: own}
+        message = message_of(stated).to_message()
+        if isinstance(transport, SecondaryTransport):
+            transport.send(message)
+            passed_on = transport.receive(
+                message.kind, round_number=_NO_ROUND, deadline_s=deadline_s
+            )
+            return read(passed_on, signer.parties)
+        messages = transport.receive_each(
+            signer.others, message.kind, round_number=_NO_ROUND, deadline_s=deadline_s
+        )
+        for theirs in list(messages):  # all have come before one is read
+            stated.update(read(theirs, [theirs.sender]))
+        transport.broadcast(signer.others, message_of(stated).to_message())
+        return stated

@@ -49,7 +49,7 @@ from securevfl.federation.session.membership import (
     callers_in_predictions,
 )
 from securevfl.federation.session.peers import PeersOverStar
-from securevfl.ledger.countersigning import PrimaryCountersigning
+from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.stage.kept_links import LinkCache
 from securevfl.linkage.stage.linking import OwnPlace, link_as_primary, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
@@ -97,7 +97,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any] | RejoinDue:
     )
     with listening(life) as transport:
         plan = replace(plan, facts=_greet(life, transport, facts, presence))
-        countersigning = PrimaryCountersigning(
+        countersigning = Countersigning(
             countersigner(life, plan.facts, session=transport.session),
             transport,
             deadline_s=config.runtime.round_timeout_s,
@@ -340,7 +340,7 @@ class PredictingPrimary:
         self._transport = transport
         self._facts = facts
         self._rounds = RoundCounter()
-        self._countersigning: PrimaryCountersigning | None = None
+        self._countersigning: Countersigning | None = None
         self._top: nn.Module | None = None
         self.broken = False
         """Whether an error has left the others in the middle of a request."""
@@ -422,7 +422,7 @@ class PredictingPrimary:
         ):
             pass
         if self._countersigning is None:
-            self._countersigning = PrimaryCountersigning(
+            self._countersigning = Countersigning(
                 countersigner(life, self._facts, session=transport.session),
                 transport,
                 deadline_s=deadline_s,

@@ -52,7 +52,7 @@ from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.state_files import DamagedError, StateFolder
 from securevfl.ledger.chain import now
-from securevfl.ledger.countersigning import PrimaryCountersigning, epoch_point
+from securevfl.ledger.countersigning import Countersigning, epoch_point
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
@@ -338,7 +338,7 @@ class PrimaryRun:
         *,
         observe: Observer,
         traffic: Callable[[], int],
-        countersigning: PrimaryCountersigning | None,
+        countersigning: Countersigning | None,
         estimator: Any = None,
         top: Any = None,
         vote: Callable[[Callable[[Sequence[str]], Ballot]], None] | None = None,

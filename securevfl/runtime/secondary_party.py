@@ -38,7 +38,7 @@ from securevfl.federation.session.membership import absent_names, idle_helpers
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import serve, sum_from_secondary
 from securevfl.ledger.chain import now
-from securevfl.ledger.countersigning import LedgerKind, SecondaryCountersigning, epoch_point
+from securevfl.ledger.countersigning import Countersigning, LedgerKind, epoch_point
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.kept_links import LinkCache
 from securevfl.linkage.stage.linking import OwnPlace, help_to_link, link_as_secondary, reveals_of
@@ -85,7 +85,7 @@ def run_secondary(life: PartyLife) -> RejoinDue | None:
         if not run:
             _begin(files, star.facts.run)
         star.transport.send(Ready().to_message())
-        countersigning = SecondaryCountersigning(
+        countersigning = Countersigning(
             countersigner(life, plan.facts, session=star.transport.session),
             star.transport,
             frozen=plan.frozen,
@@ -238,7 +238,7 @@ def _serve(
     table: PartyTable,
     secondary: Secondary,
     linked: LinkedSecondary,
-    countersigning: SecondaryCountersigning,
+    countersigning: Countersigning,
     *,
     came_back: int,
 ) -> RejoinDue | None:
@@ -344,7 +344,7 @@ class _Requests:
         self._table = table
         self._star = star
         self._last_round = 0
-        self._countersigning: SecondaryCountersigning | None = None
+        self._countersigning: Countersigning | None = None
         self._sum: SumTo | None = None
         self._masks: PairwiseMasks | None = None
         self._bottom: BottomAtWork | None = None
@@ -384,7 +384,7 @@ class _Requests:
         ledger = files.open_prediction(plan, model=model.run)
         star.transport.send(Ready().to_message())
         if self._countersigning is None:
-            self._countersigning = SecondaryCountersigning(
+            self._countersigning = Countersigning(
                 countersigner(life, star.facts, session=star.transport.session),
                 star.transport,
                 frozen=False,

@@ -14,7 +14,7 @@ from securevfl.federation.messages import Announcement, EpochEnd, Gradient, Mean
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.handshake import Rejoin
-from securevfl.ledger.countersigning import LedgerKind, SecondaryCountersigning
+from securevfl.ledger.countersigning import Countersigning, LedgerKind
 from securevfl.mpc.sum_to import SumTo, encode_weighted
 from securevfl.transport.message import Message, MessageKind, StarKind
 from securevfl.transport.star import SecondaryTransport
@@ -34,7 +34,7 @@ class SecondaryServer:
         *,
         end_epoch: Callable[[EpochMark], None],
         log: Callable[..., None],
-        countersigning: SecondaryCountersigning | None = None,
+        countersigning: Countersigning | None = None,
         also: Mapping[MessageKind, Callable[[Message], None]] = MappingProxyType({}),
     ) -> None:
         """Make it.

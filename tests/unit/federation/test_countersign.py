@@ -16,12 +16,11 @@ from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError
 from securevfl.ledger.chain import GENESIS, Chain, ChainedFile, head_after
 from securevfl.ledger.countersigning import (
     Countersigner,
+    Countersigning,
     CountersignRequest,
     Heads,
     LedgerKind,
     Memories,
-    PrimaryCountersigning,
-    SecondaryCountersigning,
     SignedHead,
     forget_party,
 )
@@ -388,7 +387,7 @@ def test_over_the_star_everybody_keeps_everybodys_head(tmp_path: Path) -> None:
         signers = {name: signer_of(star, name, tmp_path) for name in star.ranks}
 
         def lead() -> None:
-            signing = PrimaryCountersigning(
+            signing = Countersigning(
                 signers["agency"][0], primary, deadline_s=30, log=lambda *_, **__: None
             )
             signing.start()
@@ -397,7 +396,7 @@ def test_over_the_star_everybody_keeps_everybodys_head(tmp_path: Path) -> None:
 
         def follow(name: str):
             def life() -> bool:
-                signing = SecondaryCountersigning(
+                signing = Countersigning(
                     signers[name][0],
                     ends[name],
                     frozen=False,
@@ -434,7 +433,7 @@ def test_heads_are_stated_where_they_are_due_and_nowhere_else(tmp_path: Path, fr
         memories = session.memories()
         for signer in session.signers.values():
             signer.open(memories)
-        signing = SecondaryCountersigning(
+        signing = Countersigning(
             session.signers["bank"],
             ends["bank"],
             frozen=frozen,
