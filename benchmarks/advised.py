@@ -23,8 +23,8 @@ import torch
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
-from securevfl.data.trial_tables import load_builtin, split_table
 from securevfl.lab.advice import advise
+from securevfl.lab.datasets import load_builtin, split_table
 from securevfl.lab.digits import write_tables
 from securevfl.lab.rehearsal import merged, settings_for
 from securevfl.runtime.simulation import simulate_federation

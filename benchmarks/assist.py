@@ -24,15 +24,15 @@ from sklearn.datasets import make_classification
 
 import securevfl as sv
 from securevfl.data.tables import PartyTable
-from securevfl.data.trial_tables import load_folder, load_full
 from securevfl.federation.own_numbers import own_inputs, targets_of, task_head
 from securevfl.federation.run_plan import run_facts
+from securevfl.lab.datasets import load_folder, load_full
 from securevfl.models.alone.margins import OwnInputs, fit_margins
 
 
 def digits(_rows: int) -> list[PartyTable]:
-    table = sv.data.load_builtin("digits")
-    return sv.data.split_table(table.X, table.y, parties=5, key_dim=4, key_noise=0.05, seed=0)
+    table = sv.datasets.load_builtin("digits")
+    return sv.datasets.split_table(table.X, table.y, parties=5, key_dim=4, key_noise=0.05, seed=0)
 
 
 def exact(rows: int) -> list[PartyTable]:
@@ -40,14 +40,16 @@ def exact(rows: int) -> list[PartyTable]:
     X, y = make_classification(
         rows, 24, n_informative=16, n_redundant=4, n_clusters_per_class=3, random_state=0
     )
-    return with_ids(sv.data.split_table(X, y, parties=4, key_dim=1, key_noise=0.0, task="binary"))
+    return with_ids(
+        sv.datasets.split_table(X, y, parties=4, key_dim=1, key_noise=0.0, task="binary")
+    )
 
 
 def mfeat(rows: int) -> list[PartyTable]:
     """Six kinds of features of the same digits, a party each."""
     table = load_full("mfeat")
     chosen = np.random.RandomState(0).permutation(len(table.y))[:rows]
-    parties = sv.data.split_table(table.X[chosen], table.y[chosen], parties=6, key_dim=1)
+    parties = sv.datasets.split_table(table.X[chosen], table.y[chosen], parties=6, key_dim=1)
     edges = np.cumsum([0, *(len(columns) for columns in views(table))])
     order = np.concatenate(views(table))
     wide = table.X[chosen][:, order]

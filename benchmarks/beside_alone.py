@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from securevfl.config.sections import BaseSettings
 from securevfl.data.tables import PartyTable
-from securevfl.data.trial_tables import load_builtin, load_full, split_table
+from securevfl.lab.datasets import load_builtin, load_full, split_table
 from securevfl.lab.study_commands import compare
 
 MADE_SEED = 0

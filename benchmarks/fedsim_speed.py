@@ -131,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as every command does
-    primary, secondary = sv.data.load_folder("hdb")
+    primary, secondary = sv.datasets.load_folder("hdb")
     chosen = np.random.default_rng(0).permutation(primary.num_rows)[: options.rows]
     assert primary.labels is not None, "the primary has labels"
     primary = dataclasses.replace(

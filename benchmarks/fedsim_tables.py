@@ -20,7 +20,7 @@ import tomli_w
 from sklearn.datasets import make_classification
 
 from securevfl.data.tables import PartyTable
-from securevfl.data.trial_tables import load_folder, load_full, split_pair
+from securevfl.lab.datasets import load_folder, load_full, split_pair
 from securevfl.lab.digits import write_tables
 from securevfl.lab.study_commands import compare
 from securevfl.models.alone.perceptron import BaselineConfig

@@ -26,7 +26,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import derive_seed
 from securevfl.data.tables import PartyTable
-from securevfl.data.trial_tables import load_builtin, load_folder, load_full, split_table
+from securevfl.lab.datasets import load_builtin, load_folder, load_full, split_table
 from securevfl.models.fet.family import FeTFamily
 from securevfl.models.fet.fet_bottom import fourier_positions
 from securevfl.models.fet.settings import FeTConfig

@@ -34,8 +34,8 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.data.tables import PartyTable
-from securevfl.data.trial_tables import load_builtin, load_full, split_table
 from securevfl.federation.base import Base
+from securevfl.lab.datasets import load_builtin, load_full, split_table
 from securevfl.lab.digits import combined
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.simulation import simulate_federation

@@ -32,9 +32,9 @@ import securevfl as sv
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
-from securevfl.data.trial_tables import split_table
 from securevfl.federation.rounds.cut import Cut
 from securevfl.federation.rounds.release import SecondaryRelease
+from securevfl.lab.datasets import split_table
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.mpc.sum_to import InProcessSum
 

@@ -33,7 +33,7 @@ import securevfl as sv
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
-from securevfl.data.trial_tables import load_folder, load_full, split_table
+from securevfl.lab.datasets import load_folder, load_full, split_table
 from securevfl.models.fedsim import FedSimConfig
 from securevfl.models.fet.settings import FeTConfig
 

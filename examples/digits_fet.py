@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     X, y = load_digits(return_X_y=True)
     if options.smoke:
         X, y = X[:600], y[:600]
-    parties = sv.data.split_table(X, y, parties=5, key_dim=4, key_noise=0.05, seed=options.seed)
+    parties = sv.datasets.split_table(X, y, parties=5, key_dim=4, key_noise=0.05, seed=options.seed)
 
     # Every secondary releases one vector a row. Encoders are frozen: they were not trained on
     # private records, so that a row can be released once and then reused.

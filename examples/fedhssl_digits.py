@@ -93,7 +93,7 @@ def _parties(options: argparse.Namespace, *, seed: int) -> list[sv.data.PartyTab
     if options.smoke:
         X, y = X[:600], y[:600]
     # Keys without noise: both parties know which records belong together.
-    return sv.data.split_views(X, y, views=HALVES, key_noise=0.0, seed=seed)
+    return sv.datasets.split_views(X, y, views=HALVES, key_noise=0.0, seed=seed)
 
 
 def _show(event: sv.progress.ProgressEvent) -> None:

@@ -22,7 +22,7 @@ import securevfl as sv
 def main(arguments: list[str] | None = None) -> dict[str, float]:
     """Train, print what came out, and return the test RMSE of each method, in thousand USD."""
     options = _parser().parse_args(arguments)
-    parties = [_sample(table, options.rows) for table in sv.data.load_folder("house_kc")]
+    parties = [_sample(table, options.rows) for table in sv.datasets.load_folder("house_kc")]
     neighbours = min(50, parties[1].num_rows)
     # No noise, no promise: this shows what the model is worth. docs/fedsim.md says what each
     # party sees; linkage.similarity_noise puts noise on the similarities.

@@ -79,9 +79,9 @@ class Plain(sv.models.Family[PlainSettings]):
 
 def main(rows: int = 600, epochs: int = 20) -> dict[str, Any]:
     """Train it without a promise, and show what a promise refuses; return the run's figures."""
-    digits = sv.data.load_builtin("digits")
+    digits = sv.datasets.load_builtin("digits")
     table = digits.X[:rows], digits.y[:rows]
-    parties = sv.data.split_table(*table, parties=2, key_dim=4, key_noise=0.05, seed=0)
+    parties = sv.datasets.split_table(*table, parties=2, key_dim=4, key_noise=0.05, seed=0)
     free = sv.dp.Privacy(mechanism="none", encoder="trained")
     training = sv.TrainingSettings(epochs=epochs)
     run = sv.simulate(parties, PlainSettings(), privacy=free, training=training)

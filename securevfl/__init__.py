@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from securevfl.core import progress
     from securevfl.core.errors import SecureVflError
     from securevfl.estimators.federated import FederatedClassifier, FederatedRegressor
+    from securevfl.lab import datasets
     from securevfl.lab.audit.audit_report import audit
     from securevfl.lab.audit.settings import AuditSettings
     from securevfl.lab.contribution import Contribution, contribution
@@ -47,6 +48,7 @@ __all__ = [
     "compare",
     "contribution",
     "data",
+    "datasets",
     "dp",
     "features",
     "link",
@@ -89,6 +91,7 @@ _HOME = {
 _MODULES = {
     "callbacks": "securevfl.callbacks",
     "data": "securevfl.data",
+    "datasets": "securevfl.lab.datasets",
     "dp": "securevfl.dp",
     "linkage": "securevfl.linkage",
     "models": "securevfl.models",

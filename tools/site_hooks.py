@@ -45,7 +45,10 @@ def public_names(package: str) -> dict[str, str]:
         match node:
             case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=body):
                 for line in body:
-                    if isinstance(line, ast.ImportFrom) and line.module != package:
+                    if isinstance(line, ast.ImportFrom) and line.module not in (
+                        package,
+                        "securevfl.lab",
+                    ):
                         names = {one.asname or one.name: one.name for one in line.names}
                         found |= {name: f"{line.module}.{home}" for name, home in names.items()}
             case _:

@@ -5,7 +5,7 @@ import numpy as np
 from aligned.views import AlignedViews
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
-from securevfl.data.trial_tables import load_archive, load_builtin, load_folder, load_full
+from securevfl.lab.datasets import load_archive, load_builtin, load_folder, load_full
 
 _MFEAT = {
     2: (("fac", "kar"), ("fou", "pix", "zer", "mor")),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.column_settings import MAX_CATEGORIES, declared_range
+from securevfl.data.scaling import MAX_CATEGORIES, declared_range
 from securevfl.data.sources.settings import AS_IT_IS, Reading
 
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")

@@ -1,27 +1,21 @@
-"""A party's table: read, checked, scaled, split between parties and into rows."""
+"""A party's table: read, checked, scaled, and split into rows."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from securevfl.data.column_settings import ColumnSettings
     from securevfl.data.party_tables import (
         ColumnRoles,
         fit_party_table,
         from_frame,
         new_rows,
+        read_new_rows,
         read_table,
         table_problems,
     )
+    from securevfl.data.scaling import ColumnSettings
     from securevfl.data.schema import TableSchema
     from securevfl.data.tables import PartyTable
-    from securevfl.data.trial_tables import (
-        load_builtin,
-        load_folder,
-        split_pair,
-        split_table,
-        split_views,
-    )
 
 __all__ = [
     "ColumnRoles",
@@ -30,32 +24,24 @@ __all__ = [
     "TableSchema",
     "fit_party_table",
     "from_frame",
-    "load_builtin",
-    "load_folder",
     "new_rows",
+    "read_new_rows",
     "read_table",
-    "split_pair",
-    "split_table",
-    "split_views",
     "table_problems",
 ]
 
-# Loaded on first use: pandas and scikit-learn take a second that not every command needs.
+# Loaded on first use: pandas takes a second that not every command needs.
 _HOME = {
     "ColumnRoles": "securevfl.data.party_tables",
-    "ColumnSettings": "securevfl.data.column_settings",
+    "ColumnSettings": "securevfl.data.scaling",
     "TableSchema": "securevfl.data.schema",
     "fit_party_table": "securevfl.data.party_tables",
     "new_rows": "securevfl.data.party_tables",
     "table_problems": "securevfl.data.party_tables",
     "PartyTable": "securevfl.data.tables",
     "from_frame": "securevfl.data.party_tables",
-    "load_builtin": "securevfl.data.trial_tables",
-    "load_folder": "securevfl.data.trial_tables",
+    "read_new_rows": "securevfl.data.party_tables",
     "read_table": "securevfl.data.party_tables",
-    "split_pair": "securevfl.data.trial_tables",
-    "split_table": "securevfl.data.trial_tables",
-    "split_views": "securevfl.data.trial_tables",
 }
 
 

@@ -32,13 +32,7 @@ from securevfl.data.cells import (
     truths_of,
     word,
 )
-from securevfl.data.column_settings import (
-    MAX_CATEGORIES,
-    ColumnSettings,
-    Dependence,
-    Pair,
-    declared_range,
-)
+from securevfl.data.scaling import MAX_CATEGORIES, ColumnSettings, Dependence, Pair, declared_range
 from securevfl.data.sources.text_files import is_bracketed, is_number, unit_of, unsigned
 
 # What a column holds: numbers, truth values, words or dates, or nothing that a model can use.

@@ -1,6 +1,5 @@
 """A party's table, made from a file or a data frame."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,21 +12,23 @@ from jaxtyping import Bool, Int64
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError, NoRowsError
 from securevfl.data.cells import first_row, require_columns
-from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.columns import OTHER, NumberColumn, WordsColumn, is_row_number, numbers_rows
-from securevfl.data.key_columns import (
+from securevfl.data.keys_and_labels import (
     KeyKind,
+    encode_known_labels,
+    encode_labels,
+    encode_some_labels,
+    entities_of,
     holds_dates,
     key_numbers,
     key_table_of_frame,
     key_texts,
 )
-from securevfl.data.label_column import encode_known_labels, encode_labels, encode_some_labels
+from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
 from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, fit_schema, raise_first
-from securevfl.data.sources.columnar import to_pandas
-from securevfl.data.sources.pieces import plain
+from securevfl.data.sources.pieces import plain, to_pandas
 from securevfl.data.sources.read import read_frame, unnoticed
-from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
+from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted, require_different
 from securevfl.data.sources.text_files import unit_of, unsigned
 from securevfl.data.tables import Labels, PartyTable
 
@@ -66,9 +67,6 @@ class ColumnRoles:
 
     keys_are_inputs: bool = False
     """Whether models are to read the key, whatever it is."""
-
-    empty_labels: bool = False
-    """Whether a row may lack its label; it is then marked so."""
 
     def features_of(self, frame: pd.DataFrame, *, where: str) -> list[str]:
         """Return the feature columns of a table.
@@ -189,7 +187,7 @@ def new_rows(
         labels = tried(
             lambda: encode_known_labels(values, task=label.task, classes=label.classes, where=place)
         )
-    entities = tried(lambda: _entities(frame, truth, where=where))
+    entities = tried(lambda: entities_of(frame, truth, where=where))
     raise_first(problems)
     assert encoded is not None, "without a problem there are features"
     unknown = schema.unknown_words(frame)
@@ -245,8 +243,8 @@ def _fit(
     keys, kinds = _keys(frame, roles.key, tried, where=where)
     schema, features, wrong = fit_schema(frame, chosen, settings, where=where)
     problems += wrong
-    labels = tried(lambda: _labels(frame, roles, where=where))
-    entities = tried(lambda: _entities(frame, roles.truth, where=where))
+    labels = tried(lambda: _labels(frame, roles, where=where, may_lack=settings.empty_labels))
+    entities = tried(lambda: entities_of(frame, roles.truth, where=where))
     if problems:
         return None, problems
     values, classes, labelled = labels or (None, None, None)
@@ -318,12 +316,12 @@ def _with_units(schema: TableSchema, settings: ColumnSettings) -> list[str]:
 
 
 def _labels(
-    frame: pd.DataFrame, roles: ColumnRoles, *, where: str
+    frame: pd.DataFrame, roles: ColumnRoles, *, where: str, may_lack: bool
 ) -> tuple[Labels, tuple[Any, ...] | None, Bool[np.ndarray, " rows"] | None] | None:
     if roles.label is None:
         return None
     values, place = frame[roles.label], f"{where}: label {roles.label!r}"
-    if roles.empty_labels:
+    if may_lack:
         return encode_some_labels(values, task=roles.task, where=place, positive=roles.positive)
     encoded = encode_labels(values, task=roles.task, where=place, positive=roles.positive)
     return (*encoded, None)
@@ -361,16 +359,6 @@ def _key_column(values: "pd.Series[Any]", name: str, *, where: str) -> tuple[np.
     return numbers, KeyColumn(name=name, kind="date" if holds_dates(values) else "number")
 
 
-def _entities(frame: pd.DataFrame, truth: str | None, *, where: str) -> np.ndarray | None:
-    if truth is None:
-        return None
-    require_columns(frame, [truth], where=where)
-    values = frame[truth]
-    if not pd.api.types.is_integer_dtype(values) or values.isna().any():
-        raise DataError(f"{where}: truth {truth!r}: must be whole numbers without gaps")
-    return values.to_numpy(dtype=np.int64)
-
-
 # The column that a split of rows follows: groups that stay together, or times.
 
 
@@ -395,10 +383,9 @@ def split_places(
     where = f"{where}: training.split_column {column!r}"
     missing = frame[column].isna().to_numpy(dtype=bool)
     if missing.any():
-        row = int(np.argmax(missing)) + 1
         raise DataError(
-            f"{where}, row {row}: is missing, so nobody knows on which side of the split the row "
-            f"is; fill it in or drop the row ({int(missing.sum())} in all)"
+            f"{where}, row {first_row(missing)}: is missing, so the row belongs to no side of the "
+            f"split; fill it in or drop the row ({int(missing.sum())} in all)"
         )
     values = frame[column]
     if kind == "group":
@@ -439,7 +426,6 @@ def from_frame(
     exclude: Collection[str] = (),
     truth: str | None = None,
     columns: ColumnSettings | None = None,
-    empty_labels: bool = False,
     positive: str | bool | int | float | None = None,
 ) -> PartyTable:
     """Make a party's table of a frame, as :func:`securevfl.data.read_table` does of a file.
@@ -460,7 +446,6 @@ def from_frame(
         exclude: Columns that are neither keys nor features.
         truth: A column with the number of the true entity, for linkage quality only.
         columns: What the party declares of its columns.
-        empty_labels: Whether a row may lack its label; it is then marked so.
         positive: Of a binary task, the label that probabilities and metrics are about; default:
             the one that sorts last.
 
@@ -483,7 +468,7 @@ def from_frame(
         features=features,
         truth=truth,
     )
-    settings = columns or ColumnSettings()
+    settings = columns or NOTHING_DECLARED
     wanted = columns_of_roles(roles, settings, exclude=exclude)
     chosen = wanted.choose([str(column) for column in whole.columns], where=where)
     whole = whole[chosen]
@@ -494,7 +479,6 @@ def from_frame(
         key=tuple(key) if numeric else (),
         task=task or ("regression" if label is None else _task_of(whole[label], label)),
         exclude=() if numeric else tuple(key),
-        empty_labels=empty_labels,
     )
     if features is None and label is None and not set(chosen) - {*key, *special}:
         raise _no_features([*key, *special], where=where)
@@ -541,9 +525,7 @@ def as_pandas(frame: Any, *, where: str) -> pd.DataFrame:
         named = [level for level in frame.index.names if level is not None]
         rows = frame.reset_index(level=named) if named else frame
         names = [str(column) for column in rows.columns]
-        for column, count in Counter(names).items():
-            if count > 1:
-                raise DataError(f"{where}: two columns are called {column!r}; rename one")
+        require_different(names, where=where)
         rows = rows.reset_index(drop=True).set_axis(names, axis="columns")
         return pd.DataFrame({column: plain(rows[column]) for column in names})
     if hasattr(frame, "__arrow_c_stream__"):
@@ -596,17 +578,10 @@ def _task_of(values: "pd.Series[Any]", label: str) -> Task:
 
 def read_table(
     path: Path,
+    roles: ColumnRoles,
+    settings: ColumnSettings = NOTHING_DECLARED,
     *,
     name: str,
-    key: Sequence[str],
-    task: Task,
-    label: str | None = None,
-    features: Sequence[str] | None = None,
-    exclude: Collection[str] = (),
-    truth: str | None = None,
-    columns: ColumnSettings | None = None,
-    empty_labels: bool = False,
-    schema: TableSchema | None = None,
     reading: Reading = AS_IT_IS,
     notice: Callable[[str], None] = unnoticed,
 ) -> PartyTable:
@@ -621,19 +596,11 @@ def read_table(
     Args:
         path: The table's file, or a ``NAME.source.toml`` that says where it lies; see
             :func:`securevfl.data.sources.read.read_frame`.
+        roles: What its columns are for. Excluded columns are not read, but must be there.
+        settings: What the party declares of its columns.
         name: The party's name, for messages.
-        key: Numeric key columns, in the order that all parties agreed on; none if keys are texts.
-        task: What the label is.
-        label: The label column, at the primary; None at a secondary.
-        features: Feature columns; None takes every column that has no other purpose.
-        exclude: Columns that are neither keys nor features.
-        truth: A column with the number of the true entity, for linkage quality only.
-        columns: What the party declares of its columns.
-        empty_labels: Whether a row may lack its label; it is then marked so.
-        schema: How another table was read: the rows are then read as that one's were, and columns'
-            roles and settings are its own.
         reading: How the file is written, as far as its user says.
-        notice: Hears what was recognised that is not usual, a line each.
+        notice: Gets what was recognised that is not usual, a line each.
 
     Returns:
         The table, with rows in the order of the file.
@@ -644,22 +611,38 @@ def read_table(
             problem, and how many more there are. Rows are counted from 1, the header not included.
     """
     where = f"table {path} of {name!r}"
-    settings = columns or ColumnSettings()
-    if schema is not None:
-        frame = read_frame(
-            path,
-            where=where,
-            reading=reading,
-            wanted=columns_of_schema(schema, truth=truth),
-            notice=notice,
-        )
-        return new_rows(frame, schema, name=name, where=where, truth=truth)
-    roles = ColumnRoles(
-        key=key, task=task, label=label, features=features, truth=truth, empty_labels=empty_labels
-    )
-    wanted = columns_of_roles(roles, settings, exclude=exclude)
+    wanted = columns_of_roles(roles, settings, exclude=roles.exclude)
     frame = read_frame(path, where=where, reading=reading, wanted=wanted, notice=notice)
-    return fit_party_table(frame, roles, settings, name=name, where=where)
+    return fit_party_table(frame, replace(roles, exclude=()), settings, name=name, where=where)
+
+
+def read_new_rows(
+    path: Path,
+    schema: TableSchema,
+    *,
+    name: str,
+    truth: str | None = None,
+    reading: Reading = AS_IT_IS,
+    notice: Callable[[str], None] = unnoticed,
+) -> PartyTable:
+    """Read new rows of a party from a file, as those were read that a schema was fitted to.
+
+    Args:
+        path: As of :func:`read_table`.
+        schema: How they are read.
+        name: The party's name, for messages.
+        truth: A column with the number of the true entity, for linkage quality only.
+        reading: How the file is written, as far as its user says.
+        notice: Gets what was recognised that is not usual, a line each.
+
+    Raises:
+        NoRowsError: If the file has no rows.
+        DataError: As :func:`new_rows`, or if the file cannot be read.
+    """
+    where = f"table {path} of {name!r}"
+    wanted = columns_of_schema(schema, truth=truth)
+    frame = read_frame(path, where=where, reading=reading, wanted=wanted, notice=notice)
+    return new_rows(frame, schema, name=name, where=where, truth=truth)
 
 
 def columns_of_roles(

@@ -20,7 +20,6 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.settings import read_settings
 from securevfl.data.cells import require_columns
-from securevfl.data.column_settings import ColumnSettings, Dependence, Pair, declared_range
 from securevfl.data.columns import (
     BooleanColumn,
     Column,
@@ -32,7 +31,7 @@ from securevfl.data.columns import (
     fit_column,
     toml_key,
 )
-from securevfl.data.scaling import Bounds
+from securevfl.data.scaling import Bounds, ColumnSettings, Dependence, Pair, declared_range
 
 T = TypeVar("T")
 

@@ -8,11 +8,12 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from securevfl.core.errors import DataError
-from securevfl.data.column_settings import Dependence
+from securevfl.data.scaling import Dependence
 
 if TYPE_CHECKING:
     # It brings pandas, and a party that only helps has no table.
     from securevfl.data.schema import TableSchema
+
 
 Labels = Float64[np.ndarray, " rows"] | Int64[np.ndarray, " rows"]
 """Labels as read: float64 for regression, int64 class numbers otherwise.

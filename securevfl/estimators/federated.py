@@ -24,11 +24,10 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.core.settings import read_settings
-from securevfl.data.column_settings import ColumnSettings
-from securevfl.data.key_columns import KeyKind
+from securevfl.data.keys_and_labels import KeyKind
 from securevfl.data.party_tables import as_pandas, from_frame, new_rows
 from securevfl.data.rows import split_rows
-from securevfl.data.scaling import Bounds, LabelScaler
+from securevfl.data.scaling import Bounds, ColumnSettings, LabelScaler
 from securevfl.data.sources.read import read_frame
 from securevfl.data.tables import Labels, PartyTable
 from securevfl.dp.privacy import Privacy

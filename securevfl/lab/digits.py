@@ -13,10 +13,10 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.link_spec import link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
-from securevfl.data.trial_tables import load_builtin, split_table
 from securevfl.federation.build import primary_data
 from securevfl.federation.own_numbers import features_of
 from securevfl.federation.run_plan import run_facts
+from securevfl.lab.datasets import load_builtin, split_table
 from securevfl.lab.pooled_methods import train_combined
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of

@@ -14,7 +14,6 @@ from securevfl.config.link_spec import key_spec
 from securevfl.config.parties import PartySettings
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.party_tables import (
     ColumnRoles,
     columns_of_roles,
@@ -23,6 +22,7 @@ from securevfl.data.party_tables import (
     new_rows,
     split_places,
 )
+from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import read_frame, unnoticed
 from securevfl.data.sources.settings import Wanted
@@ -94,7 +94,6 @@ def column_roles(config: FederationConfig, party: PartySettings) -> ColumnRoles:
         positive=party.positive,
         truth=config.linkage.truth,
         keys_are_inputs=config.source["model"].get("keys_as_features") is True,
-        empty_labels=config.training.empty_labels == "unlabelled",
         exclude=(*(() if numeric else party.key), *(() if column is None else (column,))),
     )
 
@@ -164,6 +163,7 @@ def column_settings(config: FederationConfig, party: PartySettings) -> ColumnSet
         bounds=party.bounds,
         missing=party.missing,
         missing_columns=party.missing_columns,
+        empty_labels=config.training.empty_labels == "unlabelled",
         max_categories=party.max_categories,
         own_statistics=party.role == "primary" or not config.features_are_declared,
     )

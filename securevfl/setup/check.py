@@ -304,7 +304,6 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
         exclude=exclude if numeric else [*exclude, *keys],
         truth=truth,
         keys_are_inputs=config.source["model"].get("keys_as_features") is True,
-        empty_labels=config.training.empty_labels == "unlabelled",
     )
     settings = column_settings(config, party)
     found.problems += [

@@ -12,8 +12,8 @@ from securevfl.core.column_names import meaning_of, names_one_person
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.data.cells import amounts_of, dates_of, texts_of
-from securevfl.data.column_settings import MAX_CATEGORIES
 from securevfl.data.columns import is_row_number
+from securevfl.data.scaling import MAX_CATEGORIES
 from securevfl.setup.estimates import LIMITS, RowsServed
 from securevfl.setup.proposed_columns import Bounds, Column, Table, no_such_column
 from securevfl.setup.proposed_keys import KeyProposal, propose_keys

@@ -7,7 +7,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
-from securevfl.data.trial_tables import load_builtin
+from securevfl.lab.datasets import load_builtin
 from securevfl.lab.pooled_methods import BoostingConfig, fit_boosting
 from securevfl.models.tasks import TaskHead
 

@@ -15,9 +15,8 @@ from urllib.parse import quote, quote_plus, unquote
 import pandas as pd
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources.columnar import to_pandas
-from securevfl.data.sources.pieces import Pieces
-from securevfl.data.sources.settings import Reading, Wanted
+from securevfl.data.sources.pieces import Pieces, to_pandas
+from securevfl.data.sources.settings import Reading, Wanted, require_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -252,19 +251,11 @@ def _query_of(reading: Reading, tables: Sequence[str], *, default_schema: str, w
     if reading.table is None:
         there = f"; it has {', '.join(short[:20])}" if short else ""
         raise DataError(f"{where}: table or query: one must be given{there}")
-    if reading.table not in (*tables, *short):
-        raise DataError(_no_table(reading.table, short, where=where))
+    if reading.table not in tables:
+        require_names(short, [reading.table], where=where, what="table")
     place = tables.index(reading.table) if reading.table in tables else short.index(reading.table)
     schema, _, name = tables[place].partition(".")
     return f"select * from {_quoted(schema)}.{_quoted(name)}"  # noqa: S608 - names are quoted
-
-
-def _no_table(name: str, tables: Sequence[str], *, where: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, tables, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{where}: has no table {name!r}; {hint}It has {', '.join(tables[:20]) or 'none'}"
 
 
 def _quoted(name: str) -> str:
@@ -281,8 +272,7 @@ def _columns_and_order(
     schema, _, name = table.rpartition(".")
     inspector = sqlalchemy.inspect(engine)
     there = [*inspector.get_table_names(schema or None), *inspector.get_view_names(schema or None)]
-    if name not in there:
-        raise DataError(_no_table(name, there, where=where))
+    require_names(there, [name], where=where, what="table")
     names = [str(column["name"]) for column in inspector.get_columns(name, schema or None)]
     order = inspector.get_pk_constraint(name, schema or None)["constrained_columns"]
     if not order:

@@ -10,7 +10,6 @@ from typing import Final
 import pandas as pd
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources.columnar import COLUMNAR_SUFFIXES, read_columnar
 from securevfl.data.sources.databases import (
     DUCKDB_SUFFIXES,
     SQLITE_SUFFIXES,
@@ -18,6 +17,7 @@ from securevfl.data.sources.databases import (
     read_sqlite,
     read_url,
 )
+from securevfl.data.sources.pieces import COLUMNAR_SUFFIXES, read_columnar
 from securevfl.data.sources.settings import (
     AS_IT_IS,
     SOURCE_SUFFIX,

@@ -59,9 +59,7 @@ class Wanted:
         Raises:
             DataError: If two columns have one name, or one that must be there is not.
         """
-        twice = [name for name, count in Counter(names).items() if count > 1]
-        if twice:
-            raise DataError(f"{where}: two columns are called {twice[0]!r}; rename one")
+        require_different(names, where=where)
         require_names(names, [*self.needed, *(self.columns or ()), *self.exclude], where=where)
         if self.columns is not None:
             known = set(names)
@@ -73,6 +71,17 @@ class Wanted:
     def chosen(self, columns: Sequence[str]) -> "Wanted":
         """Return what is wanted of a source that gives the chosen columns alone."""
         return replace(self, columns=columns, if_there=(), exclude=(), needed=())
+
+
+def require_different(names: Sequence[str], *, where: str) -> None:
+    """Check that no two columns have one name.
+
+    Raises:
+        DataError: Naming the first that occurs again.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{where}: two columns are called {twice[0]!r}; rename one")
 
 
 def require_names(
@@ -92,7 +101,7 @@ def require_names(
             hint = f"did you mean {close[0]!r}? " if close else ""
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             ordered = [*others, *(name for name in names if name in asked)]
-            shown = ", ".join(ordered[:_SHOWN]) + more
+            shown = (", ".join(ordered[:_SHOWN]) or "none") + more
             raise DataError(f"{where}: has no {what} {column!r}; {hint}It has {shown}")
 
 

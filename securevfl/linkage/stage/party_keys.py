@@ -110,11 +110,11 @@ def read_keys(
         reading: How its file is written, as far as its user says.
 
     Raises:
-        DataError: As :func:`securevfl.data.key_columns.read_key_table`, or if a numeric key without
-            rules for missing values has gaps.
+        DataError: As :func:`~securevfl.data.keys_and_labels.read_key_table`, or if a numeric key
+            without rules for missing values has gaps.
     """
     # pandas loads with it, and a party that only helps has no table.
-    from securevfl.data.key_columns import read_key_table
+    from securevfl.data.keys_and_labels import read_key_table
 
     kinds = spec.kinds
     table = read_key_table(
@@ -146,7 +146,7 @@ def keys_of_frame(
     Raises:
         DataError: As :func:`read_keys`.
     """
-    from securevfl.data.key_columns import key_table_of_frame
+    from securevfl.data.keys_and_labels import key_table_of_frame
 
     kinds = dict(zip(columns, spec.kinds.values(), strict=True))
     table = key_table_of_frame(frame, name=name, key=kinds, truth=truth, where=where)

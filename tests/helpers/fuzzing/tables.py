@@ -22,7 +22,7 @@ from helpers.fuzzing.mutation import altered_tree, as_json, havoc
 from helpers.fuzzing.target import Broken, Target, require_one_line
 
 from securevfl.core.errors import SecureVflError
-from securevfl.data.column_settings import ColumnSettings
+from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
 from securevfl.data.sources.read import read_frame
 from securevfl.federation.run_plan import PredictionBudget

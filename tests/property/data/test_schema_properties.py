@@ -7,7 +7,7 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.data.column_settings import ColumnSettings
+from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema, fit_schema
 
 CELLS = {

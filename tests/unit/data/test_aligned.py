@@ -16,7 +16,7 @@ from aligned.views import AlignedViews, scarce_rows
 from PIL import Image
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.trial_tables import data_folder
+from securevfl.lab.datasets import data_folder
 
 
 def views(rows: int = 40) -> AlignedViews:

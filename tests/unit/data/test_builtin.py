@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.data.trial_tables import (
+from securevfl.lab.datasets import (
     data_folder,
     load_builtin,
     load_folder,

@@ -39,9 +39,9 @@ FRAMES = {
 @pytest.mark.parametrize("make", FRAMES.values(), ids=FRAMES)
 def test_frames_give_the_table_that_a_file_gives(make, tmp_path) -> None:
     pd.DataFrame(CELLS).to_csv(tmp_path / "t.csv", index=False)
-    settings = {"name": "bank", "key": ["lon"], "label": "price"}
-    table = from_frame(make(), **settings)
-    expected = sv.data.read_table(tmp_path / "t.csv", task="regression", **settings)
+    table = from_frame(make(), name="bank", key=["lon"], label="price")
+    roles = sv.data.ColumnRoles(key=["lon"], label="price", task="regression")
+    expected = sv.data.read_table(tmp_path / "t.csv", roles, name="bank")
 
     assert table.feature_names == expected.feature_names
     assert np.array_equal(table.keys, expected.keys)

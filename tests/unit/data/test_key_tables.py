@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.data.key_columns import KeyTable, read_key_table
-from securevfl.data.trial_tables import data_folder
+from securevfl.data.keys_and_labels import KeyTable, read_key_table
+from securevfl.lab.datasets import data_folder
 from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.metrics.bloom import TextCode, encode_keys, nearest_codes
 from securevfl.linkage.metrics.metric import Field

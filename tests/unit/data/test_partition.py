@@ -5,7 +5,7 @@ import pytest
 import sklearn.datasets
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.trial_tables import split_pair, split_table, split_views
+from securevfl.lab.datasets import split_pair, split_table, split_views
 
 X, Y = sklearn.datasets.load_digits(return_X_y=True)
 

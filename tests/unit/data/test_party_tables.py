@@ -11,7 +11,6 @@ import pytest
 
 from securevfl.core.conventions import Task
 from securevfl.core.errors import DataError
-from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.party_tables import (
     ColumnRoles,
     columns_of_schema,
@@ -19,6 +18,7 @@ from securevfl.data.party_tables import (
     new_rows,
     table_problems,
 )
+from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import read_frame
 from securevfl.data.tables import PartyTable
@@ -203,10 +203,9 @@ def test_truth_in_labels_is_read_in_any_spelling(labels: list[Any]) -> None:
 @pytest.mark.parametrize("kind", ["Int64", "Float64", "float32", "object", "string"])
 def test_regression_labels_of_any_type_are_numbers(kind: str) -> None:
     """Also where some rows lack one."""
-    roles = ColumnRoles(
-        key=["id"], task="regression", label="paid", exclude=["day", "who"], empty_labels=True
-    )
-    table = fit(FRAME.assign(paid=pd.Series([4, None, 6, 5]).astype(kind)), roles)
+    roles = ColumnRoles(key=["id"], task="regression", label="paid", exclude=["day", "who"])
+    frame = FRAME.assign(paid=pd.Series([4, None, 6, 5]).astype(kind))
+    table = fit(frame, roles, empty_labels=True)
     assert table.labels is not None
     assert table.labels.tolist() == [4, 0, 6, 5]
     assert table.labelled is not None

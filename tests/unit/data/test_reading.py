@@ -2,7 +2,9 @@
 
 import contextlib
 import gzip
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.data.column_settings import ColumnSettings
-from securevfl.data.party_tables import read_table
+from securevfl.data.party_tables import ColumnRoles, read_table
+from securevfl.data.scaling import ColumnSettings
+from securevfl.data.tables import PartyTable
 
 GOOD = "lon,lat,area,town,lift,price\n1.5,2.5,70,east,True,300\n1.25,2.0,80,west,False,350\n"
 
@@ -23,9 +26,11 @@ def write(folder: Path, text: str, name: str = "table.csv") -> Path:
     return path
 
 
-def read(path: Path, **changes: object):
-    settings = {"name": "agency", "key": ["lon", "lat"], "label": "price", "task": "regression"}
-    return read_table(path, **{**settings, **changes})
+ROLES = ColumnRoles(key=["lon", "lat"], label="price", task="regression")
+
+
+def read(path: Path, *, columns: ColumnSettings | None = None, **roles: Any) -> PartyTable:
+    return read_table(path, replace(ROLES, **roles), columns or ColumnSettings(), name="agency")
 
 
 def test_columns_become_keys_features_and_labels(tmp_path: Path) -> None:

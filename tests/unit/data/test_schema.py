@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.column_settings import ColumnSettings
+from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema, fit_schema
 
 FRAME = pd.DataFrame(

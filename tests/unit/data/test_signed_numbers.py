@@ -9,20 +9,31 @@ import pandas as pd
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.data.column_settings import ColumnSettings
 from securevfl.data.columns import infer
-from securevfl.data.party_tables import from_frame, read_table
+from securevfl.data.party_tables import ColumnRoles, from_frame, read_new_rows, read_table
+from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.settings import Reading
 from securevfl.data.tables import PartyTable
 
 
-def table_of(folder: Path, cells: list[str], *, separator: str = ",", **more: Any) -> PartyTable:
+def table_of(
+    folder: Path,
+    cells: list[str],
+    *,
+    separator: str = ",",
+    schema: TableSchema | None = None,
+    columns: ColumnSettings | None = None,
+    **more: Any,
+) -> PartyTable:
     lines = [f"id{separator}a{separator}rate"]
     lines += [f"{row}{separator}{row % 3}{separator}{cell}" for row, cell in enumerate(cells)]
     path = folder / "t.csv"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return read_table(path, name="tel", key=["id"], task="binary", **more)
+    if schema is not None:
+        return read_new_rows(path, schema, name="tel", **more)
+    roles = ColumnRoles(key=["id"], task="binary")
+    return read_table(path, roles, columns or ColumnSettings(), name="tel", **more)
 
 
 def rates(table: PartyTable) -> list[float]:
@@ -105,7 +116,7 @@ def test_a_label_with_a_sign_is_asked_about(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("id,a,y\n1,2,5%\n2,3,6%\n3,4,7%\n")
     with pytest.raises(DataError, match="label 'y', row 1: is '5%', a number with a sign; write"):
-        read_table(path, name="bank", key=["id"], label="y", task="regression")
+        read_table(path, ColumnRoles(key=["id"], label="y", task="regression"), name="bank")
     with pytest.raises(DataError, match="a number with a sign; write labels as numbers"):
         from_frame(pd.read_csv(path), name="bank", key=["id"], label="y")
 

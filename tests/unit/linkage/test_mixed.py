@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.key_columns import KeyKind, read_key_table
+from securevfl.data.keys_and_labels import KeyKind, read_key_table
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.mixed import MixedKeys, nearest_mixed
 from securevfl.linkage.sampling import eligible_pairs

@@ -20,8 +20,8 @@ from securevfl.config.disclosure import channels
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers, require_linkable, require_trainable
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.key_columns import read_key_table
-from securevfl.data.party_tables import read_table
+from securevfl.data.keys_and_labels import read_key_table
+from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.texts import Exact, ExactKeys, exact_texts
@@ -89,9 +89,10 @@ def test_numbers_that_could_be_taken_for_others_are_refused(
 ) -> None:
     """By both readers of keys, whether or not an empty cell has made floats of them."""
     path = stored(tmp_path, kind, [*LONG_IDS, *gap])
+    roles = ColumnRoles(key=["id"], task="regression")
     readers = [lambda: read_key_table(path, name="agency", key={"id": "number"})]
     if kind == "csv" and not gap:
-        readers.append(lambda: read_table(path, name="a", key=["id"], task="regression"))
+        readers.append(lambda: read_table(path, roles, name="a"))
     for read in readers:
         with pytest.raises(DataError, match=r'key \'id\'.*metric = "exact"') as caught:
             read()

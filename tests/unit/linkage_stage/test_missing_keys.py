@@ -10,7 +10,7 @@ import pytest
 from helpers.linking import HELPERS, link_spec
 
 from securevfl.core.errors import DataError
-from securevfl.data.key_columns import read_key_table
+from securevfl.data.keys_and_labels import read_key_table
 from securevfl.data.party_tables import from_frame
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import Field, KeySpec

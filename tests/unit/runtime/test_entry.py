@@ -29,8 +29,8 @@ def test_simulate_takes_a_file_as_its_command_does(tmp_path: Path) -> None:
 def test_simulate_refuses_what_does_not_go_together(tmp_path: Path) -> None:
     """A file says its own settings, and tables need a promise."""
     path = write_federation(tmp_path, **SMALL)
-    digits = sv.data.load_builtin("digits")
-    tables = sv.data.split_table(digits.X[:60], digits.y[:60], parties=2, key_dim=4, seed=0)
+    digits = sv.datasets.load_builtin("digits")
+    tables = sv.datasets.split_table(digits.X[:60], digits.y[:60], parties=2, key_dim=4, seed=0)
     fet = sv.models.FeT(neighbours=4)
     privacy = sv.dp.Privacy(mechanism="none")
     for arguments, message in (

@@ -34,8 +34,8 @@ folder = Path(sys.argv[1])
 budget = sv.dp.Budget(steps=10, sampling_rate=0.1, delta=1e-5, links_per_record=1)
 print(budget.epsilon(noise_multiplier=1.0))
 
-digits = sv.data.load_builtin("digits")
-parties = sv.data.split_table(
+digits = sv.datasets.load_builtin("digits")
+parties = sv.datasets.split_table(
     digits.X[:120], digits.y[:120], parties=2, key_dim=2, key_noise=0.05, seed=0
 )
 sv.simulate(

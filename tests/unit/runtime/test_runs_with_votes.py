@@ -146,7 +146,7 @@ def test_tables_in_memory_vote_by_one_word() -> None:
     """``encoder="auto"`` needs no model; defaults of other arguments are not taken for wishes."""
     draw = np.random.default_rng(0)
     columns = draw.normal(size=(90, 6))
-    housing = sv.data.split_table(
+    housing = sv.datasets.split_table(
         columns, columns.sum(axis=1), parties=3, key_dim=2, seed=0, task="regression"
     )
     privacy = sv.dp.Privacy(epsilon=8.0, delta=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from securevfl.data.column_settings import ColumnSettings
+from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
 from securevfl.serving.json_rows import BadRowsError, RowFormat
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.column_settings import ColumnSettings
-from securevfl.data.party_tables import read_table
+from securevfl.data.party_tables import ColumnRoles, read_new_rows, read_table
+from securevfl.data.scaling import ColumnSettings
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import Reading, Wanted
 
@@ -264,14 +264,13 @@ def test_only_what_is_needed_is_kept(tmp_path: Path) -> None:
     """What is excluded may hold anything, and features take half of float64's memory."""
     path = tmp_path / "t.csv"
     path.write_text('id,a,note,y\n1,0.5,"1,234",1.5\n2,0.25,"5,678",2.5\n')
-    table = read_table(
-        path, name="bank", key=["id"], label="y", task="regression", exclude=["note"]
-    )
+    roles = ColumnRoles(key=["id"], label="y", task="regression", exclude=["note"])
+    table = read_table(path, roles, name="bank")
     assert table.feature_names == ("a",)
     frame = read_frame(path, where="t", wanted=Wanted(columns=["id", "a"], exact=["id"]))
     assert frame.dtypes.astype(str).to_dict() == {"id": "int64", "a": "float32"}
     with pytest.raises(DataError, match="has no column 'nte'; did you mean 'note'"):
-        read_table(path, name="bank", key=["id"], task="regression", exclude=["nte"])
+        read_table(path, ColumnRoles(key=["id"], task="regression", exclude=["nte"]), name="bank")
 
 
 @pytest.mark.parametrize("mark", [";", ",", "\t", "~"])
@@ -345,8 +344,9 @@ def test_a_declared_word_is_no_empty_cell(tmp_path: Path) -> None:
     assert frame.fee.fillna(0).tolist() == [0, 5, 6, 7]
 
     settings = ColumnSettings(categories=plan, missing_columns=["plan"])
-    table = read_table(path, name="bank", key=["id"], task="binary", columns=settings)
-    again = read_table(path, name="bank", key=[], task="binary", schema=table.schema)
+    table = read_table(path, ColumnRoles(key=["id"], task="binary"), settings, name="bank")
+    assert table.schema is not None
+    again = read_new_rows(path, table.schema, name="bank")
     place = table.feature_names.index("plan=None")
     assert table.features[:, place].tolist() == [1, 0, 0, 0]
     assert np.array_equal(again.features, table.features)
@@ -356,13 +356,11 @@ def test_a_class_of_training_is_no_empty_label(tmp_path: Path) -> None:
     """A model that knows the class None, from a source with types, reads it in a text file too."""
     rows = {"id": [1.5, 2.5, 3.5, 4.5], "x": [1, 2, 3, 4], "risk": ["None", "low", "low", "low"]}
     pq.write_table(pa.table(rows), tmp_path / "t.parquet")
-    known = read_table(
-        tmp_path / "t.parquet", name="bank", key=["id"], label="risk", task="multiclass"
-    )
+    roles = ColumnRoles(key=["id"], label="risk", task="multiclass")
+    known = read_table(tmp_path / "t.parquet", roles, name="bank")
+    assert known.schema is not None
     (tmp_path / "new.csv").write_text("id,x,risk\n1.5,1,None\n2.5,2,\n")
-    new = read_table(
-        tmp_path / "new.csv", name="bank", key=["id"], task="multiclass", schema=known.schema
-    )
+    new = read_new_rows(tmp_path / "new.csv", known.schema, name="bank")
     assert new.labelled is not None
     assert new.labelled.tolist() == [True, False]
     assert known.classes is not None

@@ -1,4 +1,4 @@
-"""Tables for trials: built-in data sets, and protocols that split one table between parties."""
+"""Data sets for experiments: built-in tables, and one table split between parties."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,8 @@ from securevfl.core import checks
 from securevfl.core.conventions import Task, stream
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import require_unpackable
-from securevfl.data.label_column import encode_labels
-from securevfl.data.party_tables import read_table
+from securevfl.data.keys_and_labels import encode_labels
+from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.tables import Labels, PartyTable
 
 # Split one table between parties, by the papers' protocols, with the true match kept apart.
@@ -346,10 +346,10 @@ def load_folder(name: str) -> list[PartyTable]:
     return [
         read_table(
             folder / f"{role}.csv.gz",
+            ColumnRoles(
+                key=keys, label="y" if role == "primary" else None, task=_FOLDER_TASKS[name]
+            ),
             name=role,
-            key=keys,
-            label="y" if role == "primary" else None,
-            task=_FOLDER_TASKS[name],
         )
         for role in ("primary", "secondary")
     ]
