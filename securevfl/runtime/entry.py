@@ -24,8 +24,8 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
 from securevfl.core.shown_progress import RunProgress
-from securevfl.data.scaling import ColumnSettings
 from securevfl.data.party_tables import from_frame
+from securevfl.data.scaling import ColumnSettings
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import require_estimator
