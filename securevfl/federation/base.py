@@ -18,16 +18,8 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.federation.own_numbers import own_inputs
 from securevfl.federation.rounds.primary import Primary, PrimaryData
-from securevfl.models.alone.choice import (
-    Alone,
-    Decision,
-    Model,
-    cross_fitted,
-    fit_alone,
-    require_keepable,
-)
+from securevfl.models.alone.choice import Alone, Decision, Model, fit_alone, require_keepable
 from securevfl.models.alone.margins import CrossFitted, MarginModel, cross_fit
-from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.tasks import Metrics
 
 
@@ -105,19 +97,9 @@ def _fit(config: FederationConfig, table: PartyTable, data: PrimaryData, estimat
             margins=torch.from_numpy(fitted.margins).to(device),
             fitted_to=digest_of_rows(split),
         )
-    alone = _fit_alone(config, table, data, {})
+    alone = _fit_alone(config, table, data, with_margins=True)
     margins = alone.best.margins
-    if margins is None:
-        margins = cross_fitted(
-            alone.best.model,
-            inputs,
-            targets,
-            data.head,
-            train=split.train,
-            validation=split.validation,
-            seed=seed,
-            config=BaselineConfig(),
-        )
+    assert margins is not None, "they were asked for"
     return Base(
         model=alone.best.model,
         margins=torch.from_numpy(margins).to(device),
@@ -137,7 +119,9 @@ def _fit_alone(
     config: FederationConfig,
     table: PartyTable,
     data: PrimaryData,
-    fitted: Mapping[str, CrossFitted],
+    *,
+    fitted: Mapping[str, CrossFitted] | None = None,
+    with_margins: bool = False,
 ) -> Alone:
     return fit_alone(
         own_inputs(table),
@@ -147,6 +131,7 @@ def _fit_alone(
         validation=data.split.validation,
         seed=config.federation.seed,
         fitted=fitted,
+        with_margins=with_margins,
     )
 
 
@@ -237,7 +222,7 @@ def choose(
     if alone is None:
         assert isinstance(base.model, MarginModel), "others were chosen among all"
         before = CrossFitted(model=base.model, margins=base.margins.cpu().numpy())
-        alone = _fit_alone(config, table, data, {config.base.estimator: before})
+        alone = _fit_alone(config, table, data, fitted={config.base.estimator: before})
     margins = torch.from_numpy(alone.margins(own_inputs(table))).to(data.features.device)
     decision = primary.decide(margins, base_is_alone=base.alone is not None)
     if own is not None:

@@ -464,16 +464,12 @@ class Primary(TopModel, ABC):
         rows = torch.as_tensor(self.data.split.validation, device=base.device)
         known, seen, scale = rows, outputs, None
         if self.out_of_fold is not None:
-            trained = torch.as_tensor(self.data.training_rows, device=base.device)
-            more, told = torch.cat([trained, rows]), torch.cat([self.out_of_fold, outputs])
+            more, joint = self._unseen_outputs()
             scale = choose_scale(
-                self.head,
-                base=base[more],
-                joint=told,
-                targets=self.data.targets[more],
+                self.head, base=base[more], joint=joint, targets=self.data.targets[more]
             )
             if base_is_alone:
-                known, seen, alone = more, told, base
+                known, seen, alone = more, joint, base
 
         def decided(known: Tensor, seen: Tensor) -> Decision:
             return decide(
@@ -493,8 +489,8 @@ class Primary(TopModel, ABC):
             decision = by_validation if by_validation.used == "alone" else decision
         if self.out_of_fold is not None and decision.used == "joint":
             # Losses of a base that is too sure fall by anything that makes it less so, noise too.
-            told = scaled(base[known], seen, decision.scale)
-            if self._measures_better(alone[known], told, known):
+            joint = scaled(base[known], seen, decision.scale)
+            if self._measures_better(alone[known], joint, known):
                 decision = replace(decision, used="alone")
         self.scale = decision.scale
         joint = scaled(base[rows], outputs, decision.scale)
@@ -510,21 +506,28 @@ class Primary(TopModel, ABC):
         fold, on training rows. No standard error is asked for: the two share most of what they
         say, and a gain over the local baseline has had to be clear already.
         """
-        (joint, rows), (without, _) = self._known_outputs(), own._known_outputs()
-        targets = self.data.targets[rows]
-        joint_loss = self.head.row_losses(joint, targets).mean()
-        return bool(joint_loss < self.head.row_losses(without, targets).mean())
+        return bool(self._unseen_loss() < own._unseen_loss())
 
-    def _known_outputs(self) -> tuple[Tensor, Tensor]:
-        """Return weighed outputs for rows that no model was fitted to, and these rows."""
-        base, outputs = self.data.base, self.best_outputs
+    def _unseen_loss(self) -> Tensor:
+        """Return the mean loss of the weighted outputs for rows that no model was fitted to."""
+        base = self.data.base
         assert base is not None, "there is a base"
+        rows, outputs = self._unseen_outputs()
+        joint = scaled(base[rows], outputs, self.scale)
+        return self.head.row_losses(joint, self.data.targets[rows]).mean()
+
+    def _unseen_outputs(self) -> tuple[Int64[Tensor, " rows"], Float[Tensor, "rows outputs"]]:
+        """Return rows that the joint model was not fitted to, and its outputs for them.
+
+        Those are the validation rows and, with outputs out of fold, the training rows before them.
+        """
+        outputs = self.best_outputs
         assert outputs is not None, "the base was the first best epoch"
-        rows = torch.as_tensor(self.data.split.validation, device=base.device)
-        if self.out_of_fold is not None:
-            trained = torch.as_tensor(self.data.training_rows, device=base.device)
-            rows, outputs = torch.cat([trained, rows]), torch.cat([self.out_of_fold, outputs])
-        return scaled(base[rows], outputs, self.scale), rows
+        rows = torch.as_tensor(self.data.split.validation, device=outputs.device)
+        if self.out_of_fold is None:
+            return rows, outputs
+        trained = torch.as_tensor(self.data.training_rows, device=outputs.device)
+        return torch.cat([trained, rows]), torch.cat([self.out_of_fold, outputs])
 
     def _measures_better(self, outputs: Tensor, than: Tensor, rows: Tensor) -> bool:
         """Return whether outputs for rows have the better metric."""

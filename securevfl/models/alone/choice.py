@@ -270,26 +270,27 @@ def fit_alone(
     seed: int,
     network: BaselineConfig | None = None,
     fitted: Mapping[str, CrossFitted] | None = None,
+    with_margins: bool = False,
 ) -> Alone:
     """Fit every candidate to the training rows, and choose one or average several.
 
-    Validation rows are few, so they only say which models are level with the best: within
-    :data:`LEVEL` standard errors of the mean difference in loss, paired by rows. These are fitted
-    to folds of the training rows too, and the weights of their average have the least mean loss
-    over training rows, out of fold, and validation rows. A weight of 1 is that candidate.
-
-    No other row is looked at. Of equals the simplest is chosen.
+    Validation rows are few, so they only decide which models are level with the best: within
+    :data:`LEVEL` standard errors of the mean difference in loss, paired by rows. These are also
+    fitted to folds of the training rows, and the weights of their average have the least mean loss
+    over training rows, out of fold, and validation rows. A weight of 1 is that candidate. Other
+    rows are not used. Of equal candidates the simplest is chosen.
 
     Args:
         inputs: All rows.
         targets: Their labels as the head takes them.
         head: The task; its metric chooses among models that are not averaged.
-        train: Rows to learn from.
+        train: Rows to train on.
         validation: Rows that choose: the models, the network's epoch, thresholds.
         seed: Run seed.
         network: The perceptron and its training; default: :class:`BaselineConfig`.
-        fitted: Candidates that were fitted to these training rows before, by name; another name
-            is one more candidate.
+        fitted: Candidates that were already fitted to these training rows, by name; a new name is
+            an additional candidate.
+        with_margins: Whether the chosen candidate must have margins out of fold.
 
     Raises:
         DataError: If there are no training or validation rows, or the metric is not defined for
@@ -299,30 +300,25 @@ def fit_alone(
         van der Laan, Polley and Hubbard, Super Learner, 2007: weights that are positive and sum to
         1, chosen by loss out of fold.
     """
-    config, known = network or BaselineConfig(), targets[validation]
-    before = fitted or {}
+    fits = _Fits(
+        inputs=inputs,
+        targets=targets,
+        head=head,
+        train=train,
+        validation=validation,
+        seed=seed,
+        network=network or BaselineConfig(),
+        fitted=fitted or {},
+    )
+    known = targets[validation]
     candidates: dict[str, Candidate] = {}
     models: dict[str, Single] = {}
     losses: dict[str, Shaped[np.ndarray, " validation"]] = {}
-    names = dict.fromkeys(("linear", "boosting", "network", *before))
+    names = dict.fromkeys(("linear", "boosting", "network", *fits.fitted))
     for name in names if inputs.values.shape[1] else (CONSTANT,):
-        model: Single
-        if name in before:
-            model = before[name].model
-        elif name == "network":
-            model = fit_network(
-                inputs,
-                targets,
-                head,
-                train=train,
-                validation=validation,
-                seed=seed,
-                config=config,
-            )
-        else:
-            model = fit_margins(name, inputs.take(train), targets[train], head, seed=seed)
-        models[name], shown = model, model.margins(inputs.take(validation))
-        candidates[name] = _candidate(model, head, shown, known)
+        models[name] = fits.model(name)
+        shown = models[name].margins(inputs.take(validation))
+        candidates[name] = _candidate(models[name], head, shown, known)
         losses[name] = _losses(head, shown, known)
     chosen, *others = candidates
     for name in others:
@@ -331,25 +327,13 @@ def fit_alone(
         ):
             chosen = name
     level = level_with_best(losses, also=chosen)
+    if len(level) == 1 and not with_margins:
+        return Alone(head=head, candidates=candidates, chosen=chosen)
+    margins = {name: fits.margins(name, models[name]) for name in level}
+    for name in level:
+        candidates[name] = replace(candidates[name], margins=margins[name])
     if len(level) == 1:
         return Alone(head=head, candidates=candidates, chosen=chosen)
-    margins: dict[str, Float32[np.ndarray, "rows outputs"]] = {}
-    for name in level:
-        margins[name] = (
-            before[name].margins
-            if name in before
-            else cross_fitted(
-                models[name],
-                inputs,
-                targets,
-                head,
-                train=train,
-                validation=validation,
-                seed=seed,
-                config=config,
-            )
-        )
-        candidates[name] = replace(candidates[name], margins=margins[name])
     rows = np.concatenate([train, validation])
     weights = best_weights({name: one[rows] for name, one in margins.items()}, targets[rows], head)
     if len(weights) == 1:
@@ -361,6 +345,59 @@ def fit_alone(
     whole = _candidate(average, head, mean[validation], known)
     candidates[AVERAGE] = replace(whole, margins=mean)
     return Alone(head=head, candidates=candidates, chosen=AVERAGE)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Fits:
+    """Single models of one table, fitted to its training rows or to folds of them.
+
+    Fields are the arguments of :func:`fit_alone`.
+    """
+
+    inputs: OwnInputs
+    targets: Shaped[np.ndarray, " rows"]
+    head: TaskHead
+    train: Int64[np.ndarray, " train"]
+    validation: Int64[np.ndarray, " validation"]
+    seed: int
+    network: BaselineConfig
+    fitted: Mapping[str, CrossFitted]
+
+    def model(self, name: str) -> Single:
+        """Return a candidate, fitted to all training rows."""
+        if name in self.fitted:
+            return self.fitted[name].model
+        if name == "network":
+            return self._perceptron(self.train, self.network)
+        inputs, targets = self.inputs.take(self.train), self.targets[self.train]
+        return fit_margins(name, inputs, targets, self.head, seed=self.seed)
+
+    def margins(self, name: str, model: Single) -> Float32[np.ndarray, "rows outputs"]:
+        """Return a candidate's margins of all rows, out of fold on training rows."""
+        if name in self.fitted:
+            return self.fitted[name].margins
+
+        def again(rows: Int64[np.ndarray, " some"]) -> Single:
+            if isinstance(model, MarginModel):
+                return refit(model, self.inputs.take(rows), self.targets[rows])
+            # Up to its best epoch: the epochs after that were patience.
+            epochs = max(1, model.epochs - self.network.patience)
+            return self._perceptron(rows, replace(self.network, epochs=epochs))
+
+        return out_of_fold(
+            model, again, self.inputs, self.targets, self.head, train=self.train, seed=self.seed
+        )
+
+    def _perceptron(self, rows: Int64[np.ndarray, " some"], config: BaselineConfig) -> NetworkModel:
+        return fit_network(
+            self.inputs,
+            self.targets,
+            self.head,
+            train=rows,
+            validation=self.validation,
+            seed=self.seed,
+            config=config,
+        )
 
 
 def _candidate(
@@ -446,49 +483,6 @@ def _losses(
     targets: Shaped[np.ndarray, " rows"],
 ) -> Shaped[np.ndarray, " rows"]:
     return head.row_losses(torch.from_numpy(margins), torch.from_numpy(targets)).numpy()
-
-
-def cross_fitted(
-    model: Model,
-    inputs: OwnInputs,
-    targets: Shaped[np.ndarray, " rows"],
-    head: TaskHead,
-    *,
-    train: Int64[np.ndarray, " train"],
-    validation: Int64[np.ndarray, " validation"],
-    seed: int,
-    config: BaselineConfig,
-) -> Float32[np.ndarray, "rows outputs"]:
-    """Return a single model's margins of all rows, out of fold on training rows.
-
-    Args:
-        model: Fitted to all training rows.
-        inputs: All rows.
-        targets: Their labels as the head takes them.
-        head: The task.
-        train: The training rows.
-        validation: Rows that chose a network's epoch.
-        seed: Run seed.
-        config: The perceptron and its training.
-    """
-
-    def again(rows: Int64[np.ndarray, " some"]) -> Single:
-        if isinstance(model, NetworkModel):
-            # Until it was best and no longer: what comes behind that is waiting in vain.
-            epochs = max(1, model.epochs - config.patience)
-            return fit_network(
-                inputs,
-                targets,
-                head,
-                train=rows,
-                validation=validation,
-                seed=seed,
-                config=replace(config, epochs=epochs),
-            )
-        assert isinstance(model, MarginModel), "an average is made of single models' margins"
-        return refit(model, inputs.take(rows), targets[rows])
-
-    return out_of_fold(model, again, inputs, targets, head, train=train, seed=seed)
 
 
 # Serialisation: estimators by skops, the perceptron by safetensors. Neither runs code when it is

@@ -1,8 +1,8 @@
-"""What a joint model adds to the local baseline, and how much of it partners bring.
+"""Gain of a joint model over the local baseline, and the partners' part of it.
 
-A **placebo** is the same training without what partners know: with each partner's rows permuted
-against its keys, or with the primary's own network and no partner. What a placebo gains as well is
-not the partners'.
+A **placebo** is the same training without the partners' information: with each partner's rows
+permuted against its keys, or with the primary's own network and no partner. What a placebo also
+gains is not due to the partners.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from securevfl.models.task_metrics import (
 from securevfl.models.tasks import Metrics, TaskHead, as_logit, on_cpu
 
 Outcome = Literal["better", "unclear", "worse"]
-"""Where the interval of a gain lies: above zero, around it, below it."""
+"""Whether the interval of a gain is above zero, around it, or below it."""
 
 _MODEL_IN_WORDS = {
     CONSTANT: "a constant, without columns of its own",
@@ -38,7 +38,7 @@ _MODEL_IN_WORDS = {
     AVERAGE: "an average of its models",
 }
 Placebo = Literal["permuted", "own"]
-"""Partners' rows permuted against their keys, or the primary's own network without partners."""
+"""Partners' rows permuted against their keys, or the primary's network without partners."""
 
 _PLACEBO_IN_WORDS: Final[dict[Placebo, str]] = {
     "permuted": "the same training with partners' rows permuted",
@@ -48,30 +48,42 @@ _METRIC_IN_WORDS = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "auc": "AUC", "f1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceboGain:
+    """The joint model's test metric minus a placebo's; positive is better."""
+
+    placebo: Placebo
+    value: float
+    """In the metric's own unit."""
+    interval: Interval | None
+    """From paired resamples of the test rows; None if too few of them define the metric."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
     """The joint model's test metric minus the local baseline's; positive is better."""
 
     metric: str
-    """What is compared: the metric that training goes by, in its own unit."""
+    """Metric that is compared: the one that training optimises, in its own unit."""
     value: float
+    """The gain."""
     interval: Interval | None
-    """Of paired resamples of the test rows; None where too few of them define the metric."""
+    """From paired resamples of the test rows; None if too few of them define the metric."""
     outcome: Outcome
-    """``"better"`` only where the joint model answers, and both the gain and what of it is the
-    partners' are above zero."""
+    """``"better"`` only if the joint model is used, and both the gain and the partners' part of it
+    are above zero."""
     used: Used
-    """``"alone"`` where the run's own predictions are the local baseline's."""
+    """``"alone"`` if the run's predictions are the local baseline's."""
     placebo: Placebo | None
-    """The placebo that did best on the test rows; None: the family has none but the base."""
+    """The placebo with the best test metric; None if the family has no placebo."""
     partners: float
     """The joint model's test metric minus that placebo's, or minus the local baseline's."""
     partners_interval: Interval | None
-    """As :attr:`interval`, of :attr:`partners`."""
+    """Interval of :attr:`partners`."""
     verdict: str
-    """All of it in words."""
+    """The result in words."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``metrics.json`` has under ``gain``."""
+        """Return the object under ``gain`` in ``metrics.json``."""
         ends = {"interval": self.interval, "partners_interval": self.partners_interval}
         listed = {name: None if one is None else list(one) for name, one in ends.items()}
         return {**asdict(self), **listed}
@@ -79,18 +91,20 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AloneMeasured:
-    """The primary alone on test rows, and what the joint model adds."""
+    """The local baseline on test rows, and the joint model's gain over it."""
 
     chosen: str
+    """Name of the chosen candidate."""
     candidates: Mapping[str, Mapping[str, Any]]
-    """For each its ``validation``, its ``test`` and its bootstrap ``interval`` there, of the metric
-    that training goes by."""
+    """By name: the metric that training optimises on ``validation`` and ``test`` rows, and its
+    bootstrap ``interval`` on test rows."""
     metrics: Metrics
-    """Every metric of the test rows, of the chosen one."""
+    """Every metric of the chosen candidate on the test rows."""
     gain: Gain
+    """Gain of the joint model."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``metrics.json`` has under ``alone``, where ``gain`` stands beside it."""
+        """Return the object under ``alone`` in ``metrics.json``; ``gain`` is next to it."""
         figures = asdict(self)
         del figures["gain"]
         return figures
@@ -109,22 +123,21 @@ def measure_alone(
 ) -> AloneMeasured:
     """Measure the local baseline on test rows, and the joint model against it and its placebos.
 
-    All are measured on the same resamples of the rows, so that rows which are hard for all of
-    them do not blur a difference.
+    All are measured on the same resamples of the rows, which narrows the intervals of differences.
 
     Args:
-        alone: Fitted and chosen; nothing here changes the choice.
+        alone: The local baseline; its choice does not change here.
         inputs: The test rows.
         targets: Their labels, as the head takes them.
-        joint: What the head reads of the joint model.
-        threshold: The joint model's, of a binary task.
+        joint: The joint model's outputs.
+        threshold: The joint model's threshold in a binary task.
         seed: Run seed of the bootstrap.
-        used: Whose predictions the run's are.
-        placebos: What the head reads of each; the one with the best test metric counts. A binary
-            metric that needs a threshold takes the joint model's.
+        used: The model whose predictions the run uses.
+        placebos: Outputs of each placebo; the one with the best test metric counts. Binary metrics
+            take the joint model's threshold.
 
     Raises:
-        DataError: If the metric that training goes by is not defined for these labels.
+        DataError: If the metric that training optimises is not defined for these labels.
 
     References:
         Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13; the rows of both
@@ -142,7 +155,7 @@ def measure_alone(
         name: resampled(one.model.margins(inputs).astype(np.float64), one.threshold)
         for name, one in alone.candidates.items()
     }
-    together, by_itself = resampled(on_cpu(joint, targets)[0], threshold), models[alone.chosen]
+    together = resampled(on_cpu(joint, targets)[0], threshold)
     sign = 1.0 if head.higher_is_better else -1.0
     value = head.metric(joint, targets, threshold=threshold)
     tested = measured[alone.chosen]
@@ -151,11 +164,6 @@ def measure_alone(
         for name, outputs in placebos.items()
     }
     placebo = max(of_placebos, key=lambda name: sign * of_placebos[name], default=None)
-    without = (
-        by_itself
-        if placebo is None
-        else resampled(on_cpu(placebos[placebo], targets)[0], threshold)
-    )
 
     def less(other: Resampled) -> Resampled:
         def difference(weights: Weights) -> Float64[np.ndarray, " resamples"]:
@@ -163,15 +171,22 @@ def measure_alone(
 
         return difference
 
-    # No candidate is called like these.
+    # No candidate has one of these names.
+    differences = {"gain": less(models[alone.chosen])}
+    if placebo is not None:
+        without = resampled(on_cpu(placebos[placebo], targets)[0], threshold)
+        differences["partners"] = less(without)
     drawn = bootstrap_intervals(
-        {**models, "gain": less(by_itself), "partners": less(without)},
+        {**models, **differences},
         rows=len(true),
         resamples=resamples_for(len(true), head.outputs),
         seed=seed,
     )
     intervals = {name: head.in_label_units(head.metric_name, one) for name, one in drawn.items()}
-    partners = value - (head.headline(tested) if placebo is None else of_placebos[placebo])
+    partners = None
+    if placebo is not None:
+        over_placebo = sign * (value - of_placebos[placebo])
+        partners = PlaceboGain(placebo=placebo, value=over_placebo, interval=intervals["partners"])
     return AloneMeasured(
         chosen=alone.chosen,
         candidates={
@@ -189,9 +204,7 @@ def measure_alone(
             intervals["gain"],
             chosen=alone.chosen,
             used=used,
-            placebo=placebo,
-            partners=sign * partners,
-            partners_interval=intervals["partners"],
+            partners=partners,
         ),
     )
 
@@ -203,26 +216,19 @@ def gain_in_words(
     *,
     chosen: str,
     used: Used,
-    placebo: Placebo | None = None,
-    partners: float | None = None,
-    partners_interval: Interval | None = None,
+    partners: PlaceboGain | None = None,
 ) -> Gain:
     """Return a gain with its verdict.
 
     Args:
         head: The task.
         value: The gain; positive is better.
-        interval: Of it.
+        interval: Its interval.
         chosen: The local baseline's model.
-        used: Whose predictions the run's are.
-        placebo: What the partners' part is counted from; None: the local baseline.
-        partners: What of the gain the partners bring; None: all of it.
-        partners_interval: Of that.
+        used: The model whose predictions the run uses.
+        partners: The partners' part of the gain; None: all of it.
     """
-    if partners is None:
-        partners, partners_interval = value, interval
     outcome = _outcome(interval)
-    of_partners = _outcome(partners_interval)
     name = _METRIC_IN_WORDS.get(head.metric_name, head.metric_name.replace("_", " "))
     turned = -1.0 if outcome == "worse" else 1.0
     sign = "+" if outcome == "unclear" else ""
@@ -244,31 +250,29 @@ def gain_in_words(
             f"baseline; {who}"
         )
     elif outcome == "better":
-        part = _written(partners, largest, "+" if of_partners != "better" else "")
-        bounds = _within(partners_interval, 1.0, largest, "+" if of_partners != "better" else "")
-        if placebo is None:
-            text = f"joint improves on the local baseline by {amount} ({within}); {who}"
-        elif of_partners == "better":
-            text = (
-                f"joint improves on the local baseline by {amount} ({within}), of which {part} "
-                f"({bounds}) from the partners; {who}"
-            )
-        else:
-            outcome = "unclear"
-            text = (
-                f"no clear gain from the partners: joint improves on the local baseline by "
-                f"{amount} ({within}), and on {_PLACEBO_IN_WORDS[placebo]} by {part} ({bounds}); "
-                f"{who}"
-            )
+        improves = f"joint improves on the local baseline by {amount} ({within})"
+        text = f"{improves}; {who}"
+        if partners is not None:
+            clear = _outcome(partners.interval) == "better"
+            part = _written(partners.value, largest, "" if clear else "+")
+            bounds = _within(partners.interval, 1.0, largest, "" if clear else "+")
+            text = f"{improves}, of which {part} ({bounds}) from the partners; {who}"
+            if not clear:
+                outcome = "unclear"
+                placebo = _PLACEBO_IN_WORDS[partners.placebo]
+                text = (
+                    f"no clear gain from the partners: {improves}, and on {placebo} by {part} "
+                    f"({bounds}); {who}"
+                )
     return Gain(
         metric=head.metric_name,
         value=value,
         interval=interval,
         outcome=outcome,
         used=used,
-        placebo=placebo,
-        partners=partners,
-        partners_interval=partners_interval,
+        placebo=None if partners is None else partners.placebo,
+        partners=value if partners is None else partners.value,
+        partners_interval=interval if partners is None else partners.interval,
         verdict=text,
     )
 
@@ -280,7 +284,7 @@ def _outcome(interval: Interval | None) -> Outcome:
 
 
 def _written(number: float, largest: float, sign: str) -> str:
-    """Return a figure with three digits that say something of the largest one next to it."""
+    """Return a figure with the digits that matter next to the largest one."""
     digits = 0 if largest >= 100 else 2 if largest >= 2 else 3 if largest >= 0.01 else 5
     return written(number, sign=sign, beside=(largest,), digits=digits)
 
@@ -294,7 +298,7 @@ def _within(
     head: TaskHead | None = None,
     name: str = "",
 ) -> str:
-    """Return an interval in words; with a head, also which way its metric is better."""
+    """Return an interval in words; with a head, also whether lower is better."""
     if interval is None:
         text = "too few test rows for an interval"
     else:

@@ -147,25 +147,11 @@ def fit_table(
         DataError: If a group of rows is empty, or the metric that training goes by is not defined
             for its labels.
     """
-    for name, rows in (("training", train), ("validation", validation), ("test", test)):
-        if len(rows) == 0:
-            raise DataError(f"the baseline has no {name} rows")
-    # Layers and dropout draw from torch's global generator: seeded inside, as it was outside.
-    with torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(derive_seed(seed, "dropout", "baseline"))
-        model = MLP(inputs.shape[1], config.hidden, head.outputs, dropout=config.dropout)
-        initialise(model, seed=derive_seed(seed, "init", "baseline"), positions_seed=0)
-        model.to(inputs.device)
-        best_epoch, epoch = _train(
-            model,
-            inputs,
-            targets,
-            head=head,
-            train=train,
-            validation=validation,
-            config=config,
-            order=torch.Generator().manual_seed(derive_seed(seed, "shuffle", "baseline")),
-        )
+    if len(test) == 0:
+        raise DataError("the baseline has no test rows")
+    model, best_epoch, epochs = _train(
+        inputs, targets, head, train=train, validation=validation, config=config, seed=seed
+    )
     threshold = head.choose_threshold(_outputs(model, inputs[validation]), targets[validation])
     validated, tested = (
         head.metrics(_outputs(model, inputs[rows]), targets[rows], threshold=threshold)
@@ -180,7 +166,7 @@ def fit_table(
         test=head.headline(tested),
         validation_metrics=validated,
         test_metrics=tested,
-        epochs=epoch,
+        epochs=epochs,
         best_epoch=best_epoch,
         model=model,
     )
@@ -194,40 +180,57 @@ def _outputs(model: MLP, inputs: Tensor) -> Tensor:
 
 
 def _train(
-    model: MLP,
-    inputs: Tensor,
-    targets: Tensor,
-    *,
+    inputs: Float[Tensor, "rows inputs"],
+    targets: Shaped[Tensor, " rows"],
     head: TaskHead,
-    train: Tensor,
-    validation: Tensor,
+    *,
+    train: Int[Tensor, " train_rows"],
+    validation: Int[Tensor, " validation_rows"],
     config: BaselineConfig,
-    order: torch.Generator,
-) -> tuple[int, int]:
-    """Leave the best epoch's weights in ``model``; return that epoch and the epochs run."""
-    optimizer = build_optimizer(
-        "adamw",
-        model.parameters(),
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-    )
+    seed: int,
+) -> tuple[MLP, int, int]:
+    """Train with early stopping on the validation rows.
+
+    Returns:
+        The perceptron with the best epoch's weights, that epoch, and the epochs run.
+
+    Raises:
+        DataError: If there are no training or validation rows, or the metric that training goes by
+            is not defined for the validation rows.
+    """
+    for name, rows in (("training", train), ("validation", validation)):
+        if len(rows) == 0:
+            raise DataError(f"the baseline has no {name} rows")
+    order = torch.Generator().manual_seed(derive_seed(seed, "shuffle", "baseline"))
     best, best_epoch, epoch = 0.0, 0, 0
     weights: dict[str, Tensor] = {}
-    while epoch < config.epochs and epoch - best_epoch < config.patience:
-        epoch += 1
-        model.train()
-        shuffled = train[torch.randperm(len(train), generator=order).to(train.device)]
-        for rows in shuffled.split(config.batch_size):
-            optimizer.zero_grad()
-            head.loss(model(inputs[rows]), targets[rows]).backward()
-            optimizer.step()
-        outputs, known = _outputs(model, inputs[validation]), targets[validation]
-        metric = head.metric(outputs, known, threshold=head.choose_threshold(outputs, known))
-        if best_epoch == 0 or head.is_better(metric, best):
-            best, best_epoch = metric, epoch
-            weights = {name: value.clone() for name, value in model.state_dict().items()}
+    # Layers and dropout draw from torch's global generator: seeded inside, restored outside.
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(derive_seed(seed, "dropout", "baseline"))
+        model = MLP(inputs.shape[1], config.hidden, head.outputs, dropout=config.dropout)
+        initialise(model, seed=derive_seed(seed, "init", "baseline"), positions_seed=0)
+        model.to(inputs.device)
+        optimizer = build_optimizer(
+            "adamw",
+            model.parameters(),
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+        )
+        while epoch < config.epochs and epoch - best_epoch < config.patience:
+            epoch += 1
+            model.train()
+            shuffled = train[torch.randperm(len(train), generator=order).to(train.device)]
+            for rows in shuffled.split(config.batch_size):
+                optimizer.zero_grad()
+                head.loss(model(inputs[rows]), targets[rows]).backward()
+                optimizer.step()
+            outputs, known = _outputs(model, inputs[validation]), targets[validation]
+            metric = head.metric(outputs, known, threshold=head.choose_threshold(outputs, known))
+            if best_epoch == 0 or head.is_better(metric, best):
+                best, best_epoch = metric, epoch
+                weights = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(weights)
-    return best_epoch, epoch
+    return model, best_epoch, epoch
 
 
 # A perceptron on all of the primary's inputs, read as margins.
@@ -292,21 +295,22 @@ def fit_network(
     used = np.concatenate([train, validation])
     table = torch.from_numpy(((inputs.values[used] - mean) / deviation).astype(np.float32))
     places = torch.arange(len(used))
-    result = fit_table(
+    model, _, epochs = _train(
         table,
         torch.from_numpy(targets[used]),
-        head=head,
+        head,
         train=places[: len(train)],
         validation=places[len(train) :],
-        test=places[len(train) :],  # nobody reads these figures: who asks for them has test rows
         config=config,
         seed=seed,
     )
+    # Refuses outputs that are not finite.
+    head.metrics(_outputs(model, table[len(train) :]), torch.from_numpy(targets[validation]))
     return NetworkModel(
-        network=result.model.double().eval(),
+        network=model.double().eval(),
         hidden=config.hidden,
         mean=mean,
         deviation=deviation,
         head=head,
-        epochs=result.epochs,
+        epochs=epochs,
     )

@@ -6,7 +6,7 @@ import torch
 
 from securevfl.core.conventions import stream
 from securevfl.models.alone.choice import fit_alone
-from securevfl.models.alone.gain import AloneMeasured, gain_in_words, measure_alone
+from securevfl.models.alone.gain import AloneMeasured, PlaceboGain, gain_in_words, measure_alone
 from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.task_metrics import resamples_for
@@ -145,9 +145,7 @@ def test_what_a_placebo_gains_as_well_is_not_the_partners(
         (0.01, 0.072),
         chosen="boosting",
         used="joint",
-        placebo="permuted",
-        partners=partners,
-        partners_interval=interval,
+        partners=PlaceboGain(placebo="permuted", value=partners, interval=interval),
     )
     assert found.outcome == outcome
     assert words in found.verdict
