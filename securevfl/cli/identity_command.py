@@ -25,8 +25,8 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make identities and certificates, and print the lines that the federation file pins."""
-    from securevfl.config.parties import parse_address
     from securevfl.config.reading import read_federation
+    from securevfl.config.sections import parse_address
     from securevfl.core import checks, files
     from securevfl.transport.identity import provision, provision_one
 

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
-from securevfl.config.losses import goes_on, least_in_training
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.linkage.stage.linking import reveals_of
 
 _NOTHING: Final = "nothing is sent"
@@ -77,9 +75,9 @@ def sparse_masks(config: FederationConfig) -> Channel | None:
 
 def presence(config: FederationConfig) -> Channel | None:
     """Describe what becomes visible where a run goes on without a secondary that is lost."""
-    if not goes_on(config):
+    if not config.continues_on_loss:
         return None
-    least, everybody = least_in_training(config), len(config.secondaries)
+    least, everybody = config.least_in_training, len(config.secondaries)
     return Channel(
         "who takes part",
         f"every party: which secondaries are there, from epoch to epoch. The primary may leave out "

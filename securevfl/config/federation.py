@@ -2,17 +2,18 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.parties import PartySettings
 from securevfl.config.presets import TopEstimator
 from securevfl.config.sections import (
     BaseSettings,
     FederationSettings,
+    PartySettings,
     PredictionSettings,
     RuntimeSettings,
     TrainingSettings,
@@ -20,6 +21,16 @@ from securevfl.config.sections import (
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import SplitKind
 from securevfl.dp.privacy import Privacy
+from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.spec import (
+    ChoiceSpec,
+    HidingSpec,
+    LinkRoles,
+    LinkSpec,
+    SimilaritySpec,
+    SplitSpec,
+)
+from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
 from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
 
 
@@ -133,6 +144,39 @@ class FederationConfig:
         return classes if self.federation.task == "regression" else 1
 
     @property
+    def continues_on_loss(self) -> bool:
+        """Whether training continues without a secondary that is lost."""
+        return self.runtime.on_loss == "continue"
+
+    @property
+    def helpers_stay(self) -> bool:
+        """Whether coordinator and dealer stay to the run's end, to link anew after a loss."""
+        return self.runtime.on_loss == "wait"
+
+    @property
+    def reserves_budget(self) -> bool:
+        """Whether the plan covers one pass over the training and test rows more than needed.
+
+        A loss within the last epoch, or once test rows are charged, takes as much: a run that
+        continues without its user can then still test what it has trained.
+        """
+        budgeted = self.privacy.mechanism != "none" and self.privacy.accounting == "sound"
+        return self.runtime.on_loss != "stop" and budgeted and self.privacy.encoder != "frozen"
+
+    @property
+    def least_in_training(self) -> int:
+        """The fewest secondaries that a session of training may have; noise is made for so few.
+
+        All of them, where a run does not continue without one. Else ``runtime.least_secondaries``,
+        by default all but one, and at least two more than those that collude: the sum of one honest
+        secondary and of colluding ones would be its own numbers.
+        """
+        all_of_them, least = len(self.secondaries), self.runtime.least_secondaries
+        if not self.continues_on_loss:
+            return all_of_them
+        return max(all_of_them - 1, self.privacy.colluding + 2) if least is None else least
+
+    @property
     def split(self) -> SplitKind:
         """How the primary's rows are split.
 
@@ -184,3 +228,84 @@ def _without_places(source: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _digest(source: Mapping[str, Any]) -> str:
     text = json.dumps(source, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+# What a federation file says about linking, as the linking stage takes it.
+
+
+def key_spec(config: FederationConfig) -> KeySpec:
+    """Return which keys are compared, and how."""
+    linkage = config.linkage
+    return KeySpec(
+        columns=config.primary.key,
+        metric=METRICS[linkage.metric],
+        fields=None if linkage.fields is None else linkage.field_list(),
+        missing_similarity=linkage.missing_similarity,
+        ranges=linkage.ranges,
+        blocking=linkage.blocking,
+        fold=linkage.fold,
+        spelling=linkage.spelling,
+        code_bits=linkage.code_bits,
+        code_concentration=linkage.code_concentration,
+    )
+
+
+def tells_rows(config: FederationConfig) -> bool:
+    """Whether the primary is told which of its rows are linked, to learn from these alone.
+
+    Cross-party pretraining needs that, and so does ``training.rows = "aligned"``.
+    """
+    pretrains = "cross" in config.family.pretraining and config.pretraining.checkpoint is None
+    return pretrains or config.training.rows == "aligned"
+
+
+def _max_distance(config: FederationConfig) -> float:
+    limit = config.linkage.max_distance
+    return min(config.family.max_distance, math.inf if limit is None else limit)
+
+
+def link_spec(config: FederationConfig) -> LinkSpec:
+    """Return all that linking needs; a run asks once and hands it on."""
+    linkage, privacy, training = config.linkage, config.privacy, config.training
+    similarities = None
+    if config.family.needs_similarities(config.model):
+        similarities = SimilaritySpec(noise=linkage.similarity_noise, tau=linkage.similarity_tau)
+    return LinkSpec(
+        keys=key_spec(config),
+        hiding=HidingSpec(
+            protection=linkage.protection,
+            secret=linkage.secret,
+            cell=linkage.cell,
+            key_bits=linkage.key_bits,
+        ),
+        choice=ChoiceSpec(
+            neighbours=config.model.neighbours,
+            by=linkage.choose,
+            links_per_record=privacy.links_per_record,
+            sampling_rate=privacy.sampling_rate,
+            once=privacy.encoder == "frozen",
+            max_distance=_max_distance(config),
+            least_linked=linkage.least_linked,
+        ),
+        roles=LinkRoles(
+            primary=config.primary.name,
+            secondaries=tuple(party.name for party in config.secondaries),
+            helpers={
+                party.role: party.name
+                for party in config.callers
+                if party.role in PROTECTIONS[linkage.protection].helpers
+            },
+        ),
+        split=SplitSpec(
+            seed=config.federation.seed,
+            validation_fraction=training.validation_fraction,
+            test_fraction=training.test_fraction,
+        )
+        if config.split == "random"
+        else None,
+        similarities=similarities,
+        tells_rows=tells_rows(config),
+        cache=linkage.cache,
+        idle_timeout_s=config.runtime.idle_timeout_s,
+        written=config.source["linkage"],
+    )

@@ -15,9 +15,8 @@ from pydantic import TypeAdapter
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.parties import PartySettings
 from securevfl.config.presets import TopEstimator
-from securevfl.config.sections import TrainingSettings
+from securevfl.config.sections import PartySettings, TrainingSettings
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
 from securevfl.models.alone.margins import Named

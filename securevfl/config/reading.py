@@ -23,14 +23,15 @@ from securevfl.config.methods import (
     method_source,
     require_own_fields,
 )
-from securevfl.config.parties import PartySettings, require_one_federation
 from securevfl.config.presets import expanded, without_top
 from securevfl.config.sections import (
     BaseSettings,
     FederationSettings,
+    PartySettings,
     PredictionSettings,
     RuntimeSettings,
     TrainingSettings,
+    require_one_federation,
 )
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError

@@ -2,9 +2,7 @@
 
 from typing import Final
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import key_spec, tells_rows
-from securevfl.config.losses import require_continuable
+from securevfl.config.federation import FederationConfig, key_spec, tells_rows
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import SMALLEST_EPSILON
@@ -421,3 +419,81 @@ def _require_covered_pretraining(config: FederationConfig) -> None:
                 f"which carry no noise, so epsilon would not cover them; use "
                 f'family = "fedlocalssl", which exchanges nothing, or mechanism = "none"'
             )
+
+
+# Runs that continue without a lost secondary: which of them can.
+
+
+def require_continuable(config: FederationConfig) -> None:
+    """Refuse ``on_loss = "continue"`` where a run could not go on, or a promise would not hold.
+
+    Raises:
+        ConfigError: Naming the reason and what to write instead.
+    """
+    if not config.continues_on_loss:
+        return
+    reason = _why_not(config)
+    if reason is not None:
+        raise ConfigError(
+            f'runtime.on_loss: "continue" is not offered here: {reason}; write on_loss = "wait"'
+        )
+    _require_enough(config)
+
+
+def _why_not(config: FederationConfig) -> str | None:
+    """Return why no party can be left out, if none can."""
+    helpers = [party.role for party in config.parties if party.is_helper]
+    if config.privacy.encoder == "frozen":
+        return (
+            "frozen encoders release each row once, with all secondaries in it, and a row that "
+            "lacks one could never be asked for again"
+        )
+    if config.family.assisted:
+        return (
+            f"with {config.family.name!r} every secondary's part of the model is what the others "
+            f"have left to explain, and lies with it alone"
+        )
+    if config.family.pretraining:
+        return f"{config.family.name!r} pretrains encoders, which takes all parties"
+    if config.training.rows == "aligned":
+        return (
+            'training.rows = "aligned" are rows that are linked at every secondary, and would be '
+            "others without one"
+        )
+    if config.family.needs_similarities(config.model):
+        return (
+            f"{config.family.name!r} reads similarities of every secondary, which are noised once, "
+            f"for all"
+        )
+    if helpers:
+        return (
+            f"the {helpers[0]} leaves when links are made, and a session without the lost party "
+            f"would need it again; or choose a linkage.protection without a helper"
+        )
+    return None
+
+
+def _require_enough(config: FederationConfig) -> None:
+    """Refuse numbers under which nobody may be missing, or one would be seen by itself."""
+    everybody, colluding = len(config.secondaries), config.privacy.colluding
+    noised = config.privacy.mechanism != "none"
+    told, least = config.runtime.least_secondaries, config.least_in_training
+    enough = colluding + (1 if noised else 2)
+    if least < enough:
+        raise ConfigError(
+            f"runtime.least_secondaries: must be at least {enough} with privacy.colluding = "
+            f"{colluding}{'' if noised else ' and no noise'}, got {least}; with fewer the sum "
+            f"would be one secondary's own numbers"
+        )
+    if least < everybody:
+        return
+    if told is None and enough < everybody:
+        raise ConfigError(
+            f"runtime.least_secondaries: by default {least} must stay, and there are {everybody}; "
+            f"write {enough} if all agree that one secondary's numbers may be hidden by its own "
+            f'noise alone, or on_loss = "wait"'
+        )
+    raise ConfigError(
+        f"runtime.least_secondaries: {least} must stay, and there are {everybody} secondaries, so "
+        f'none could ever be missing; write on_loss = "wait"'
+    )

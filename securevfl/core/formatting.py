@@ -1,7 +1,8 @@
-"""Figures for people, in whatever unit a label has."""
+"""Figures and results as people read them, at a prompt, in a notebook and in reports."""
 
+import html
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 _SMALLEST: Final = 1e-3
@@ -27,3 +28,31 @@ def written(value: float, *, sign: str = "", beside: Iterable[float] = (), digit
         return f"{value:{sign}.4g}"
     # Not "-0.0000".
     return f"{round(value, digits) + 0.0:{sign}.{digits}f}"
+
+
+# A few lines in place of a result's whole content, at a prompt and in a notebook.
+
+
+class Summarised:
+    """A result whose ``repr`` is a heading and a few figures; subclasses say which."""
+
+    __slots__ = ()
+
+    def summary(self) -> tuple[str, Mapping[str, str]]:
+        """Return a heading, and figures by name."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        heading, figures = self.summary()
+        lines = [f"{type(self).__name__}({heading})"]
+        return "\n".join([*lines, *(f"  {name}: {text}" for name, text in figures.items())])
+
+    def _repr_html_(self) -> str:
+        """Return a small table, as notebooks show it."""
+        heading, figures = self.summary()
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
+            for name, text in figures.items()
+        )
+        caption = html.escape(f"{type(self).__name__}: {heading}")
+        return f"<table><caption>{caption}</caption>{rows}</table>"

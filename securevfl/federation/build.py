@@ -11,8 +11,8 @@ from jaxtyping import Float32
 from torch import nn
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.parties import PartySettings
 from securevfl.config.rules import require_enough_records
+from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.progress import Observer
 from securevfl.data.rows import RowSplit

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.parties import PartySettings
+from securevfl.config.sections import PartySettings
 from securevfl.core.errors import DataError, PrivacyError
 from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import Bounds, FeatureScaler, LabelScaler, feature_scaler

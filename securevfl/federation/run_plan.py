@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import keeps_room, least_in_training
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
@@ -385,12 +384,12 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         active = secondaries
     else:
         parts = (facts.train_rows, facts.validation_rows)
-        spare = int(keeps_room(config))
+        spare = int(config.reserves_budget)
         rounds = config.epochs * sum(math.ceil(rows / batch) for rows in parts)
         rounds += (1 + spare) * math.ceil(facts.test_rows / batch)
         row_releases = config.epochs * sum(parts) + (1 + spare) * facts.test_rows
         per_row = config.epochs + spare
-        active = active_parties(range(least_in_training(config)), config.model.party_dropout)
+        active = active_parties(range(config.least_in_training), config.model.party_dropout)
     return ReleasePlan(
         privacy=privacy,
         parties=secondaries,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from securevfl.config.parties import PartySettings
+from securevfl.config.sections import PartySettings
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.base import Choice
 from securevfl.federation.own_numbers import label_scaler_of, scaler_of

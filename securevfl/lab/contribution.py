@@ -24,8 +24,8 @@ from securevfl.config.sections import OWN
 from securevfl.core import checks, files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.formatting import Summarised
 from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unheard
-from securevfl.core.summary import Summarised
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, fit_base
 from securevfl.federation.build import build_primary

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import primary_data

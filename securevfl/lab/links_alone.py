@@ -8,15 +8,14 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import key_spec, link_spec
-from securevfl.config.parties import PartySettings
+from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.rules import require_enough_records
+from securevfl.config.sections import PartySettings
 from securevfl.core import checks, files
 from securevfl.core.errors import DataError
+from securevfl.core.formatting import Summarised
 from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksMade, Observer, Stage
-from securevfl.core.summary import Summarised
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import NO_RECORD, LinkTable, empty_links
 from securevfl.linkage.metrics.metric import KeyMetric

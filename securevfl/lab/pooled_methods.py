@@ -12,8 +12,7 @@ from jaxtyping import Float, Int, Int64, Shaped
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from torch import Tensor
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import key_spec, link_spec
+from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.methods import JOINED, BoostingConfig, FedCVTConfig, Settings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import ConfigError, DataError

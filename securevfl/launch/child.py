@@ -12,7 +12,7 @@ import threading
 from types import FrameType
 from typing import Any, Final
 
-from securevfl.core.event_log import plain
+from securevfl.core.files import plain
 from securevfl.core.memory import peak_memory_bytes
 
 EVENTS_VARIABLE: Final = "SECUREVFL_EVENTS_FD"

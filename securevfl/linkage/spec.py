@@ -1,6 +1,6 @@
 """Settings of a linkage, the secret of the data parties, and the result at each party.
 
-:mod:`securevfl.config.link_spec` takes the settings from a federation file.
+:mod:`securevfl.config.federation` takes the settings from a federation file.
 """
 
 import hashlib

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import goes_on
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, SecureVflError
 from securevfl.core.files import read_text
@@ -250,7 +249,8 @@ def _ended_without(evidence: _Evidence, party: str) -> bool:
         for entry in _countersigned(other)
         if entry["run"] == evidence.run and entry["point"] == "end"
     ]
-    return goes_on(evidence.config) and bool(ends) and not any(party in names for names in ends)
+    lost = bool(ends) and not any(party in names for names in ends)
+    return evidence.config.continues_on_loss and lost
 
 
 def _check_checkpoints(evidence: _Evidence, party: str) -> None:

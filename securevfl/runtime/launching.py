@@ -15,10 +15,9 @@ import tomli_w
 import torch
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import goes_on
-from securevfl.config.parties import parse_address
 from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels, require_helpers
+from securevfl.config.sections import parse_address
 from securevfl.core import files
 from securevfl.core.errors import (
     ConfigError,
@@ -103,7 +102,7 @@ class StartAgain:
 
     def _is_needed(self) -> bool:
         """Whether somebody is away without whom no run ends."""
-        if goes_on(self._config):
+        if self._config.continues_on_loss:
             return self._config.primary.name in self._away
         return bool(self._away)
 
@@ -394,7 +393,7 @@ def _run_parties(
             observe(event)
 
     def may_be_missing(name: str) -> bool:
-        if name == primary or not goes_on(config):
+        if name == primary or not config.continues_on_loss:
             return False
         # Until it has ended, the primary goes on without them or fails itself.
         absences = outcome.get("absences") or ()
@@ -573,7 +572,7 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
             losses += 1
             job = _after(error, job, losses)
             # Without its primary no run goes on.
-            without = goes_on(job.config) and error.party != job.config.primary.name
+            without = job.config.continues_on_loss and error.party != job.config.primary.name
             observe(
                 SessionLost(
                     why=str(error),

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
-from securevfl.config.losses import helpers_stay
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError, StorageError, of_this_machine
@@ -338,7 +336,7 @@ def run_helper(life: PartyLife) -> None:
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
         if role == "dealer" and config.deals_votes:
             files.log("dealt for votes", secondaries=deal_over(star, config))
-        if helpers_stay(config):
+        if config.helpers_stay:
             # A session that is lost is followed by another, which links with this party's help.
             star.transport.receive(
                 StarKind.DONE, round_number=None, deadline_s=_LONGER_THAN_A_RUN_S

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, Warned, unheard

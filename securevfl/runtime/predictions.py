@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from securevfl.core import files
-from securevfl.core.summary import Summarised
+from securevfl.core.formatting import Summarised
 from securevfl.data.scaling import LabelScaler
 from securevfl.models.alone.choice import Used
 from securevfl.models.tasks import Metrics, TaskHead, as_logit

@@ -10,8 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import goes_on, helpers_stay, least_in_training
-from securevfl.config.parties import parse_address
+from securevfl.config.sections import parse_address
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError, ProtocolError
 from securevfl.core.memory import loading
@@ -172,7 +171,7 @@ def run_primary(life: PartyLife) -> RunFigures | dict[str, Any] | RejoinDue:
         if voting is not None:
             voting.end()
         countersigning.request("end")
-        staying = [p.name for p in config.callers if p.is_helper and helpers_stay(config)]
+        staying = [p.name for p in config.callers if p.is_helper and config.helpers_stay]
         transport.broadcast([*secondaries, *staying], Done().to_message())
     traffic = _traffic(transport, config)
     if job.pretrain_only:
@@ -212,13 +211,13 @@ def _greet(
         life.job.join_timeout_s,
         on_join=lambda name: life.files.log("joined", name=name),
         enough=presence.enough(
-            least=least_in_training(config),
+            least=config.least_in_training,
             patience_s=config.runtime.continue_after_s,
             awaited=life.job.awaited,
         ),
-        else_said=f"; {least_in_training(config)} secondaries at least must be there "
+        else_said=f"; {config.least_in_training} secondaries at least must be there "
         f"(runtime.least_secondaries)"
-        if goes_on(config)
+        if config.continues_on_loss
         else "",
     )
     own_run = facts.run if resume else ""
@@ -247,7 +246,7 @@ def _greet(
     ):
         pass
     life.tell_presence(facts, back=[name for name in present if name not in stayed])
-    if goes_on(config):
+    if config.continues_on_loss:
         presence.begin(after=facts.resume_epoch, active=active)
         presence.calling = transport.calling
     return facts
@@ -299,10 +298,8 @@ def _hellos(
             continue
         hellos[party.name] = hello
     there = sum(not config.party(name).is_helper for name in hellos)
-    if there < least_in_training(config):
-        raise ProtocolError(
-            f"{there} secondaries are left, and {least_in_training(config)} must be"
-        )
+    if there < config.least_in_training:
+        raise ProtocolError(f"{there} secondaries are left, and {config.least_in_training} must be")
     return hellos
 
 

@@ -20,9 +20,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import key_spec
-from securevfl.config.losses import keeps_room
+from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.core.errors import BudgetExceededError
 from securevfl.core.progress import (
     EpochDone,
@@ -266,9 +264,9 @@ def for_an_epoch(plan: RunPlan, split: RowSplit, ledger: Ledger) -> bool:
     """Return whether one more epoch and the final test fit into the budget.
 
     A run that was resumed has less left than a fresh one: it stops early rather than fail. Where
-    room is kept for a loss (:func:`config.losses.keeps_room`), it is left as it is.
+    room is kept for a loss (:attr:`FederationConfig.reserves_budget`), it is left as it is.
     """
-    batch, spare = plan.config.training.batch_size, int(keeps_room(plan.config))
+    batch, spare = plan.config.training.batch_size, int(plan.config.reserves_budget)
     parts = (len(split.train), len(split.validation), *[len(split.test)] * (1 + spare))
     return _covers(
         ledger,

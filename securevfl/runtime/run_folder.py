@@ -17,7 +17,6 @@ import tomli_w
 
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import goes_on, least_in_training
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
@@ -346,7 +345,7 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         releases=ledger.rounds,
         row_releases=ledger.row_releases,
         secondaries=releases.parties,
-        least_secondaries=least_in_training(config) if goes_on(config) else None,
+        least_secondaries=config.least_in_training if config.continues_on_loss else None,
         gradient_noise_multiplier=privacy.update_noise_ratio * releases.release_multiplier(tau)
         if trained_behind_noise
         else None,

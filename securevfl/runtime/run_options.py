@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import goes_on
 from securevfl.config.reading import read_federation
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.errors import ConfigError
@@ -135,7 +134,7 @@ class PartyJob:
         runtime = self.config.runtime
         if self.may_be_second:
             return 2 * runtime.silence_timeout_s
-        back = self.after_loss or (self.resume and goes_on(self.config))
+        back = self.after_loss or (self.resume and self.config.continues_on_loss)
         return runtime.wait_s if back else runtime.join_timeout_s
 
     @property

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import key_spec
-from securevfl.config.parties import PartySettings
+from securevfl.config.federation import FederationConfig, key_spec
+from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.party_tables import (

@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_enough_records
 from securevfl.core.errors import (
     BudgetExceededError,

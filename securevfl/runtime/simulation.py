@@ -12,16 +12,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
-from securevfl.config.parties import PartySettings
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_covered_channels, require_enough_records
+from securevfl.config.sections import PartySettings
 from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import epsilon_in_words
+from securevfl.core.formatting import Summarised, epsilon_in_words
 from securevfl.core.progress import Observer, Stage, Warned, told, unheard
-from securevfl.core.summary import Summarised
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data

@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import Observer, Stage, unheard
 from securevfl.data.rows import consecutive_batches

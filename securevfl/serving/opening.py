@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import key_spec
+from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError
 from securevfl.core.progress import Observer, Warned
 from securevfl.federation.saved_model import FOLDER, KeptModel, load_model

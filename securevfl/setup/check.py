@@ -16,11 +16,10 @@ import pandas as pd
 from securevfl.config import rules
 from securevfl.config.disclosure import channels
 from securevfl.config.encoder import resolved
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import key_spec, link_spec
-from securevfl.config.parties import PartySettings
+from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import Findings, load_federation, read_sections, require_method
 from securevfl.config.rules import require_helpers
+from securevfl.config.sections import PartySettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, SecureVflError
 from securevfl.core.settings import Problem, problems_of

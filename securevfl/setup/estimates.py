@@ -11,8 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.core.errors import SecureVflError
 from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksCounted, links_in_words, nearness_in_words, told

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Final
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import key_spec, link_spec
+from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from securevfl.config.parties import PartySettings
+from securevfl.config.sections import PartySettings
 from securevfl.federation.build import build_secondary
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan

@@ -14,7 +14,7 @@ import torch
 from helpers.federations import KEYS, save, write_federation
 from torch import Tensor
 
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.data.rows import RowSplit
 from securevfl.federation.build import build_secondary

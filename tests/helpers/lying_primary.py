@@ -21,8 +21,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from helpers.federations import save, write_federation
 from torch import Tensor
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError, SecureVflError
 from securevfl.data.tables import PartyTable

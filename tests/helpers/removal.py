@@ -24,8 +24,7 @@ import torch
 from helpers.fixed_entropy import fixed_entropy
 from torch import Tensor
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import read_federation
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable

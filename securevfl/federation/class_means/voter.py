@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from securevfl.config.parties import PartySettings
+from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.class_sums import SumFormat, noised_moments

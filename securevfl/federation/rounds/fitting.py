@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.parties import PartySettings
+from securevfl.config.sections import PartySettings
 from securevfl.core.errors import DataError
 from securevfl.dp.class_sums import noised_moments
 from securevfl.federation.run_plan import RunPlan

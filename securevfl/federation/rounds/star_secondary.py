@@ -6,7 +6,6 @@ from typing import Final
 
 import torch
 
-from securevfl.config.losses import goes_on
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.exchange import ROUNDS_AHEAD, EpochMark
@@ -62,7 +61,7 @@ class SecondaryServer:
         self._ranks = tuple(plan.secondaries)
         # With a ledger to countersign, DONE is due after the end's heads and at no other time.
         last = StarKind.DONE if countersigning is None else LedgerKind.COUNTERSIGN
-        rejoin = (RoundKind.REJOIN,) if goes_on(plan.config) else ()
+        rejoin = (RoundKind.REJOIN,) if plan.config.continues_on_loss else ()
         self._next = (*_NEXT, *secondary.hears, *also, *rejoin, last)
 
     def serve(self) -> bool:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import goes_on
-from securevfl.config.parties import parse_address
+from securevfl.config.sections import parse_address
 from securevfl.core.errors import AuthenticationError, ProtocolError
 from securevfl.federation.messages import Hello, RoundKind, Welcome
 from securevfl.federation.run_plan import RunFacts
@@ -141,7 +140,7 @@ def require_own_run(
         return
     # Of a frozen run only the primary has epochs: encoders stay as they are.
     frozen = config.privacy.encoder == "frozen"
-    behind = goes_on(config) and max(epochs, default=0) < facts.resume_epoch
+    behind = config.continues_on_loss and max(epochs, default=0) < facts.resume_epoch
     wants = {} if frozen or behind else {"epoch": (facts.resume_epoch, epochs)}
     wants["iteration of pretraining"] = (facts.resume_pretraining, pretrained)
     for what, (number, own) in wants.items():

@@ -8,9 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
-from securevfl.config.losses import goes_on, least_in_training
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.exchange import active_parties
@@ -214,7 +212,7 @@ def least_secondaries(config: FederationConfig) -> int:
         return 1
     if config.privacy.encoder == "frozen":
         return len(config.secondaries)
-    return active_parties(range(least_in_training(config)), config.model.party_dropout)
+    return active_parties(range(config.least_in_training), config.model.party_dropout)
 
 
 def in_blocks(config: FederationConfig) -> bool:
@@ -274,7 +272,7 @@ def require_active(
     if active is None:
         return
     what = "predictions" if predicts else "training"
-    if not predicts and not goes_on(config):
+    if not predicts and not config.continues_on_loss:
         raise ProtocolError(
             f"the primary leaves out parties of a run that trains, and this party's file has "
             f"runtime.on_loss = {config.runtime.on_loss!r}"
@@ -286,7 +284,7 @@ def require_active(
         raise ProtocolError(
             f"the primary asks this party for {what} without it, of {list(active)!r}"
         )
-    least = least_secondaries(config) if predicts else least_in_training(config)
+    least = least_secondaries(config) if predicts else config.least_in_training
     if len(active) < least:
         setting = f"{'prediction' if predicts else 'runtime'}.least_secondaries"
         raise ProtocolError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from securevfl.core import files
 from securevfl.core.errors import PrivacyError
-from securevfl.core.summary import Summarised
+from securevfl.core.formatting import Summarised
 from securevfl.lab.audit.audit_statistics import FALSE_FAILURE, AuditTest
 from securevfl.lab.audit.audit_votes import audit_votes
 from securevfl.lab.audit.audit_worlds import AuditStage

@@ -27,10 +27,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from scipy import stats
 
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
-from securevfl.config.parties import PartySettings
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import parse_federation
+from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ProtocolError
 from securevfl.data.rows import RowSplit

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.federations import save, write_federation
 
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import RoundDone
 from securevfl.linkage.stage.linking import Linker

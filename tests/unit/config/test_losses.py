@@ -9,7 +9,6 @@ from helpers.federations import FROZEN, save, write_federation
 
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
-from securevfl.config.losses import least_in_training
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 

@@ -8,8 +8,8 @@ import pytest
 from helpers.federations import save, write_federation
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.parties import parse_address
 from securevfl.config.reading import parse_federation, read_federation
+from securevfl.config.sections import parse_address
 from securevfl.core.errors import ConfigError
 
 SPELLED = """

@@ -9,10 +9,10 @@ from helpers.federations import write_federation
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.methods import BoostingConfig, FedCVTConfig
-from securevfl.config.parties import PartySettings
 from securevfl.config.reading import read_federation
 from securevfl.config.sections import (
     FederationSettings,
+    PartySettings,
     PredictionSettings,
     RuntimeSettings,
     TrainingSettings,

@@ -10,8 +10,7 @@ from helpers.federations import save
 from helpers.voting import write_voting
 
 from securevfl.config.disclosure import channels
-from securevfl.config.federation import FederationConfig
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError

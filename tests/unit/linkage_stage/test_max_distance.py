@@ -11,7 +11,7 @@ from helpers.federations import COMMON_IDS, ROWS, write_federation, write_overla
 from helpers.lines import SECRET, link_as_threads
 from helpers.linking import RANGES, hidden_spec, key_table, link_spec, text_table
 
-from securevfl.config.link_spec import link_spec as spec_of
+from securevfl.config.federation import link_spec as spec_of
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.lab.links_alone import study_links

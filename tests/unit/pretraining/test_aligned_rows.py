@@ -12,7 +12,7 @@ import torch
 from helpers.federations import COMMON_IDS, ROWS, write_federation, write_overlapping
 
 from securevfl.config.disclosure import channels
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_covered_channels
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError

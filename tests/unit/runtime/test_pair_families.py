@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.federations import FROZEN, save, write_federation
 
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.build import primary_data

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.federations import save, write_federation
 
-from securevfl.config.link_spec import link_spec
+from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_trainable
 from securevfl.core.errors import ConfigError, DataError
