@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint types format bench-gpu check-vectors mutation fuzz chaos faults soak ci clean docs docs-pages
+.PHONY: help install demo test test-fast test-all lint types format bench-gpu check-vectors mutation fuzz chaos faults soak ci clean docs docs-pages
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -27,6 +27,11 @@ demo: install      ## one primary, four secondaries and a dealer, six processes,
 # together; one file stays in one worker, which keeps what its tests share.
 test: install      ## every test but the slow ones; about 15 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Types of calls are left to mypy and to `make test`: checking them takes as long as the tests.
+test-fast: install ## unit and property tests, all in one process each; about 3 minutes on two cores
+	$(BIN)/python -m pytest tests/unit tests/property -n 2 --dist loadfile --jaxtyping-packages= \
+		-m 'not bench and not slow and not multiprocess'
 
 test-all: install  ## the slow tests too
 	$(BIN)/python -m pytest -m 'not bench'

@@ -4,7 +4,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from helpers.type_checks import check_shapes_where_there_are_any
 from hypothesis import settings
+
+# Before anything imports the package.
+check_shapes_where_there_are_any()
 
 # Hypothesis's examples follow from the test: a commit that passed passes again. New ones come with
 # --hypothesis-profile=default.

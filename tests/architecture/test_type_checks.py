@@ -1,0 +1,34 @@
+"""While tests run, every call in the package has its types checked, and shapes of its arrays."""
+
+import pytest
+import torch
+from beartype.roar import BeartypeCallHintViolation
+from jaxtyping import TypeCheckError
+
+from securevfl.core import checks
+from securevfl.dp.accountant import epsilon_of
+from securevfl.federation.exchange import EpochMark
+from securevfl.models.layers import finite, key_grid
+from securevfl.models.tasks import TaskHead
+
+
+def test_arguments_results_and_fields_of_a_wrong_type_are_refused() -> None:
+    with pytest.raises(BeartypeCallHintViolation):
+        checks.positive(rows="many")  # type: ignore[arg-type]
+    with pytest.raises(BeartypeCallHintViolation):
+        epsilon_of("none", delta=0.1)  # type: ignore[arg-type]
+    with pytest.raises(BeartypeCallHintViolation):
+        EpochMark(epoch="first", best=True)  # type: ignore[arg-type]
+
+
+def test_arrays_of_a_wrong_kind_or_shape_are_refused() -> None:
+    head = TaskHead(task="regression", num_classes=1)
+    assert head.loss(torch.zeros(3, 1), torch.zeros(3)) == 0
+    with pytest.raises(TypeCheckError):
+        head.loss(torch.zeros(3), torch.zeros(3))
+    with pytest.raises(TypeCheckError):
+        head.loss(torch.zeros(3, 1), torch.zeros(4))
+    with pytest.raises(TypeCheckError):
+        finite(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(TypeCheckError):
+        key_grid("2")  # type: ignore[arg-type]
