@@ -1,4 +1,4 @@
-"""Write the table of all messages in ``threat-model.md``: ``python tools/make_message_table.py``.
+"""Write the table of ``docs/messages.md``: ``python tools/make_message_table.py``.
 
 It is made of the code: each message's kind, who tells whom, and what its docstring says.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import securevfl
 from securevfl.transport.message import DeclaredMessage, TypedMessage
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/threat-model.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/messages.md"
 BEGIN = "<!-- messages: written by tools/make_message_table.py -->\n"
 END = "<!-- end of messages -->\n"
 

@@ -163,7 +163,7 @@ class TypedMessage:
     """Base of the dataclasses that are messages to those who send and read them.
 
     A subclass names its kind and its way, and its docstring says what it tells: the table of who
-    tells what to whom in ``docs/threat-model.md`` is made of these. It may add ``to_message``,
+    tells what to whom in ``docs/messages.md`` is made of these. It may add ``to_message``,
     where it holds anything, and ``from_message``, which checks all that a reader relies on.
     """
 
