@@ -93,7 +93,8 @@ open_, paused, done, entered, calls = {{}}, [], set(), {{}}, {{}}
 def note(frame, event, _):
     code = frame.f_code
     name = code.co_qualname
-    if not code.co_filename.startswith(ROOT) or code.co_name.startswith("<"):
+    ours = code.co_filename.startswith(ROOT) and code.co_filename.endswith(".py")
+    if not ours or code.co_name.startswith("<"):
         return
     if event == "call":
         calls[name] = calls.get(name, 0) + 1
@@ -120,6 +121,17 @@ def write():
     with open(os.path.join(OUT, str(os.getpid()) + ".json"), "w") as file:
         json.dump({{"argv": sys.orig_argv, "entered": entered, "calls": calls}}, file)
 
+def begin():
+    for kept in (open_, paused, done, entered, calls):
+        kept.clear()
+
+def leave(code, leave=os._exit):
+    write()
+    leave(code)
+
+# A forked party begins its notes anew, and ends without running what atexit holds.
+os.register_at_fork(after_in_child=begin)
+os._exit = leave
 atexit.register(write)
 sys.setprofile(note)
 """
