@@ -1,26 +1,22 @@
-"""What docs/privacy.md and the README quote of a promise is what the program says and computes."""
+"""What docs/privacy.md quotes of a promise is what the program says and computes."""
 
 import math
 import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from helpers.patience import PATIENCE_S
 from scipy.special import ndtr
 
-from securevfl.config.reading import parse_federation
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.statement import WEAK_EPSILON, bounded, odds_in_words
-from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.linkage.stage.linking import PROTECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/privacy.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def quoted(page: str) -> str:
@@ -46,15 +42,6 @@ def test_the_statement_that_is_explained_is_the_programs() -> None:
         links_per_record=1,
     )
     assert quoted(PAGE) == said.text
-
-
-def test_the_readme_quotes_what_its_federation_file_promises() -> None:
-    (template,) = re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL)
-    config = parse_federation(tomllib.loads(template), file="README.md")
-    facts = RunFacts(rows=500, train_rows=400, validation_rows=50, test_rows=50)
-    plan = plan_run(config, facts)
-
-    assert quoted(README) == plan.releases.statement(plan.noise_share_std).text
 
 
 def test_the_calculators_answer_is_the_one_that_is_shown() -> None:
