@@ -31,8 +31,8 @@ of the settings instead of this page. -->
 
 One TOML file says what a federation does. Every party has the same one and compares its hash with
 the others' when they meet; nothing private is in it. An unknown section or setting is refused, with
-the nearest name that exists. The shortest file that trains is in [starting](starting.md#by-hand); a walk through one is
-the [tutorial](tutorial.md).
+the nearest name that exists. The shortest file that trains is in [starting](starting.md#by-hand);
+a walk through one is the [tutorial](tutorial.md).
 
 Editors with TOML schemas (Even Better TOML, Taplo) complete and check a file that begins with
 `#:schema federation-file.schema.json`; `securevfl check --schema` prints
