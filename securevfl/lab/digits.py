@@ -16,10 +16,9 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.own_numbers import features_of
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.datasets import load_builtin, split_table
-from securevfl.lab.pooled_methods import train_combined
+from securevfl.lab.pooled_methods import MethodFigures, train_combined
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.alone.perceptron import BaselineResult
 from securevfl.runtime.simulation import simulate_federation
 
 PARTIES = ("clinic", "lab-a", "lab-b", "lab-c", "lab-d")
@@ -149,7 +148,7 @@ def _without_noise(source: dict[str, Any], tables: list[PartyTable]) -> dict[str
         ).metrics
 
 
-def combined(config: FederationConfig, tables: list[PartyTable]) -> BaselineResult:
+def combined(config: FederationConfig, tables: list[PartyTable]) -> MethodFigures:
     """Train one network on all features, joined by the true matches."""
     primary, secondaries = tables[0], tables[1:]
     split, _ = run_facts(config, primary)
@@ -165,4 +164,4 @@ def combined(config: FederationConfig, tables: list[PartyTable]) -> BaselineResu
             torch.from_numpy(features_of(party, table))
             for party, table in zip(config.secondaries, secondaries, strict=True)
         ],
-    )
+    ).figures

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
@@ -25,18 +25,141 @@ from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.alone.perceptron import (
-    BaselineConfig,
-    BaselineResult,
-    combined_inputs,
-    fit_table,
-    solo_inputs,
-)
+from securevfl.models.alone.perceptron import BaselineConfig, perceptron_outputs, train_perceptron
 from securevfl.models.fedhssl.encoders import EncoderConfig
+from securevfl.models.layers import MLP
 from securevfl.models.tasks import HALF, Metrics, TaskHead
 from securevfl.runtime.primary_run import train_alone
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodFigures:
+    """The results of one method."""
+
+    train: float
+    """Like the next two, the metric that training goes by; NaN where training rows, as those of a
+    fold, lack a class that it needs."""
+    validation: float
+    test: float
+    validation_metrics: Metrics
+    """All metrics of the task, like the next ones."""
+    test_metrics: Metrics
+    epochs: int
+    """Epochs, or rounds of boosting, that were run."""
+    best_epoch: int
+    """The epoch whose model is measured."""
+    chosen: str | None = None
+    """Which model the primary alone is; None of other methods."""
+    candidates: Mapping[str, Metrics] | None = None
+    """Of the primary alone, each model's metrics of the test rows; None of other methods."""
+
+
 # Networks on one table: the primary alone, and combine (all in one place).
+
+
+def solo_inputs(
+    features: Float[Tensor, "rows features"], keys: Float[Tensor, "rows dimension"] | None
+) -> Float[Tensor, "rows inputs"]:
+    """Return what the primary has without any partner; ``keys`` is None where no model has them."""
+    if keys is None:
+        return features
+    return torch.cat([features, keys.to(features.dtype)], dim=1)
+
+
+def combined_inputs(
+    primary: Float[Tensor, "rows inputs"],
+    secondaries: Sequence[Float[Tensor, "_ _"]],
+    matches: Sequence[Int[Tensor, " _"]],
+) -> Float[Tensor, "rows all_inputs"]:
+    """Join the true match of every row at every secondary to the primary's own inputs.
+
+    Args:
+        primary: What :func:`solo_inputs` returns.
+        secondaries: Each secondary's features, its own rows in its own order.
+        matches: For each secondary, the number of the record that truly belongs to each row.
+
+    Raises:
+        DataError: If a match points outside its table, or their numbers differ.
+    """
+    if len(secondaries) != len(matches):
+        raise DataError(f"combine: {len(secondaries)} tables but {len(matches)} lists of matches")
+    columns = [primary]
+    for number, (features, match) in enumerate(zip(secondaries, matches, strict=True), 1):
+        if len(match) != len(primary):
+            raise DataError(
+                f"combine: secondary {number} has {len(match)} matches for {len(primary)} rows"
+            )
+        if not bool(((match >= 0) & (match < len(features))).all()):
+            raise DataError(
+                f"combine: secondary {number} has no true match for some rows; "
+                f"combine needs one for every row"
+            )
+        columns.append(features[match].to(primary.dtype))
+    return torch.cat(columns, dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineResult:
+    """A perceptron with the weights of the epoch that validated best, and its figures."""
+
+    figures: MethodFigures
+    model: MLP = field(repr=False)
+
+
+def fit_table(
+    inputs: Float[Tensor, "rows inputs"],
+    targets: Shaped[Tensor, " rows"],
+    *,
+    head: TaskHead,
+    train: Int[Tensor, " train_rows"],
+    validation: Int[Tensor, " validation_rows"],
+    test: Int[Tensor, " test_rows"],
+    config: BaselineConfig,
+    seed: int,
+) -> BaselineResult:
+    """Train a perceptron with early stopping on the validation rows, and measure all three splits.
+
+    Args:
+        inputs: One table, float32.
+        targets: As :class:`TaskHead` wants them.
+        head: Loss and metrics.
+        train: Rows to learn from.
+        validation: Rows that choose the epoch.
+        test: Rows that are reported.
+        config: The perceptron and its training.
+        seed: Run seed of initialisation, shuffling and dropout.
+
+    Raises:
+        DataError: If a group of rows is empty, or the metric that training goes by is not defined
+            for its labels.
+    """
+    if len(test) == 0:
+        raise DataError("the baseline has no test rows")
+    model, best_epoch, epochs = train_perceptron(
+        inputs, targets, head, train=train, validation=validation, config=config, seed=seed
+    )
+    threshold = head.choose_threshold(
+        perceptron_outputs(model, inputs[validation]), targets[validation]
+    )
+    validated, tested = (
+        head.metrics(perceptron_outputs(model, inputs[rows]), targets[rows], threshold=threshold)
+        for rows in (validation, test)
+    )
+    learned = math.nan
+    if head.is_defined(targets[train]):
+        learned = head.metric(
+            perceptron_outputs(model, inputs[train]), targets[train], threshold=threshold
+        )
+    figures = MethodFigures(
+        train=learned,
+        validation=head.headline(validated),
+        test=head.headline(tested),
+        validation_metrics=validated,
+        test_metrics=tested,
+        epochs=epochs,
+        best_epoch=best_epoch,
+    )
+    return BaselineResult(figures=figures, model=model)
 
 
 def train_solo(
@@ -308,27 +431,6 @@ def _staged(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MethodFigures:
-    """The results of one method."""
-
-    train: float
-    """Like the next two, the metric that training goes by."""
-    validation: float
-    test: float
-    validation_metrics: Metrics
-    """All metrics of the task, like the next ones."""
-    test_metrics: Metrics
-    epochs: int
-    """Epochs, or rounds of boosting, that were run."""
-    best_epoch: int
-    """The epoch whose model is measured."""
-    chosen: str | None = None
-    """Which model the primary alone is; None of other methods."""
-    candidates: Mapping[str, Metrics] | None = None
-    """Of the primary alone, each model's metrics of the test rows; None of other methods."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Joined:
     """Everything that a method in one place may read."""
 
@@ -371,7 +473,7 @@ def train_in_one_place(
     if family == "solo":
         assert isinstance(settings, BaselineConfig)
         solo = train_solo(config, data, settings=settings)
-        return _figures(solo), head
+        return solo.figures, head
     if family == "boosting":
         assert isinstance(settings, BoostingConfig)
         # All that the primary has, keys too, whatever joint models read: its usual model.
@@ -416,7 +518,7 @@ def train_in_one_place(
         features=joined.features,
         settings=settings,
     )
-    return _figures(combined), head
+    return combined.figures, head
 
 
 def require_fitting(
@@ -553,16 +655,4 @@ def _cross_view(joined: _Joined, settings: FedCVTConfig) -> MethodFigures:
         test_metrics=tested,
         epochs=epochs,
         best_epoch=epochs,
-    )
-
-
-def _figures(fit: BaselineResult) -> MethodFigures:
-    return MethodFigures(
-        train=fit.train,
-        validation=fit.validation,
-        test=fit.test,
-        validation_metrics=fit.validation_metrics,
-        test_metrics=fit.test_metrics,
-        epochs=fit.epochs,
-        best_epoch=fit.best_epoch,
     )

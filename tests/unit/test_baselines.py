@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.alone.perceptron import (
-    BaselineConfig,
-    BaselineResult,
-    combined_inputs,
-    fit_table,
-    solo_inputs,
-)
+from securevfl.lab.pooled_methods import BaselineResult, combined_inputs, fit_table, solo_inputs
+from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.tasks import TaskHead
 
 
@@ -42,8 +37,8 @@ def test_a_baseline_learns_what_its_table_tells() -> None:
     inputs, labels = table()
     shuffled = labels[torch.randperm(300, generator=torch.Generator().manual_seed(1))]
 
-    assert fit(0, inputs=inputs, targets=labels).test > 0.85
-    assert fit(0, inputs=inputs, targets=shuffled).test < 0.75
+    assert fit(0, inputs=inputs, targets=labels).figures.test > 0.85
+    assert fit(0, inputs=inputs, targets=shuffled).figures.test < 0.75
 
 
 def test_a_baseline_depends_on_its_seed_alone() -> None:
@@ -68,7 +63,7 @@ def test_test_rows_do_not_choose_the_epoch() -> None:
     inputs, labels = table()
     wrong = labels.clone()
     wrong[250:] = 1 - wrong[250:]
-    right, bad = (fit(0, inputs=inputs, targets=y) for y in (labels, wrong))
+    right, bad = (fit(0, inputs=inputs, targets=y).figures for y in (labels, wrong))
 
     assert (right.best_epoch, right.validation) == (bad.best_epoch, bad.validation)
     assert right.test == pytest.approx(1 - bad.test)
@@ -128,7 +123,7 @@ def test_training_rows_of_one_class_have_no_figure_and_end_nothing() -> None:
         test=rows[250:],
         config=BaselineConfig(epochs=1),
         seed=0,
-    )
+    ).figures
 
     assert math.isnan(found.train)
     assert math.isfinite(found.validation)

@@ -1,8 +1,6 @@
 """A perceptron on one table: its settings, its training with early stopping, and its margins."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from securevfl.core.errors import DataError
 from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.layers import MLP, initialise
 from securevfl.models.optimisers import build_optimizer
-from securevfl.models.tasks import Metrics, TaskHead
+from securevfl.models.tasks import TaskHead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,132 +52,20 @@ class BaselineConfig:
         checks.non_negative(weight_decay=self.weight_decay)
 
 
-# Inputs.
-
-
-def solo_inputs(
-    features: Float[Tensor, "rows features"], keys: Float[Tensor, "rows dimension"] | None
-) -> Float[Tensor, "rows inputs"]:
-    """Return what the primary has without any partner; ``keys`` is None where no model has them."""
-    if keys is None:
-        return features
-    return torch.cat([features, keys.to(features.dtype)], dim=1)
-
-
-def combined_inputs(
-    primary: Float[Tensor, "rows inputs"],
-    secondaries: Sequence[Float[Tensor, "_ _"]],
-    matches: Sequence[Int[Tensor, " _"]],
-) -> Float[Tensor, "rows all_inputs"]:
-    """Join the true match of every row at every secondary to the primary's own inputs.
-
-    Args:
-        primary: What :func:`solo_inputs` returns.
-        secondaries: Each secondary's features, its own rows in its own order.
-        matches: For each secondary, the number of the record that truly belongs to each row.
-
-    Raises:
-        DataError: If a match points outside its table, or their numbers differ.
-    """
-    if len(secondaries) != len(matches):
-        raise DataError(f"combine: {len(secondaries)} tables but {len(matches)} lists of matches")
-    columns = [primary]
-    for number, (features, match) in enumerate(zip(secondaries, matches, strict=True), 1):
-        if len(match) != len(primary):
-            raise DataError(
-                f"combine: secondary {number} has {len(match)} matches for {len(primary)} rows"
-            )
-        if not bool(((match >= 0) & (match < len(features))).all()):
-            raise DataError(
-                f"combine: secondary {number} has no true match for some rows; "
-                f"combine needs one for every row"
-            )
-        columns.append(features[match].to(primary.dtype))
-    return torch.cat(columns, dim=1)
-
-
 # Training.
 
 
-@dataclass(frozen=True, kw_only=True)
-class BaselineResult:
-    """Metrics of the epoch that validated best."""
-
-    train: float
-    """Like the next two, the metric that training goes by; NaN where training rows, as those of a
-    fold, lack a class that it needs."""
-    validation: float
-    test: float
-    validation_metrics: Metrics
-    """All metrics of the task, like the next ones."""
-    test_metrics: Metrics
-    epochs: int
-    """Epochs run."""
-    best_epoch: int
-    model: MLP = field(repr=False)
-    """The perceptron with that epoch's weights."""
-
-
-def fit_table(
-    inputs: Float[Tensor, "rows inputs"],
-    targets: Shaped[Tensor, " rows"],
-    *,
-    head: TaskHead,
-    train: Int[Tensor, " train_rows"],
-    validation: Int[Tensor, " validation_rows"],
-    test: Int[Tensor, " test_rows"],
-    config: BaselineConfig,
-    seed: int,
-) -> BaselineResult:
-    """Train with early stopping on the validation rows; test rows are read once, at the end.
-
-    Args:
-        inputs: One table, float32; the columns of one table.
-        targets: As :class:`TaskHead` wants them.
-        head: Loss and metrics.
-        train: Rows to learn from.
-        validation: Rows that choose the epoch.
-        test: Rows that are reported.
-        config: The perceptron and its training.
-        seed: Run seed of initialisation, shuffling and dropout.
-
-    Raises:
-        DataError: If a group of rows is empty, or the metric that training goes by is not defined
-            for its labels.
-    """
-    if len(test) == 0:
-        raise DataError("the baseline has no test rows")
-    model, best_epoch, epochs = _train(
-        inputs, targets, head, train=train, validation=validation, config=config, seed=seed
-    )
-    threshold = head.choose_threshold(_outputs(model, inputs[validation]), targets[validation])
-    validated, tested = (
-        head.metrics(_outputs(model, inputs[rows]), targets[rows], threshold=threshold)
-        for rows in (validation, test)
-    )
-    learned = math.nan
-    if head.is_defined(targets[train]):
-        learned = head.metric(_outputs(model, inputs[train]), targets[train], threshold=threshold)
-    return BaselineResult(
-        train=learned,
-        validation=head.headline(validated),
-        test=head.headline(tested),
-        validation_metrics=validated,
-        test_metrics=tested,
-        epochs=epochs,
-        best_epoch=best_epoch,
-        model=model,
-    )
-
-
 @torch.no_grad()
-def _outputs(model: MLP, inputs: Tensor) -> Tensor:
+def perceptron_outputs(
+    model: MLP, inputs: Float[Tensor, "rows inputs"]
+) -> Float[Tensor, "rows outputs"]:
+    """Return the outputs of a perceptron for rows, without dropout."""
     model.eval()
     outputs: Tensor = model(inputs)
     return outputs
 
 
-def _train(
+def train_perceptron(
     inputs: Float[Tensor, "rows inputs"],
     targets: Shaped[Tensor, " rows"],
     head: TaskHead,
@@ -224,7 +110,7 @@ def _train(
                 optimizer.zero_grad()
                 head.loss(model(inputs[rows]), targets[rows]).backward()
                 optimizer.step()
-            outputs, known = _outputs(model, inputs[validation]), targets[validation]
+            outputs, known = perceptron_outputs(model, inputs[validation]), targets[validation]
             metric = head.metric(outputs, known, threshold=head.choose_threshold(outputs, known))
             if best_epoch == 0 or head.is_better(metric, best):
                 best, best_epoch = metric, epoch
@@ -295,7 +181,7 @@ def fit_network(
     used = np.concatenate([train, validation])
     table = torch.from_numpy(((inputs.values[used] - mean) / deviation).astype(np.float32))
     places = torch.arange(len(used))
-    model, _, epochs = _train(
+    model, _, epochs = train_perceptron(
         table,
         torch.from_numpy(targets[used]),
         head,
@@ -305,7 +191,9 @@ def fit_network(
         seed=seed,
     )
     # Refuses outputs that are not finite.
-    head.metrics(_outputs(model, table[len(train) :]), torch.from_numpy(targets[validation]))
+    head.metrics(
+        perceptron_outputs(model, table[len(train) :]), torch.from_numpy(targets[validation])
+    )
     return NetworkModel(
         network=model.double().eval(),
         hidden=config.hidden,

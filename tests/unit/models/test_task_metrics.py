@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.alone.perceptron import BaselineConfig, fit_table
+from securevfl.lab.pooled_methods import fit_table
+from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.task_metrics import TASK_METRICS
 from securevfl.models.tasks import TaskHead
 
@@ -189,7 +190,7 @@ def test_early_stopping_goes_by_the_chosen_metric() -> None:
     for chosen in ("auc", "accuracy"):
         head = TaskHead(task="binary", chosen=chosen)
         config = BaselineConfig(epochs=40, patience=40, batch_size=50)
-        found[chosen] = fit_table(inputs, targets, head=head, config=config, seed=0, **rows)
+        found[chosen] = fit_table(inputs, targets, head=head, config=config, seed=0, **rows).figures
     auc, accuracy = found["auc"], found["accuracy"]
 
     assert auc.best_epoch != accuracy.best_epoch
