@@ -25,13 +25,13 @@ _FAREWELL_S: Final = 5.0
 
 
 def report(event: str, **fields: Any) -> None:
-    """Tell the launcher what happens, as one JSON line; figures and words only.
+    """Report to the launcher what happens, as one JSON line; figures and words only.
 
     Raises:
         SecureVflError: If a field is a tensor or another object that may not be logged.
 
     Reveals:
-        To whoever started this process: the fields.
+        To the process that started this one: the fields.
     """
     line = json.dumps({"event": event, **plain(fields)}) + "\n"
     number = os.environ.get(EVENTS_VARIABLE)
@@ -46,7 +46,7 @@ def report(event: str, **fields: Any) -> None:
 
 
 def report_failure(*, party: str, reason: str, exit_code: int) -> None:
-    """Tell the launcher where the failure began, before this process ends.
+    """Report to the launcher where the failure began, before this process ends.
 
     Args:
         party: Where it began, as far as this process knows: itself or another party.
@@ -54,16 +54,16 @@ def report_failure(*, party: str, reason: str, exit_code: int) -> None:
         exit_code: What this process is about to exit with.
 
     Reveals:
-        To whoever started this process: the arguments.
+        To the process that started this one: the arguments.
     """
     report(FAILURE_EVENT, party=party, reason=reason, exit_code=exit_code)
 
 
 def report_memory() -> None:
-    """Tell the launcher this process's largest resident memory; call it last of all.
+    """Report to the launcher this process's largest resident memory; call it last of all.
 
     Reveals:
-        To whoever started this process: that figure.
+        To the process that started this one: that figure.
     """
     peak = peak_memory_bytes()
     if peak is not None:

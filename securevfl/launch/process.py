@@ -22,9 +22,9 @@ from securevfl.core.errors import (
 from securevfl.core.files import open_to_append
 from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import EVENTS_VARIABLE, FAILURE_EVENT, LIFELINE_VARIABLE, MEMORY_EVENT
-from securevfl.launch.nursery import ChildFiles, Forked, Nursery
+from securevfl.launch.fork_server import ChildFiles, Forked, ForkServer
 
-# What became of a party's process, as the launcher tells it.
+# What became of a party's process, as the launcher sees it.
 
 _ERRORS: Final[dict[int, type[SecureVflError]]] = {
     error.exit_code: error for error in (ConfigError, PartyFailedError, PrivacyError)
@@ -90,14 +90,14 @@ class PartyCommand:
     """What follows the program, or begins with it; never a shell line."""
 
     program: Sequence[str] = ()
-    """What is started, where no nursery forks it."""
+    """What is started, where no fork server forks it."""
 
-    nursery: str | None = None
+    fork_server: str | None = None
     """A module that forks what the program would be, and gives it the arguments, where the system
-    can (:mod:`securevfl.launch.nursery`)."""
+    can (:mod:`securevfl.launch.fork_server`)."""
 
     log_path: Path
-    """File that gets whatever the process prints."""
+    """File that gets what the process prints."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables on top of the launcher's own."""
@@ -131,7 +131,7 @@ class _Program:
         self.pid = self._process.pid
 
     why_lost: ClassVar[None] = None
-    """It is nobody's but this process's own."""
+    """A program is lost with this process alone."""
 
     def poll(self) -> tuple[int, int] | None:
         """Return exit code and largest resident memory in bytes, or None while it runs."""
@@ -164,14 +164,14 @@ class PartyProcess:
 
     Args:
         command: How it is started.
-        nursery: What it is forked by; None: it is a program of its own.
+        fork_server: What forks it; None: it is a program of its own.
     """
 
-    def __init__(self, command: PartyCommand, nursery: Nursery | None = None) -> None:
+    def __init__(self, command: PartyCommand, fork_server: ForkServer | None = None) -> None:
         self.name = command.name
         self.command = command
         self._exit: PartyExit | None = None
-        self.told_failure: PartyFailure | None = None
+        self.reported_failure: PartyFailure | None = None
         """What the process itself reported before it ended."""
         self.reports_ended = False
         """Whether the process can report nothing more."""
@@ -181,7 +181,7 @@ class PartyProcess:
                 "securevfl simulate, or securevfl.simulate in Python"
             )
         self._log_path = command.log_path
-        self._told_memory: int | None = None
+        self._reported_memory: int | None = None
         self._started = time.monotonic()
         self._pending = b""
         try:
@@ -204,7 +204,7 @@ class PartyProcess:
                         for name, content in command.handed.items()
                     },
                 )
-                self._process = _started(command, files, nursery)
+                self._process = _started(command, files, fork_server)
         except OSError as error:
             os.close(self.events_fd)
             os.close(self._lifeline)
@@ -216,9 +216,9 @@ class PartyProcess:
     @property
     def exit(self) -> PartyExit | None:
         """How the process ended, with its own figure of memory if it reported one; None before."""
-        if self._exit is None or self._told_memory is None:
+        if self._exit is None or self._reported_memory is None:
             return self._exit
-        return replace(self._exit, peak_memory_bytes=self._told_memory)
+        return replace(self._exit, peak_memory_bytes=self._reported_memory)
 
     @property
     def pid(self) -> int:
@@ -226,7 +226,7 @@ class PartyProcess:
         return self._process.pid
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Return the reports that have come in; failures are kept in :attr:`told_failure`.
+        """Return the reports that have come in; failures are kept in :attr:`reported_failure`.
 
         What the process says of its own memory goes to :attr:`exit`.
         """
@@ -236,13 +236,13 @@ class PartyProcess:
             if event.get("event") == FAILURE_EVENT:
                 party = str(event.get("party", self.name))
                 reason = str(event.get("reason", "gave no reason"))
-                self.told_failure = PartyFailure(
+                self.reported_failure = PartyFailure(
                     party=party,
                     reason=reason.removeprefix(f"{party}: "),
                     exit_code=int(event.get("exit_code", _LOST)),
                 )
             elif event.get("event") == MEMORY_EVENT:
-                self._told_memory = int(event["peak_memory_bytes"])
+                self._reported_memory = int(event["peak_memory_bytes"])
         return [event for event in events if event.get("event") != MEMORY_EVENT]
 
     def poll(self) -> PartyExit | None:
@@ -257,7 +257,7 @@ class PartyProcess:
         The lifeline stays: cutting it now would interrupt the process a second time.
         """
         self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)  # a stopped process hears nothing before it goes on
+        self._signal(signal.SIGCONT)  # a stopped process gets no signal before it continues
 
     def kill(self) -> None:
         """End the process now, stopped or not, and reap it."""
@@ -280,7 +280,7 @@ class PartyProcess:
     def _was_interrupted(self) -> bool:
         """Whether it was asked to end: the launcher asks only when the run is over for all."""
         asked = self.exit is not None and self.exit.exit_code == _INTERRUPTED
-        return asked and self.told_failure is None
+        return asked and self.reported_failure is None
 
     @property
     def ended_well(self) -> bool:
@@ -291,8 +291,8 @@ class PartyProcess:
         """Return the failure that this process's end stands for, or None if it ended well."""
         if self.exit is None or self.exit.exit_code == 0:
             return None
-        if self.told_failure is not None:
-            return self.told_failure
+        if self.reported_failure is not None:
+            return self.reported_failure
         code = self.exit.exit_code
         if self._was_interrupted:
             reason = f"was interrupted by its operator; its log is {self._log_path}"
@@ -340,12 +340,12 @@ class PartyProcess:
 
 
 def _started(
-    command: PartyCommand, files: ChildFiles, nursery: Nursery | None
+    command: PartyCommand, files: ChildFiles, fork_server: ForkServer | None
 ) -> _Program | Forked:
-    if nursery is not None:
+    if fork_server is not None:
         # One that could not load what it forks is gone: the program says itself why.
         with contextlib.suppress(ConnectionError):
-            return nursery.fork(command.arguments, files, name=command.name)
+            return fork_server.fork(command.arguments, files, name=command.name)
     return _Program(command, files)
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
-from securevfl.launch import nursery
-from securevfl.launch.nursery import Nursery
+from securevfl.launch import fork_server
+from securevfl.launch.fork_server import ForkServer
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure, PartyProcess
 
 # A port for a run on one machine, kept free until the run is over.
@@ -20,10 +20,10 @@ from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure, Part
 
 @contextmanager
 def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
-    """Yield a TCP port of ``host`` that only whoever is told of it takes.
+    """Yield a TCP port of ``host`` that no other program gets meanwhile.
 
     On Linux a socket that is bound, and does not listen, keeps the system from giving the port to
-    anybody else who asks for some port; a server that asks for this one gets it, since both allow
+    a program that asks for some port; a server that asks for this one gets it, since both allow
     addresses to be reused. Elsewhere the port is only free now, and the primary says so if another
     process was faster.
 
@@ -51,7 +51,7 @@ MayBeMissing = Callable[[str], bool]
 
 # How long the other parties may take to hear of a failure and to end by themselves.
 GRACE_S: Final = 5.0
-# And then, to end when they are told to.
+# And then, to end when they are asked to.
 _TERMINATE_S: Final = 2.0
 # Process ends are noticed within this time, reports at once.
 _POLL_S: Final = 0.05
@@ -71,7 +71,7 @@ def run_party_processes(
     """Run every party to its end, together.
 
     No process outlives this call, however it ends: they get ``grace_s`` to end by themselves
-    after a failure, are then told to, and then killed. If the launcher itself is killed, they
+    after a failure, are then asked to, and then killed. If the launcher itself is killed, they
     notice by their lifeline (:func:`securevfl.launch.child.end_with_launcher`).
 
     Args:
@@ -125,11 +125,11 @@ class Launch:
         self.parties: list[PartyProcess] = []
         self._on_event = on_event
         self._selector = selectors.DefaultSelector()
-        self._nurseries: dict[tuple[object, ...], Nursery] = {}
+        self._fork_servers: dict[tuple[object, ...], ForkServer] = {}
 
     def start(self, command: PartyCommand) -> PartyProcess:
         """Start a party, and hear its reports from now on."""
-        party = PartyProcess(command, self._nursery_for(command))
+        party = PartyProcess(command, self._fork_server_for(command))
         self.parties.append(party)
         self._selector.register(party.events_fd, selectors.EVENT_READ, party)
         return party
@@ -167,7 +167,7 @@ class Launch:
     def wind_up(self, failure: PartyFailure, *, grace_s: float) -> PartyFailure:
         """Let the others end by themselves, and return where the failure really began.
 
-        The party that ends first is often not the first that failed: it may have been told of
+        The party that ends first is often not the first that failed: it may have heard of
         the failure. A party that names itself, or that a signal ended, is where it began.
         """
         deadline = time.monotonic() + grace_s
@@ -193,7 +193,7 @@ class Launch:
         for party in self.parties:
             party.kill()
             party.close()
-        for one in self._nurseries.values():
+        for one in self._fork_servers.values():
             one.close()
         self._selector.close()
 
@@ -209,19 +209,19 @@ class Launch:
             if party.reports_ended or party.exit is not None:
                 self._selector.unregister(number)
 
-    def _nursery_for(self, command: PartyCommand) -> Nursery | None:
-        if command.nursery is None or not nursery.is_offered():
+    def _fork_server_for(self, command: PartyCommand) -> ForkServer | None:
+        if command.fork_server is None or not fork_server.is_offered():
             return None
         # What a library reads from the environment, it reads as it loads.
-        kind = (command.nursery, *sorted(command.environment.items()))
-        if kind in self._nurseries and self._nurseries[kind].is_lost:
-            self._nurseries.pop(kind).close()
-        if kind not in self._nurseries:
+        kind = (command.fork_server, *sorted(command.environment.items()))
+        if kind in self._fork_servers and self._fork_servers[kind].is_lost:
+            self._fork_servers.pop(kind).close()
+        if kind not in self._fork_servers:
             try:
-                self._nurseries[kind] = Nursery(command.nursery, command.environment)
+                self._fork_servers[kind] = ForkServer(command.fork_server, command.environment)
             except OSError:
                 return None  # nor can the program be started then, and that says why
-        return self._nurseries[kind]
+        return self._fork_servers[kind]
 
     def _hand_on(self, party: PartyProcess, *, silent: bool) -> None:
         for event in party.read_events():

@@ -1,4 +1,4 @@
-"""What torchrun tells the processes of one party that it has started."""
+"""Several processes of one party, as torchrun starts them."""
 
 import os
 from dataclasses import dataclass
@@ -31,17 +31,19 @@ def started() -> Started | None:
     Raises:
         ConfigError: If they are on several machines.
     """
-    told = os.environ
-    if "TORCHELASTIC_RUN_ID" not in told or int(told["WORLD_SIZE"]) == 1:
+    environment = os.environ
+    if "TORCHELASTIC_RUN_ID" not in environment or int(environment["WORLD_SIZE"]) == 1:
         return None
-    if told["LOCAL_WORLD_SIZE"] != told["WORLD_SIZE"]:
+    if environment["LOCAL_WORLD_SIZE"] != environment["WORLD_SIZE"]:
         raise ConfigError(
             "torchrun: a party's processes must be on one machine, since its records travel "
             "between them as they are; leave --nnodes out, and use --nproc-per-node"
         )
     # The agent that has started them all, where it listens, and how often it has started them.
-    name = f"{os.getppid()}-{told['MASTER_PORT']}-{told['TORCHELASTIC_RESTART_COUNT']}"
-    return Started(rank=int(told["RANK"]), size=int(told["WORLD_SIZE"]), name=name)
+    name = (
+        f"{os.getppid()}-{environment['MASTER_PORT']}-{environment['TORCHELASTIC_RESTART_COUNT']}"
+    )
+    return Started(rank=int(environment["RANK"]), size=int(environment["WORLD_SIZE"]), name=name)
 
 
 def require_one_process(command: str) -> None:

@@ -120,7 +120,7 @@ _FEDERATION: Final = "FED.toml"
 _IDENTITY: Final = "IDENTITY"
 
 _PROGRAM: Final = (sys.executable, "-m", "securevfl.cli.main")
-_NURSERY: Final = "securevfl.cli.nursery_program"
+_FORK_SERVER: Final = "securevfl.cli.fork_server_program"
 
 OUTCOME_EVENT: Final = "outcome"
 """What a launched primary tells last: the run's figures, or those of pretraining."""
@@ -326,7 +326,7 @@ class _PartiesHere:
                 name=name,
                 program=_PROGRAM,
                 # A GPU's driver does not survive a fork.
-                nursery=_NURSERY if device == "cpu" else None,
+                fork_server=_FORK_SERVER if device == "cpu" else None,
                 arguments=[
                     *("party", _FEDERATION, "--name", name, "--identity", _IDENTITY),
                     *("--out", str(run_folder), "--data-root", str(data_root)),

@@ -128,7 +128,7 @@ def test_a_party_loads_what_its_role_uses(program: str, needed: str, refused: se
 
 def test_parties_are_forked_from_what_has_loaded_their_libraries() -> None:
     """The process that forks them has torch and tables: seconds of CPU that no party pays again."""
-    program = "import securevfl.cli.nursery_program as it; it.fork_children = repr; it.main()"
+    program = "import securevfl.cli.fork_server_program as it; it.fork_children = repr; it.main()"
     loaded = loaded_by(program)
     assert loaded >= {"crypten", "pandas", "torch", "securevfl.runtime.secondary_party"}
     assert loaded & SELDOM_USED == set()

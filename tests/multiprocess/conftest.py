@@ -3,22 +3,22 @@
 from collections.abc import Iterator
 
 import pytest
-from helpers.shared_nursery import Nurseries
+from helpers.shared_fork_server import ForkServers
 
 
 @pytest.fixture(scope="session")
-def _nurseries() -> Iterator[Nurseries]:
+def _fork_servers() -> Iterator[ForkServers]:
     """Return what forks the parties of all launches."""
-    nurseries = Nurseries()
-    yield nurseries
-    nurseries.end()
+    fork_servers = ForkServers()
+    yield fork_servers
+    fork_servers.end()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _launches_share_a_nursery(request: pytest.FixtureRequest) -> Iterator[None]:
+def _launches_share_a_fork_server(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fork parties from one process, except in tests of the launcher itself."""
     if "launch" in request.path.parts:
         yield
         return
-    with request.getfixturevalue("_nurseries").shared():
+    with request.getfixturevalue("_fork_servers").shared():
         yield

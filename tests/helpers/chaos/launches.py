@@ -28,8 +28,8 @@ from securevfl.cli.main import main as run_command
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import SecureVflError
 from securevfl.core.progress import Observer, unheard
-from securevfl.launch import nursery
-from securevfl.launch.nursery import fork_children
+from securevfl.launch import fork_server
+from securevfl.launch.fork_server import fork_children
 from securevfl.runtime.entry import finished_metrics
 from securevfl.runtime.launching import train_in_processes
 
@@ -65,7 +65,7 @@ class _Warm:
             (handle,) = pass_fds
             _let_go_of_all_but(handle)
             os.environ.update(more["env"])
-            sys.argv = ["nursery", str(handle)]
+            sys.argv = ["fork server", str(handle)]
             fork_children(_WATCHED.run)
             code = 0
         finally:
@@ -188,7 +188,7 @@ def _be_launcher(path: Path, watch: Watch, *, resume: bool, observe: Observer) -
         tempfile.tempdir = None
         _WATCHED.watch = replace(watch, launcher=os.getpid())
         popen = SimpleNamespace(Popen=_Warm, DEVNULL=None)
-        setattr(nursery, "subprocess", popen)  # noqa: B010
+        setattr(fork_server, "subprocess", popen)  # noqa: B010
         config = read_federation(path)
         if not (resume and finished_metrics(config, watch.out) is not None):
             train_in_processes(

@@ -9,7 +9,7 @@ import pytest
 from helpers.patience import PATIENCE_S, SOON_S
 
 from securevfl.core.errors import ConfigError, PartyFailedError, PrivacyError, SecureVflError
-from securevfl.launch import nursery, spawn
+from securevfl.launch import fork_server, spawn
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 
@@ -365,7 +365,7 @@ import time
 from pathlib import Path
 
 from securevfl.launch import child
-from securevfl.launch.nursery import fork_children
+from securevfl.launch.fork_server import fork_children
 
 LOADED_BY = os.getpid()
 
@@ -404,7 +404,7 @@ def forked(folder, module, name, what):
     return PartyCommand(
         name=name,
         program=(sys.executable, "-m", module),
-        nursery=module,
+        fork_server=module,
         arguments=[what, "SECRET"],
         handed={"SECRET": f"for {name}".encode()},
         log_path=folder / name / "log.txt",
@@ -458,7 +458,9 @@ def test_how_a_forked_party_ends_comes_home(tmp_path, module, how, error, words)
     assert not any(map(is_alive, pids))
 
 
-def test_without_their_nursery_parties_count_as_killed_and_can_be_started_again(tmp_path, module):
+def test_without_their_fork_server_parties_count_as_killed_and_can_be_started_again(
+    tmp_path, module
+):
     """Nobody would hear how they end; a new one forks those that are started again."""
     loaded_by = set()
     again = []
@@ -486,9 +488,9 @@ def test_without_their_nursery_parties_count_as_killed_and_can_be_started_again(
     assert again[0].startswith("was ended by SIGKILL")
 
 
-def test_a_nursery_that_was_stopped_is_woken(tmp_path, module, monkeypatch):
+def test_a_fork_server_that_was_stopped_is_woken(tmp_path, module, monkeypatch):
     """Its party has ended, and nobody would ever hear how."""
-    monkeypatch.setattr(nursery, "SILENT_S", 5.0)
+    monkeypatch.setattr(fork_server, "SILENT_S", 5.0)
     own = {}
 
     def on_event(_name, event):
@@ -505,10 +507,10 @@ def test_a_nursery_that_was_stopped_is_woken(tmp_path, module, monkeypatch):
     assert own["stopped"]
 
 
-def test_a_nursery_that_stays_silent_is_given_up_in_one_line(tmp_path, module, monkeypatch):
+def test_a_fork_server_that_stays_silent_is_given_up_in_one_line(tmp_path, module, monkeypatch):
     """It cannot be woken: the run ends, nobody is left, and the reason is said."""
-    monkeypatch.setattr(nursery, "SILENT_S", 1.0)
-    hangs = f"import securevfl.launch.nursery as f, time\nf._tell_end = lambda *_: {FOREVER}"
+    monkeypatch.setattr(fork_server, "SILENT_S", 1.0)
+    hangs = f"import securevfl.launch.fork_server as f, time\nf._report_end = lambda *_: {FOREVER}"
     path = tmp_path / f"{module}.py"
     path.write_text(hangs + path.read_text())
     own = {}
@@ -582,7 +584,7 @@ def test_who_is_interrupted_alone_is_lost(tmp_path):
 
 
 def test_what_cannot_be_loaded_is_said_by_the_party(tmp_path, module):
-    """A nursery that fails as it loads leaves it to the program, whose log says why."""
+    """A fork server that fails as it loads leaves it to the program, whose log says why."""
     broken = tmp_path / f"{module}.py"
     broken.write_text("raise ImportError('no such library')\n")
     with pytest.raises(SecureVflError, match=r"^agency: exited with 1: ImportError: no such libr"):

@@ -182,7 +182,7 @@ def party_commands(files: Mapping[str, Path], identities: Path, out: Path) -> li
         PartyCommand(
             name=name,
             program=(sys.executable, "-m", "securevfl.cli.main"),
-            nursery="securevfl.cli.nursery_program",
+            fork_server="securevfl.cli.fork_server_program",
             arguments=[
                 *(
                     "party",

@@ -7,13 +7,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 from securevfl.launch import spawn
-from securevfl.launch.nursery import Nursery
+from securevfl.launch.fork_server import ForkServer
 
 # Pytest's own variables change with every test, and no party reads them.
 _OF_PYTEST = "PYTEST_"
 
 
-class _Kept(Nursery):
+class _Kept(ForkServer):
     """Outlives the launch that started it, unless it is lost."""
 
     def close(self) -> None:
@@ -24,7 +24,7 @@ class _Kept(Nursery):
         super().close()
 
 
-class Nurseries:
+class ForkServers:
     """Those of a test session, one for each environment that a launch was made in.
 
     Loading torch and tables costs two CPU-seconds, which each launch would pay again.
@@ -36,7 +36,7 @@ class Nurseries:
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Let launches in the block fork their parties from them."""
-        with patch.object(spawn, "Nursery", self._start):
+        with patch.object(spawn, "ForkServer", self._start):
             yield
 
     def end(self) -> None:

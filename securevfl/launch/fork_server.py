@@ -1,16 +1,16 @@
 """Fork server of this machine: one process loads what parties need, and forks each of them.
 
 Loading torch and what stands on it takes two CPU-seconds and 250 MiB. A party that is forked from a
-process which has loaded it starts in milliseconds and shares that memory. What is private is not
-there yet: the nursery reads no file of a federation, and gets an identity only to hand it on to the
+process which has loaded it starts in milliseconds and shares that memory. Nothing private is there
+yet: the fork server reads no file of a federation, and gets an identity only to pass it on to the
 one child that it is for.
 
-The children belong to the nursery, so it tells the launcher how each ended. One that was stopped is
-woken when it is late to tell; one that stays silent is ended, and its parties with it. Signals go
-by a handle of the process (``pidfd``), which cannot hit another that has got its number since.
-Linux only.
+The children belong to the fork server, so it reports to the launcher how each ended. A stopped fork
+server is woken when a report is late; a silent one is ended, and its parties with it. Signals go by
+a handle of the process (``pidfd``), which cannot hit another that has got its number since. Linux
+only.
 
-One thread and no lock: whatever a fork copies is at rest.
+One thread and no lock: all that a fork copies is at rest.
 """
 
 import contextlib
@@ -36,20 +36,20 @@ from securevfl.launch.child import EVENTS_VARIABLE, LIFELINE_VARIABLE
 # Parties start fast: one process loads what all of them need, and forks each of them.
 
 MESSAGE_BYTES: Final = 1 << 16
-"""No message between launcher and nursery is longer."""
+"""No message between launcher and fork server is longer."""
 
 SILENT_S: Final = 30.0
-"""Seconds within which a nursery tells that a child has ended."""
+"""Seconds within which a fork server reports that a child has ended."""
 
 LOADING_S: Final = 300.0
 """Seconds within which it has loaded what children need and forked one."""
 
 _WOKEN_AFTER: Final = 0.1
-"""Part of such a time after which a nursery that says nothing is woken, in case it was stopped."""
+"""Part of such a time after which a silent fork server is woken, in case it was stopped."""
 
 
 def is_offered() -> bool:
-    """Whether this system has what a nursery needs."""
+    """Whether this system has what a fork server needs."""
     return sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
@@ -76,31 +76,31 @@ class ChildFiles:
 
 
 class Forked:
-    """A child of the nursery, as the launcher sees it."""
+    """A child of the fork server, as the launcher sees it."""
 
-    def __init__(self, nursery: "Nursery", pid: int, handle: int) -> None:
+    def __init__(self, fork_server: "ForkServer", pid: int, handle: int) -> None:
         self.pid = pid
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._handle = handle
 
     def poll(self) -> tuple[int, int] | None:
         """Return exit code and largest resident memory in bytes, or None while it runs."""
-        return self._nursery.end_of(self.pid, wait=False)
+        return self._fork_server.end_of(self.pid, wait=False)
 
     def wait(self) -> tuple[int, int]:
         """Wait for its end; see :meth:`poll`."""
-        ended = self._nursery.end_of(self.pid, wait=True)
+        ended = self._fork_server.end_of(self.pid, wait=True)
         assert ended is not None, "waited for"
         return ended
 
     @property
     def why_lost(self) -> str | None:
-        """Why it was ended with its nursery, where that was silent; else None."""
-        return self._nursery.why_lost
+        """Why it was ended with its fork server, where that was silent; else None."""
+        return self._fork_server.why_lost
 
     @property
     def has_ended(self) -> bool:
-        """Whether the system says that it has ended, whatever the nursery has told."""
+        """Whether the system says that it has ended, before the fork server has reported it."""
         asked = select.poll()
         asked.register(self._handle, select.POLLIN)
         return bool(asked.poll(0))
@@ -115,12 +115,12 @@ class Forked:
         os.close(self._handle)
 
 
-class Nursery:
+class ForkServer:
     """The launcher's side: starts the process, and asks it for children.
 
     Args:
         module: A program that loads what children need and calls
-            :func:`securevfl.launch.nursery.fork_children`.
+            :func:`securevfl.launch.fork_server.fork_children`.
         environment: Variables on top of the launcher's own.
 
     Raises:
@@ -131,10 +131,10 @@ class Nursery:
         self.is_lost = False
         """Whether it has ended by itself; it forks nothing any more."""
         self.why_lost: str | None = None
-        """What is said of a nursery that was silent for too long."""
+        """What is said of a fork server that was silent for too long."""
         self._ended: dict[int, tuple[int, int]] = {}
-        self._untold: dict[int, float] = {}
-        """Since when a child's end was not told, by its number."""
+        self._unreported: dict[int, float] = {}
+        """Since when a child's end has not been reported, by its number."""
         self._running: dict[int, Forked] = {}
         self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -158,17 +158,17 @@ class Nursery:
             name: What the system's list of processes shows, up to 15 characters of it.
 
         Raises:
-            ConnectionError: If the nursery is gone, or silent for :data:`LOADING_S`.
+            ConnectionError: If the fork server is gone, or silent for :data:`LOADING_S`.
             OSError: If it cannot fork.
         """
         asked = {"name": name, "arguments": list(arguments), "handed": list(files.handed)}
         socket.send_fds(self._wire, [json.dumps(asked).encode()], files.handles)
         while True:
-            told, given = self._receive_within(LOADING_S)
-            if "refused" in told:
-                raise OSError(told["refused"], os.strerror(told["refused"]))
-            if "started" in told:
-                child = Forked(self, told["started"], given[0])
+            message, given = self._receive_within(LOADING_S)
+            if "refused" in message:
+                raise OSError(message["refused"], os.strerror(message["refused"]))
+            if "started" in message:
+                child = Forked(self, message["started"], given[0])
                 self._ended.pop(child.pid, None)  # of an earlier child with the same number
                 self._running[child.pid] = child
                 return child
@@ -182,7 +182,7 @@ class Nursery:
                 else:
                     self._receive(timeout_s=0)
             except BlockingIOError:
-                self._require_told(pid)
+                self._require_reported(pid)
                 break
             except ConnectionError:
                 pass  # all have ended
@@ -195,10 +195,10 @@ class Nursery:
         self._process.wait()
 
     def _receive_within(self, seconds: float) -> tuple[dict[str, Any], list[int]]:
-        """Wait for a message; a nursery that was stopped is woken on the way.
+        """Wait for a message; a fork server that was stopped is woken on the way.
 
         Raises:
-            ConnectionError: If the nursery is gone, or was silent and is given up.
+            ConnectionError: If the fork server is gone, or was silent and is given up.
         """
         for part in (_WOKEN_AFTER, 1 - _WOKEN_AFTER):
             try:
@@ -208,11 +208,11 @@ class Nursery:
         self._give_up(seconds)
         raise ConnectionResetError("the process that starts parties is silent")
 
-    def _require_told(self, pid: int) -> None:
-        """Wake a nursery that is late to tell of a child's end, and give up one that never does."""
+    def _require_reported(self, pid: int) -> None:
+        """Wake a fork server that is late to report a child's end; give up one that never does."""
         if pid not in self._running or not self._running[pid].has_ended:
             return
-        late_s = time.monotonic() - self._untold.setdefault(pid, time.monotonic())
+        late_s = time.monotonic() - self._unreported.setdefault(pid, time.monotonic())
         if late_s > SILENT_S:
             self._give_up(SILENT_S)
         elif late_s > _WOKEN_AFTER * SILENT_S:
@@ -237,15 +237,15 @@ class Nursery:
         if not content:
             self._end_all()
             raise ConnectionResetError("the process that starts parties has ended")
-        told = json.loads(content)
-        if "ended" in told:
-            pid = told["ended"]
-            self._ended[pid] = (told["code"], told["peak_memory_bytes"])
+        message = json.loads(content)
+        if "ended" in message:
+            pid = message["ended"]
+            self._ended[pid] = (message["code"], message["peak_memory_bytes"])
             self._running.pop(pid)
-        return told, given
+        return message, given
 
     def _end_all(self) -> None:
-        # Whoever ended the nursery: without it nobody hears how its children end.
+        # Without the fork server there is no report of how its children end.
         self.is_lost = True
         for pid, child in self._running.items():
             child.signal(signal.SIGKILL)
@@ -253,7 +253,7 @@ class Nursery:
         self._running.clear()
 
 
-# What a nursery's own process does: fork the children that its launcher asks for.
+# What a fork server's own process does: fork the children that its launcher asks for.
 
 # Standard input, log, reports, and what is handed over: a federation file and an identity.
 _MOST_HANDLES: Final = 16
@@ -286,7 +286,7 @@ def _children_wanted(wire: socket.socket) -> dict[str, Any] | None:
             for handle in set(ready) & set(children):
                 selector.unregister(handle)
                 os.close(handle)
-                _tell_end(wire, children.pop(handle))
+                _report_end(wire, children.pop(handle))
             if wire.fileno() not in ready:
                 continue
             content, handles, _, _ = socket.recv_fds(wire, MESSAGE_BYTES, _MOST_HANDLES)
@@ -295,7 +295,7 @@ def _children_wanted(wire: socket.socket) -> dict[str, Any] | None:
             try:
                 pid = os.fork()
             except OSError as error:
-                _tell(wire, {"refused": error.errno or errno.EAGAIN})
+                _send(wire, {"refused": error.errno or errno.EAGAIN})
                 pid = -1
             if not pid:
                 for other in children:
@@ -307,20 +307,20 @@ def _children_wanted(wire: socket.socket) -> dict[str, Any] | None:
                 handle = os.pidfd_open(pid)
                 children[handle] = pid
                 selector.register(handle, selectors.EVENT_READ)
-                _tell(wire, {"started": pid}, handle)
+                _send(wire, {"started": pid}, handle)
 
 
-def _tell(wire: socket.socket, told: Mapping[str, int], *handles: int) -> None:
+def _send(wire: socket.socket, message: Mapping[str, int], *handles: int) -> None:
     # A launcher that is gone is noticed by the next reading.
     with contextlib.suppress(ConnectionError):
-        socket.send_fds(wire, [json.dumps(told).encode()], handles)
+        socket.send_fds(wire, [json.dumps(message).encode()], handles)
 
 
-def _tell_end(wire: socket.socket, pid: int) -> None:
+def _report_end(wire: socket.socket, pid: int) -> None:
     _, status, usage = os.wait4(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     peak = usage.ru_maxrss * RSS_UNIT
-    _tell(wire, {"ended": pid, "code": code, "peak_memory_bytes": peak})
+    _send(wire, {"ended": pid, "code": code, "peak_memory_bytes": peak})
 
 
 def _code_of(run: Callable[[], None]) -> int:

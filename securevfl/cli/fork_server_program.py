@@ -1,7 +1,7 @@
 """The program that loads what every party needs, and forks parties for the launcher."""
 
 from securevfl.core.memory import loading
-from securevfl.launch.nursery import fork_children
+from securevfl.launch.fork_server import fork_children
 
 
 def main() -> None:
