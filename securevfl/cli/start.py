@@ -310,7 +310,7 @@ def columns(
         )
 
 
-def _print_schema(wanted: bool) -> None:
+def _print_schema(wanted: bool) -> bool:
     """Print the JSON Schema of the federation file, and end."""
     if wanted:
         with loading():
@@ -318,6 +318,7 @@ def _print_schema(wanted: bool) -> None:
 
         print(json.dumps(federation_schema(), indent=1, ensure_ascii=False))
         raise typer.Exit
+    return wanted
 
 
 @app.command(rich_help_panel=_PANEL)
