@@ -23,7 +23,7 @@ def config_of(folder: Path, *, secondaries: int = 4, **sections: Any) -> Federat
 
 def test_how_few_may_go_on(tmp_path: Path) -> None:
     def least(**sections: Any) -> int:
-        return least_in_training(config_of(tmp_path, **sections))
+        return config_of(tmp_path, **sections).least_in_training
 
     assert least(runtime={"on_loss": "wait"}) == 4
     assert least() == 3
