@@ -1,8 +1,8 @@
-"""The cells of a column as numbers, dates, truth values or words, whatever holds them.
+"""Cells of a column as numbers, dates, truth values or words, independent of their type.
 
-One value is one value in any type: a CSV file's text, pandas' nullable and categorical types,
-columns that Arrow stores, decimals, and Python's own objects. A cell that can't be read is told
-apart from one that is missing.
+A value is the same in any type: a CSV file's text, pandas' nullable and categorical types,
+columns that Arrow stores, decimals, and Python's own objects. A cell that can't be read is
+distinct from one that is missing.
 """
 
 import math
@@ -21,8 +21,6 @@ from securevfl.core.errors import DataError
 from securevfl.data.sources.settings import require_names
 from securevfl.data.sources.text_files import unsigned
 
-# The cells of a column as numbers, dates, truth values or words, whatever holds them.
-
 _DAY_US: Final = 86_400_000_000
 _ISO_DATE: Final = r"\d{4}-\d{2}-\d{2}([T ].*)?"
 _ZONE: Final = re.compile(r"(Z|:\d{2}\s*[+-]\d{2}(:?\d{2})?|UTC)\s*$")
@@ -35,7 +33,7 @@ TRUTH_WORDS: Final[Mapping[str, bool]] = {"true": True, "false": False, "yes": T
 
 
 def numbers_of(values: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
-    """Return numbers, with NaN for what is missing and for what is no number.
+    """Return numbers, with NaN for missing cells and for other cells.
 
     Texts that are numbers count as such, truth values as 0 and 1, durations as days.
     """
@@ -58,7 +56,7 @@ def numbers_of(values: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
 
 
 def amounts_of(values: "pd.Series[Any]", sign: str) -> Float64[np.ndarray, " rows"]:
-    """Return the numbers that stand with a sign; NaN for what is missing or written otherwise.
+    """Return the numbers that stand with a sign; NaN for missing and for other cells.
 
     A percentage is a hundredth of the number before its sign: 5% is 0.05. Without a sign, numbers
     are those of :func:`numbers_of`.
@@ -81,7 +79,7 @@ def _float(text: str) -> float:
 
 
 def dates_of(values: "pd.Series[Any]") -> np.ndarray:
-    """Return points in time as datetime64[us] in UTC, NaT for what is missing or none.
+    """Return points in time as datetime64[us] in UTC, NaT for missing and for other cells.
 
     A time without a zone is taken as it stands. Texts are dates in ISO form alone
     (2020-12-31, with or without a time of day): 1/2/2020 is two days, by country.
@@ -129,7 +127,7 @@ def days_of(dates: np.ndarray) -> Float64[np.ndarray, " rows"]:
 
 
 def days_since_epoch(values: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
-    """Return a column of dates as days since 1970-01-01 (UTC), NaN for what is missing or no date.
+    """Return a column of dates as days since 1970-01-01 (UTC), NaN for missing and for other cells.
 
     Two parties that hold the same day get the same number, however each stores it.
     """
@@ -140,7 +138,7 @@ def day_number(text: str) -> float:
     """Return the days since 1970-01-01 of one date in ISO form.
 
     Raises:
-        DataError: If it is none.
+        DataError: If it is not a date.
     """
     days = float(days_since_epoch(pd.Series([text], dtype=object))[0])
     if np.isnan(days):
@@ -149,7 +147,7 @@ def day_number(text: str) -> float:
 
 
 def truths_of(values: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
-    """Return truth values as 0 and 1, with NaN for what is missing and for what is none.
+    """Return truth values as 0 and 1, with NaN for missing and for other cells.
 
     Texts count in any case: true, false, yes, no. So do the numbers 0 and 1.
     """
@@ -192,16 +190,13 @@ def word(value: Any) -> str:
 
 
 def is_text(values: "pd.Series[Any]") -> bool:
-    """Say whether a column is of a type that may hold words."""
+    """Return whether a column is of a type that may hold words."""
     return not (types.is_numeric_dtype(values) or values.dtype.kind in "mM")
 
 
 def first_row(chosen: Bool[np.ndarray, " rows"]) -> int:
     """Return the number of the first chosen row, counted from 1."""
     return int(np.argmax(chosen)) + 1
-
-
-# What every reader of a table asks of its columns.
 
 
 def require_columns(frame: pd.DataFrame, columns: Sequence[str], *, where: str) -> None:

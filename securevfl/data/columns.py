@@ -1,7 +1,8 @@
-"""Columns as features: what a column holds, how it is encoded, and the fitted encoding.
+"""Columns as features: the kind of a column, its encoding, and how the encoding is fitted.
 
-A row's features depend on that row and on what was fitted, and what was fitted to the table instead
-of declared is told (:class:`Dependence`), since a promise about records may not rest on it.
+A row's features depend on that row and on the fitted encoding. Each statistic that is taken from
+the table instead of being declared is listed (:class:`Dependence`), since a promise about records
+must not depend on it.
 """
 
 import json
@@ -35,7 +36,7 @@ from securevfl.data.cells import (
 from securevfl.data.scaling import MAX_CATEGORIES, ColumnSettings, Dependence, Pair, declared_range
 from securevfl.data.sources.text_files import is_bracketed, is_number, unit_of, unsigned
 
-# What a column holds: numbers, truth values, words or dates, or nothing that a model can use.
+# The kind of a column: numbers, truth values, words, dates, or nothing that a model can use.
 
 Kind = Literal["number", "boolean", "words", "date"]
 
@@ -51,13 +52,13 @@ _ROW_NUMBER: Final = re.compile(r"|unnamed-1|Unnamed: 0(\.\d+)?|\.\.\.1|__index_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnKind:
-    """What a column holds, and why we think so."""
+    """Kind of a column, and the reason."""
 
     kind: Kind | None
     """None: nothing that a model can use."""
 
     reason: str
-    """Why, in a few words; without any value of the column."""
+    """Reason in a few words; without any value of the column."""
 
     rows: int
     """Cells, missing ones included."""
@@ -82,16 +83,16 @@ class ColumnKind:
 
 
 def is_row_number(name: str) -> bool:
-    """Say whether a column is a stored index without a name, by what it is called.
+    """Return whether a column is a stored index without a name, judged by its name.
 
     Such a column is no feature unless its owner names it: in a table that is sorted by its label it
-    would be the label. The name decides alone, so that no record does.
+    would be the label. The name alone decides, and no record.
     """
     return _ROW_NUMBER.fullmatch(name) is not None
 
 
 def numbers_rows(values: "pd.Series[Any]") -> str | None:
-    """Say why a column of numbers looks like the number of its row, or None if it does not."""
+    """Return why a column of numbers looks like a row number, or None if it does not."""
     numbers = numbers_of(values)
     present = numbers[~np.isnan(numbers)]
     whole = len(present) > 0 and not (present % 1).any()
@@ -99,11 +100,11 @@ def numbers_rows(values: "pd.Series[Any]") -> str | None:
 
 
 def infer(values: "pd.Series[Any]", *, max_categories: int = MAX_CATEGORIES) -> ColumnKind:
-    """Say what a column holds.
+    """Return the kind of a column.
 
     Args:
         values: The column, of any type.
-        max_categories: How many different words are sure not to be an identifier.
+        max_categories: Up to so many different words are never an identifier.
     """
     present = values.dropna()
     if not len(present):
@@ -181,7 +182,7 @@ def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
 def _of_signed(
     values: "pd.Series[Any]", places: np.ndarray, different: list[str]
 ) -> ColumnKind | None:
-    """Return what a column of numbers with a sign holds, or None if it is none."""
+    """Return the kind of a column of numbers with a sign, or None for other columns."""
     signs = Counter(sign for _, sign in map(unsigned, different) if sign)
     bracketed = np.array([*map(is_bracketed, different), False])
     numbers = bracketed[:-1] | np.array([*map(is_number, different)])
@@ -226,11 +227,10 @@ def _words(values: "pd.Series[Any]", reason: str, max_categories: int) -> Column
                 f"in categories",
             )
         looks = f"{different} different words in {present} rows"
-        return ColumnKind(
-            kind="words",
-            reason=reason,
-            rows=len(values),
-            missing=len(values) - present,
+        return _found(
+            values,
+            "words",
+            reason,
             different=different,
             identifier=looks,
             problem=f"holds {looks}, which looks like an identifier or free text; exclude it, use "
@@ -269,7 +269,7 @@ def _number(values: "pd.Series[Any]", reason: str) -> ColumnKind:
 
 
 def _numbered(different: np.ndarray, rows: int) -> str | None:
-    """Say whether whole numbers repeat so seldom that they must have been dealt out.
+    """Return why whole numbers look assigned, as they never repeat, or None if they do not.
 
     Of n numbers drawn evenly from a span, all differ with a probability of about
     exp(-n^2 / (2 span)); identifiers are what leaves less than 5 % to chance.
@@ -281,13 +281,13 @@ def _numbered(different: np.ndarray, rows: int) -> str | None:
 
 
 def _indistinct(different: np.ndarray, rows: int) -> str | None:
-    """Say whether float32, in which features are, has one number for most of these."""
+    """Return the problem if float32, the type of features, merges most of these numbers."""
     if len(different) < 2 or np.abs(different[[0, -1]]).max() < _FLOAT32_WHOLE:
         return None
     left = len(np.unique(different.astype(np.float32)))
     if left > len(different) / 2:
         return None
-    what = f"holds {len(different)} different numbers, of which float32 can tell {left} apart"
+    what = f"holds {len(different)} different numbers, of which float32 distinguishes {left}"
     if len(different) > rows / 2:
         return f"{what}, so it looks like an identifier; exclude it, or use it as a key"
     return f"{what}; subtract what they have in common, or exclude it"
@@ -306,28 +306,24 @@ def _date(values: "pd.Series[Any]", reason: str) -> ColumnKind:
     )
 
 
-def _found(values: "pd.Series[Any]", kind: Kind, reason: str, *, different: int) -> ColumnKind:
+def _found(
+    values: "pd.Series[Any]", kind: Kind | None, reason: str, *, different: int, **more: Any
+) -> ColumnKind:
     return ColumnKind(
         kind=kind,
         reason=reason,
         rows=len(values),
         missing=int(values.isna().sum()),
         different=different,
+        **more,
     )
 
 
 def _unusable(values: "pd.Series[Any]", reason: str, problem: str) -> ColumnKind:
-    return ColumnKind(
-        kind=None,
-        reason=reason,
-        rows=len(values),
-        missing=int(values.isna().sum()),
-        different=0,
-        problem=problem,
-    )
+    return _found(values, None, reason, different=0, problem=problem)
 
 
-# How a column becomes features: fitted once, and the same for every row that comes later.
+# The encoding of a column, the same for every row.
 
 OTHER: Final = "other"
 """The word that stands for all words without a column of their own."""
@@ -344,16 +340,16 @@ class NumberColumn:
     """The column's name."""
 
     flagged: bool
-    """Whether there is a feature that says where values are missing."""
+    """Whether a feature flags missing values."""
 
     fill: float | None
-    """What stands for a missing number; None: nothing may."""
+    """Value for a missing number; None: missing numbers are refused."""
 
     sign: str = ""
     """The sign that each number is written with, ``%`` or a currency's; empty: none."""
 
     kind: Literal["number"] = "number"
-    """What tells the kinds apart in JSON."""
+    """Name of the kind in JSON."""
 
     @property
     def own_features(self) -> tuple[str, ...]:
@@ -362,7 +358,7 @@ class NumberColumn:
 
     @property
     def natural_bounds(self) -> tuple[Pair | None, ...]:
-        """What each feature lies in whatever the data; None: only the party can say."""
+        """Range of each feature for any data; None: the party has to declare it."""
         return (None,)
 
     def values(self, cells: "pd.Series[Any]", *, where: str) -> Float64[np.ndarray, "rows 1"]:
@@ -381,12 +377,12 @@ class NumberColumn:
 
     @property
     def fills(self) -> tuple[float, ...] | None:
-        """What stands for a missing value in each feature."""
+        """Value for a missing cell in each feature."""
         return None if self.fill is None else (self.fill,)
 
     @property
     def encoding(self) -> str:
-        """How it is encoded, in a few words."""
+        """Description of the encoding, in a few words."""
         if self.sign == PERCENT:
             return "a hundredth of the number before '%'"
         return f"the number without its {self.sign!r}" if self.sign else "as it is"
@@ -407,7 +403,7 @@ class BooleanColumn:
 
     @property
     def natural_bounds(self) -> tuple[Pair | None, ...]:
-        """What each feature lies in whatever the data."""
+        """Range of each feature for any data."""
         return (_TRUTH,)
 
     def values(self, cells: "pd.Series[Any]", *, where: str) -> Float64[np.ndarray, "rows 1"]:
@@ -422,12 +418,12 @@ class BooleanColumn:
 
     @property
     def fills(self) -> tuple[float, ...]:
-        """What stands for a missing value in each feature."""
+        """Value for a missing cell in each feature."""
         return (0.5,)
 
     @property
     def encoding(self) -> str:
-        """How it is encoded, in a few words."""
+        """Description of the encoding, in a few words."""
         return "1 and 0"
 
 
@@ -448,7 +444,7 @@ class WordsColumn:
 
     @property
     def natural_bounds(self) -> tuple[Pair | None, ...]:
-        """What each feature lies in whatever the data."""
+        """Range of each feature for any data."""
         return (_TRUTH,) * len(self.words)
 
     def values(self, cells: "pd.Series[Any]", *, where: str) -> Float64[np.ndarray, "rows words"]:
@@ -478,12 +474,12 @@ class WordsColumn:
 
     @property
     def fills(self) -> tuple[float, ...]:
-        """What stands for a missing value in each feature."""
+        """Value for a missing cell in each feature."""
         return (0.0,) * len(self.words)
 
     @property
     def encoding(self) -> str:
-        """How it is encoded, in a few words."""
+        """Description of the encoding, in a few words."""
         rest = f", the rest as {OTHER!r}" if OTHER in self.words else ""
         return f"one 0/1 feature a word{rest}"
 
@@ -498,11 +494,11 @@ class DateColumn:
     name: str
     flagged: bool
     origin: float
-    """What becomes 0, in days since 1970-01-01."""
+    """Date that becomes 0, in days since 1970-01-01."""
     timed: bool
     """Whether the time of day is a feature."""
     fill: float | None
-    """Days behind the origin that stand for a missing date; None: nothing may."""
+    """Value for a missing date, in days after the origin; None: missing dates are refused."""
     kind: Literal["date"] = "date"
 
     @property
@@ -514,7 +510,7 @@ class DateColumn:
 
     @property
     def natural_bounds(self) -> tuple[Pair | None, ...]:
-        """What each feature lies in whatever the data; None: only the party can say."""
+        """Range of each feature for any data; None: the party has to declare it."""
         return (None, *(_CIRCLE,) * (len(self.own_features) - 1))
 
     def values(
@@ -538,14 +534,14 @@ class DateColumn:
 
     @property
     def fills(self) -> tuple[float, ...] | None:
-        """What stands for a missing value in each feature; on a circle, its middle."""
+        """Value for a missing cell in each feature; on a circle, its middle."""
         if self.fill is None:
             return None
         return (self.fill, *(0.0,) * (len(self.own_features) - 1))
 
     @property
     def encoding(self) -> str:
-        """How it is encoded, in a few words."""
+        """Description of the encoding, in a few words."""
         day = str(np.datetime64(int(np.floor(self.origin)), "D"))
         hour = ", hour" if self.timed else ""
         return f"days since {day}; month, weekday{hour} as sine and cosine"
@@ -608,25 +604,25 @@ def _require_read(
         )
 
 
-# Decide how one column is encoded: by what its party declares, and else by what it holds.
+# Fit the encoding of one column: by what its party declares, or else by its cells.
 
 
 def fit_column(
     cells: "pd.Series[Any]", name: str, settings: ColumnSettings, *, where: str
 ) -> tuple[Column, Float32[np.ndarray, "rows features"], tuple[Dependence, ...]]:
-    """Decide how a column is encoded, and encode it.
+    """Fit the encoding of a column, and encode it.
 
     Args:
         cells: The column.
         name: Its name.
-        settings: What its party declares.
-        where: What messages call the column.
+        settings: Declared settings.
+        where: Name of the column in messages.
 
     Returns:
-        The fitted column, its features, and what of it was taken from the cells.
+        The fitted column, its features, and what was taken from the cells.
 
     Raises:
-        DataError: If it can't be a feature, or a cell is none of what is declared.
+        DataError: If it can't be a feature, or a cell does not match what is declared.
     """
     gaps = bool(cells.isna().any()) and settings.missing == "fill"
     declared = name in settings.missing_columns

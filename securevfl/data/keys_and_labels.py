@@ -34,8 +34,6 @@ from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
 from securevfl.data.sources.text_files import unsigned
 from securevfl.data.tables import KeyTable, Labels
 
-# Key columns as linkage compares them: numbers, days or texts, and never one value as another.
-
 LARGEST_WHOLE_NUMBER: Final = 2**53
 """From here on float64 does not hold every integer, and different keys could become equal."""
 
@@ -49,7 +47,7 @@ def key_numbers(values: "pd.Series[Any]", *, where: str) -> Float64[np.ndarray, 
 
     Args:
         values: One a row.
-        where: What messages call the column.
+        where: Name of the column in messages.
 
     Raises:
         DataError: If a value is neither number nor date, is infinite, or so large that its
@@ -77,20 +75,20 @@ def key_numbers(values: "pd.Series[Any]", *, where: str) -> Float64[np.ndarray, 
 
 
 def holds_dates(values: "pd.Series[Any]") -> bool:
-    """Say whether a column holds dates and no number."""
+    """Return whether a column holds dates and no number."""
     return bool(np.isnan(numbers_of(values)).all() and not np.isnat(dates_of(values)).all())
 
 
 def key_texts(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
     """Return a column of texts, None for missing, whole numbers in their shortest spelling.
 
-    An integer is spelled alike whatever type holds it: 1234 as an integer, a decimal, a float (into
+    An integer is spelled alike in every type: 1234 as an integer, a decimal, a float (into
     which an empty cell turns a column of integers) or the text "1234.0" is "1234". Leading zeros
     stay. Days are spelled 2020-12-31. How a cell is spelled depends on that cell alone.
 
     Args:
         values: One a row.
-        where: What messages call the column.
+        where: Name of the column in messages.
 
     Returns:
         Texts, shape (rows,), as objects.
@@ -133,8 +131,6 @@ def _spelled(value: Any, *, where: str) -> str:
     return str(value)
 
 
-# Key columns of any kind, for linkage alone: texts and numbers, where values may be missing.
-
 KeyKind = Literal["text", "number"]
 
 
@@ -155,7 +151,7 @@ def read_key_table(
             text keep their spelling in a CSV file, a postcode "0123" stays one; elsewhere they are
             spelled as :func:`~securevfl.data.keys_and_labels.key_texts` says.
         truth: A column with the number of the true entity.
-        reading: How the file is written, as far as its user says.
+        reading: Settings of the file; the others are recognised.
 
     Raises:
         DataError: If the file cannot be read, a column is missing, the table is empty, or a key is
@@ -221,7 +217,7 @@ def encode_labels(
     Args:
         values: One label a row: numbers, booleans or words.
         task: ``"regression"``, ``"binary"`` or ``"multiclass"``.
-        where: What messages call the column, for example ``"table a.csv: label 'price'"``.
+        where: Name of the column in messages, for example ``"table a.csv: label 'price'"``.
         positive: Of a binary task, the label of class 1; None takes the one that sorts last.
 
     Returns:
@@ -230,8 +226,8 @@ def encode_labels(
 
     Raises:
         DataError: If a label is missing or infinite, the column is constant, not numeric for
-            regression, does not have two values for binary, or looks like no class at all; or if
-            ``positive`` is neither of two.
+            regression, does not have two values for binary, or does not look like a class; or if
+            ``positive`` is neither of the two.
     """
     missing = values.isna().to_numpy(dtype=bool)
     if missing.any():
@@ -251,8 +247,8 @@ def encode_some_labels(
     """Encode the labels that are there; see :func:`encode_labels`.
 
     Returns:
-        The labels, with zeros where there is none; the classes; and which rows have one, None if
-        all do.
+        The labels, with zeros for missing ones; the classes; and which rows have a label, None if
+        all have.
 
     Raises:
         DataError: If no row has a label, or those that there are can't be encoded.
@@ -282,13 +278,13 @@ def encode_known_labels(
         values: One label a row, or none; of any type that spells the classes as they were spelled.
         task: What the label is.
         classes: The original value of each class number; None for regression.
-        where: What messages call the column.
+        where: Name of the column in messages.
 
     Returns:
-        The labels, with zeros where there is none, and which rows have one; None if none has.
+        The labels, with zeros for missing ones, and which rows have a label; None without any.
 
     Raises:
-        DataError: If a label is no number, or none of the classes.
+        DataError: If a label is no number, or not among the classes.
     """
     there = values.notna().to_numpy(dtype=bool)
     if not there.any():
@@ -305,7 +301,7 @@ def encode_known_labels(
         row = first_row(unknown)
         shown = ", ".join(map(repr, classes[:10])) + (" ..." if len(classes) > 10 else "")
         raise DataError(
-            f"{where}, row {row}: {str(values.iloc[row - 1])[:40]!r} is none of the classes that "
+            f"{where}, row {row}: {str(values.iloc[row - 1])[:40]!r} is not among the classes that "
             f"the model was trained on: {shown}"
         )
     return np.where(there, known, 0).astype(np.int64), there

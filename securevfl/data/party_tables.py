@@ -1,4 +1,4 @@
-"""A party's table, made from a file or a data frame."""
+"""A party's table, read from a file or a data frame."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +32,6 @@ from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted, require_d
 from securevfl.data.sources.text_files import unit_of, unsigned
 from securevfl.data.tables import Labels, PartyTable
 
-# A party's table, made of a frame: fitted once, and new rows as the first ones were read.
-
 T = TypeVar("T")
 
 # Of fewer rows, whole numbers that all differ may well be sizes.
@@ -42,7 +40,7 @@ _FEWEST_IDS: Final = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnRoles:
-    """What a party's columns are for."""
+    """Roles of a party's columns: keys, label, features."""
 
     key: Sequence[str]
     """Numeric key columns, in the order that all parties agreed on; none if keys are texts."""
@@ -66,12 +64,12 @@ class ColumnRoles:
     """A column with the number of the true entity, for linkage quality only."""
 
     keys_are_inputs: bool = False
-    """Whether models are to read the key, whatever it is."""
+    """Whether models read the key, even if it is an identifier."""
 
     def features_of(self, frame: pd.DataFrame, *, where: str) -> list[str]:
         """Return the feature columns of a table.
 
-        A primary may have none: partners' features then say all that there is to say.
+        A primary may have none: the model then uses its partners' features alone.
 
         Raises:
             DataError: If a column is not there or named for two purposes, or none is left over at a
@@ -120,10 +118,10 @@ def fit_party_table(
 
     Args:
         frame: The rows.
-        roles: What its columns are for.
-        settings: What the party declares of them.
+        roles: Roles of its columns.
+        settings: Declared settings of them.
         name: The party's name.
-        where: What messages call the table.
+        where: Name of the table in messages.
 
     Raises:
         DataError: Naming the first problem, and how many more there are.
@@ -161,13 +159,13 @@ def new_rows(
 
     Args:
         frame: The rows.
-        schema: How they are read.
+        schema: Their encoding.
         name: The party's name.
-        where: What messages call the table.
+        where: Name of the table in messages.
         truth: A column with the number of the true entity, for linkage quality only.
 
     Raises:
-        NoRowsError: If there is none, of all columns that it takes.
+        NoRowsError: If there are no rows, though all columns are there.
         DataError: Naming the first problem, and how many more there are.
     """
     problems: list[str] = []
@@ -212,7 +210,7 @@ def new_rows(
 
 
 class _Tried:
-    """Call what may find a problem, and keep the problem."""
+    """Call a step, and collect the problem that it raises."""
 
     def __init__(self, problems: list[str]) -> None:
         self._problems = problems
@@ -280,7 +278,7 @@ def _fit(
 def _left_out(frame: pd.DataFrame, roles: ColumnRoles) -> list[str]:
     return [
         f"column {column!r} has no name of its own, as a stored row number has none, and is left "
-        f"out; give it a name to use it"
+        f"out; rename it to use it"
         for column in roles.row_numbers_of(frame)
     ]
 
@@ -293,7 +291,7 @@ def _numbering(frame: pd.DataFrame, schema: TableSchema) -> list[str]:
         if isinstance(column, NumberColumn) and not column.sign
     }
     return [
-        f"column {name!r} looks like an identifier ({why}), and models learn rows by heart by it; "
+        f"column {name!r} looks like an identifier ({why}), and models memorise rows by it; "
         f"exclude it, or use it as a key"
         for name, why in found.items()
         if why is not None
@@ -308,8 +306,8 @@ def _with_units(schema: TableSchema, settings: ColumnSettings) -> list[str]:
         if isinstance(column, WordsColumn) and settings.words(column.name) is None
     }
     return [
-        f"column {name!r} holds numbers with the unit {unit!r}, which are words, in no order; "
-        f"write the numbers alone, or list the words in categories"
+        f"column {name!r} holds numbers with the unit {unit!r}, which are read as words without an "
+        f"order; write the numbers alone, or list the words in categories"
         for name, unit in found.items()
         if unit is not None
     ]
@@ -341,7 +339,7 @@ def _keys(
 
 
 def _with_ids(kinds: tuple[KeyColumn, ...], keys: np.ndarray) -> tuple[KeyColumn, ...]:
-    """Return key columns of which a single one that numbers rows is marked as an id."""
+    """Return key columns, a single one that numbers rows marked as an identifier."""
     if len(kinds) != 1 or kinds[0].kind != "number" or len(keys) < _FEWEST_IDS:
         return kinds
     whole = not np.any(keys % 1)
@@ -370,8 +368,8 @@ def split_places(
     Args:
         frame: The primary's table.
         column: Groups as texts or whole numbers; or times, as numbers or dates in ISO form.
-        kind: What the column tells.
-        where: What messages call the table.
+        kind: Whether the column holds groups or times.
+        where: Name of the table in messages.
 
     Returns:
         Numbers of groups, or places in time: equal for equal times, ascending.
@@ -412,7 +410,7 @@ def _times(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
     return times.to_numpy()
 
 
-# A party's table from a frame in Python: pandas, polars, pyarrow, and whatever speaks Arrow.
+# A party's table from a frame in Python: pandas, polars, pyarrow, and other libraries of Arrow.
 
 
 def from_frame(
@@ -445,7 +443,7 @@ def from_frame(
         features: Feature columns; None takes every column that has no other purpose.
         exclude: Columns that are neither keys nor features.
         truth: A column with the number of the true entity, for linkage quality only.
-        columns: What the party declares of its columns.
+        columns: Declared settings of its columns.
         positive: Of a binary task, the label that probabilities and metrics are about; default:
             the one that sorts last.
 
@@ -514,7 +512,7 @@ def as_pandas(frame: Any, *, where: str) -> pd.DataFrame:
 
     Args:
         frame: What has columns.
-        where: What messages call it.
+        where: Name of the table in messages.
 
     Raises:
         DataError: If it is no frame, or two columns have one name.
@@ -573,7 +571,7 @@ def _task_of(values: "pd.Series[Any]", label: str) -> Task:
     return "multiclass"
 
 
-# Read a party's table, and say in one line what is wrong with it.
+# A party's table from a file.
 
 
 def read_table(
@@ -591,16 +589,16 @@ def read_table(
     place in the year, the week and, if there is one, the day. A column of words becomes one 0/1
     column for each word of its declared list or, without one, for each of its most frequent words
     in sorted order, and one for the rest. Missing values are filled in, and a 0/1 column says
-    where. What was decided is kept as the table's schema.
+    where. These decisions are the table's schema.
 
     Args:
         path: The table's file, or a ``NAME.source.toml`` that says where it lies; see
             :func:`securevfl.data.sources.read.read_frame`.
-        roles: What its columns are for. Excluded columns are not read, but must be there.
-        settings: What the party declares of its columns.
+        roles: Roles of its columns. Excluded columns are not read, but must be there.
+        settings: Declared settings of its columns.
         name: The party's name, for messages.
-        reading: How the file is written, as far as its user says.
-        notice: Gets what was recognised that is not usual, a line each.
+        reading: Settings of the file; the others are recognised.
+        notice: Receives a line for each unusual format that was recognised.
 
     Returns:
         The table, with rows in the order of the file.
@@ -629,11 +627,11 @@ def read_new_rows(
 
     Args:
         path: As of :func:`read_table`.
-        schema: How they are read.
+        schema: Their encoding.
         name: The party's name, for messages.
         truth: A column with the number of the true entity, for linkage quality only.
-        reading: How the file is written, as far as its user says.
-        notice: Gets what was recognised that is not usual, a line each.
+        reading: Settings of the file; the others are recognised.
+        notice: Receives a line for each unusual format that was recognised.
 
     Raises:
         NoRowsError: If the file has no rows.
@@ -653,11 +651,11 @@ def columns_of_roles(
     keys: Sequence[str] | None = None,
     texts: Collection[str] = (),
 ) -> Wanted:
-    """Return which columns a table is read for, and which of them with all digits.
+    """Return the columns to read of a table, and which of them keep all digits.
 
     Args:
-        roles: What its columns are for.
-        settings: What the party declares of them.
+        roles: Roles of its columns.
+        settings: Declared settings of them.
         exclude: Columns that are not read, but must be there.
         keys: Key columns of any kind; None takes those of the roles, which are numbers.
         texts: Those of them that are texts.
@@ -676,9 +674,9 @@ def columns_of_roles(
 
 
 def columns_of_schema(schema: TableSchema, *, truth: str | None = None) -> Wanted:
-    """Return which columns new rows are read for: those of the schema, a label if it is there.
+    """Return the columns to read of new rows: those of the schema, and a label if there is one.
 
-    All features must be there: a missing one is named beside the file's own names.
+    All features must be there; an error lists the file's own names.
     """
     keys = [column.name for column in schema.keys]
     label = [] if schema.label is None else [schema.label.name]

@@ -59,7 +59,7 @@ def split_rows(
         labelled_rows: How many training rows keep their labels, drawn by class where the split is
             stratified; None keeps all.
         labelled: Which rows have a label; None: all. The others are for training without one,
-            whatever their group or time, and the fractions are shares of those that have one.
+            for any group or time, and the fractions are shares of the labelled rows.
 
     Raises:
         ConfigError: If the fractions are out of range.

@@ -4,8 +4,8 @@ Nothing here reads a table: federation files are read by processes that have non
 
 A mean and a deviation fitted to a private table are statistics of it. A frozen encoder's guarantee
 (docs/privacy.md, section 4) needs one record's representation to depend on that record alone, so
-it goes with declared bounds, never with fitted statistics: :attr:`FeatureScaler.data_independent`
-tells them apart.
+it goes with declared bounds, never with fitted statistics: see
+:attr:`FeatureScaler.data_independent`.
 """
 
 import math
@@ -40,7 +40,7 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnSettings:
-    """What a party declares of its columns."""
+    """Declared settings of a party's columns."""
 
     categories: Mapping[str, Sequence[str]] | None = None
     """Words by column."""
@@ -49,10 +49,10 @@ class ColumnSettings:
     """``[low, high]`` of every column of numbers, or such a pair by column, of dates as texts."""
 
     missing: Literal["fill", "refuse"] = "fill"
-    """What becomes of a missing value."""
+    """Whether missing values are filled in or refused."""
 
     missing_columns: Sequence[str] = ()
-    """Columns of which it is known, without looking, that values may be missing."""
+    """Columns declared to have missing values, without looking at the data."""
 
     empty_labels: bool = False
     """Whether a row may lack its label; it is then marked so."""
@@ -76,21 +76,21 @@ class ColumnSettings:
 
 
 NOTHING_DECLARED: Final = ColumnSettings()
-"""All is taken from the table itself."""
+"""Nothing is declared: encodings are fitted to the table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dependence:
-    """Something that was taken from the records of a table, so that features rest on them."""
+    """Statistic of a table's records that features depend on."""
 
     column: str
-    """Of which column."""
+    """Name of the column."""
 
     what: str
-    """What was taken, as the subject of a sentence."""
+    """The statistic, as the subject of a sentence."""
 
     declare: str
-    """What the party would write into the federation file instead."""
+    """Setting that would replace it in the federation file."""
 
 
 def declared_range(pair: Sequence[float | str]) -> Pair:
@@ -141,7 +141,7 @@ class FeatureScaler:
         Args:
             features: What they are fitted to.
             limit: Largest absolute scaled value, in deviations. Without one, the one-hot column of
-                a word that one record in 20,000 has is 141 there, and decides whatever reads it.
+                a word that one record in 20,000 has is 141 there, and dominates every model.
         """
         values = features.astype(np.float64)
         deviation = values.std(axis=0)
@@ -199,10 +199,10 @@ class FeatureScaler:
 
     @classmethod
     def from_json(cls, content: Any, *, where: str = "feature scaler") -> "FeatureScaler":
-        """Read a scaler that was kept.
+        """Read a saved scaler.
 
         Raises:
-            DataError: If anything of it is not as it was written.
+            DataError: If it is damaged.
         """
         kept = _kept(_KeptFeatureScaler, content, where=where)
         return cls(
@@ -257,10 +257,10 @@ class KeyScaler:
 
     @classmethod
     def from_json(cls, content: Any, *, where: str = "key scaler") -> "KeyScaler":
-        """Read a scaler that was kept.
+        """Read a saved scaler.
 
         Raises:
-            DataError: If anything of it is not as it was written.
+            DataError: If it is damaged.
         """
         kept = _kept(_KeptScaler, content, where=where)
         return cls(
@@ -317,10 +317,10 @@ class LabelScaler:
 
     @classmethod
     def from_json(cls, content: Any, *, where: str = "label scaler") -> "LabelScaler":
-        """Read a scaler that was kept.
+        """Read a saved scaler.
 
         Raises:
-            DataError: If anything of it is not as it was written.
+            DataError: If it is damaged.
         """
         return _kept(cls, content, where=where)
 

@@ -1,8 +1,8 @@
-"""A table's schema: how its columns became keys, features and labels, for every table that comes.
+"""Schema of a table: how its columns become keys, features and labels.
 
-It is fitted to one table, kept as JSON, and encodes the rows of another as it did the first one's.
-What was taken from the first table's records instead of being declared is told
-(:attr:`TableSchema.data_dependent`): a promise about records may not rest on it.
+It is fitted to one table, saved as JSON, and encodes rows of other tables in the same way.
+:attr:`TableSchema.data_dependent` lists what was taken from the first table's records instead of
+being declared: a promise about records must not depend on it.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from securevfl.data.scaling import Bounds, ColumnSettings, Dependence, Pair, dec
 T = TypeVar("T")
 
 FORMAT: Final = 3
-"""Changes with the meaning of what is kept."""
+"""Version of the saved form."""
 
 _KINDS: Final[Mapping[str, type[Column]]] = {
     "number": NumberColumn,
@@ -57,8 +57,8 @@ class KeyColumn:
     """Dates are keys as days since 1970-01-01."""
 
     is_id: bool = False
-    """Whether it numbers rows and is no place: whole numbers of which no two are equal, in the
-    primary's only key column. It links, and is no input of a model of the primary's own."""
+    """Whether it is an identifier and no place: different whole numbers in the primary's only key
+    column. It links, and is no input of the primary's local models."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,16 +77,16 @@ class LabelColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSchema:
-    """How a table is read; equal schemas encode equal rows equally, to the last bit."""
+    """Encoding of a table; equal schemas encode equal rows equally, to the last bit."""
 
     columns: tuple[Column, ...]
     """Feature columns, in the order of their features."""
 
     missing: Literal["fill", "refuse"]
-    """What becomes of a missing value."""
+    """Whether missing values are filled in or refused."""
 
     data_dependent: tuple[Dependence, ...] = ()
-    """What was taken from the records of the table that it was fitted to."""
+    """Statistics taken from the records of the table that it was fitted to."""
 
     keys: tuple[KeyColumn, ...] = ()
     """Numeric key columns, in their order."""
@@ -109,7 +109,7 @@ class TableSchema:
             frame: The table.
             columns: Its feature columns.
             settings: What its party declares; by default nothing.
-            where: What messages call the table.
+            where: Name of the table in messages.
 
         Raises:
             DataError: Naming the first column that can't be a feature, and how many more there are.
@@ -134,7 +134,7 @@ class TableSchema:
 
         Args:
             frame: The table.
-            where: What messages call it.
+            where: Name of the table in messages.
 
         Returns:
             Names and values of the features.
@@ -166,8 +166,8 @@ class TableSchema:
     def feature_bounds(self, bounds: Bounds) -> dict[str, Pair]:
         """Return the range of each feature, of what a party declares of its columns.
 
-        Truth values, words and flags lie in [0, 1], sines and cosines in [-1, 1], whatever the
-        data; a declared range of a feature's own name comes first.
+        Truth values, words and flags lie in [0, 1], sines and cosines in [-1, 1], for any data; a
+        declared range of a feature's own name comes first.
 
         Args:
             bounds: ``[low, high]`` of all columns of numbers, or such a pair by column or feature,
@@ -186,9 +186,9 @@ class TableSchema:
         return ranges
 
     def describe(self, frame: pd.DataFrame | None = None) -> list[str]:
-        """Return one line a column: what it holds, how it is encoded, into how many features.
+        """Return a line for each column: its kind, its encoding, its number of features.
 
-        No value of the table is in them but the day from which days are counted.
+        The only value of the table in them is the day from which days are counted.
 
         Args:
             frame: A table with these columns: how many of its cells are missing is then said too.
@@ -211,14 +211,14 @@ class TableSchema:
 
     @classmethod
     def from_json(cls, content: Any, *, where: str = "schema") -> "TableSchema":
-        """Read a schema that was kept.
+        """Read a saved schema.
 
         Args:
             content: Parsed JSON.
-            where: What messages call it.
+            where: Name of the table in messages.
 
         Raises:
-            DataError: If anything of it is not as it was written.
+            DataError: If it is damaged.
         """
         try:
             return _read(cls, content)
@@ -262,7 +262,7 @@ def fit_schema(
 
 
 def raise_first(problems: Sequence[str]) -> None:
-    """Raise the first of a table's problems, and say how many more there are.
+    """Raise the first of a table's problems, with the number of others.
 
     Raises:
         DataError: If there is any.
@@ -319,7 +319,7 @@ def _read(cls: type[TableSchema], content: Any) -> TableSchema:
     )
     names = [column.name for column in schema.columns]
     if rest or len(set(names)) < len(names):
-        raise ConfigError(f"has what does not belong to it: {', '.join([*rest, *names])[:200]}")
+        raise ConfigError(f"has unknown or repeated entries: {', '.join([*rest, *names])[:200]}")
     return schema
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Labels = Float64[np.ndarray, " rows"] | Int64[np.ndarray, " rows"]
 """Labels as read: float64 for regression, int64 class numbers otherwise.
 
-float32 loses what tells large labels apart; losses take them centred, by
+float32 rounds large labels together; losses take them centred, by
 :class:`securevfl.data.scaling.LabelScaler`."""
 
 
@@ -69,13 +69,13 @@ class PartyTable:
     """One name a feature; one-hot columns are called ``column=value``."""
 
     features: Float32[np.ndarray, "rows features"]
-    """What the bottom model of this party sees."""
+    """Input of this party's bottom model."""
 
     labels: Labels | None = None
     """float64 for regression, class numbers from 0 otherwise; None at a secondary."""
 
     labelled: Bool[np.ndarray, " rows"] | None = None
-    """Which rows have a label, the others' being a stand-in that nothing may read; None: all."""
+    """Which rows have a label (others hold a placeholder that must not be read); None: all."""
 
     split_by: Int64[np.ndarray, " rows"] | None = None
     """Numbers of groups or places in time, where the primary's rows are split by a column."""
@@ -84,7 +84,7 @@ class PartyTable:
     """The original label value of each class number; None for regression."""
 
     schema: "TableSchema | None" = None
-    """How its columns became keys, features and labels; None for a table that was made of arrays.
+    """How its columns became keys, features and labels; None for a table made of arrays.
     """
 
     entities: Int64[np.ndarray, " rows"] | None = None
@@ -98,7 +98,7 @@ class PartyTable:
     """Of new rows: how many cells hold words that the schema does not know, by column."""
 
     notes: tuple[str, ...] = ()
-    """What its owner should know of its columns, one sentence each."""
+    """Remarks on its columns for its owner, one sentence each."""
 
     def __post_init__(self) -> None:
         rows = len(self.keys)
@@ -140,12 +140,12 @@ class PartyTable:
 
     @property
     def num_features(self) -> int:
-        """Features after one-hot encoding."""
+        """Number of features after one-hot encoding."""
         return len(self.feature_names)
 
     @property
     def data_dependent(self) -> tuple[Dependence, ...]:
-        """What the features rest on of the records themselves; nothing may, under a promise."""
+        """Statistics of the records that features depend on; none may be, under a promise."""
         return () if self.schema is None else self.schema.data_dependent
 
     @property

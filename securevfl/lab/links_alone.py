@@ -21,7 +21,7 @@ from securevfl.linkage.links import NO_RECORD, LinkTable, empty_links
 from securevfl.linkage.metrics.metric import KeyMetric
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, find_candidates, same_keys, tied_beyond
-from securevfl.linkage.stage.kept_links import KeptLinks, LinkCache, keep, stacked
+from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, links_to_cache, stacked
 from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
 from securevfl.linkage.stage.party_keys import read_keys
 from securevfl.runtime.run_folder import finite_or_none
@@ -351,7 +351,7 @@ def _link(
     own: KeyTable,
     folder: Path,
     observe: Observer,
-) -> tuple[KeptLinks, dict[str, Any], float, bool]:
+) -> tuple[CachedLinks, dict[str, Any], float, bool]:
     started = time.monotonic()
     observe(Stage(text=f"linking {own.name}"))
     cache = LinkCache(folder / "parties" / own.name)
@@ -371,7 +371,7 @@ def _link(
         links = _in_parts(metric, spec.choice.neighbours, own.name, observe)
         return links.within(spec.choice.max_distance)
 
-    kept = cache.get(key, lambda: keep(spec, find))
+    kept = cache.get(key, lambda: links_to_cache(spec, find))
     comparing = files.read_json(told) if told.exists() else {}
     return kept, comparing, round(time.monotonic() - started, 3), cached
 
@@ -391,7 +391,7 @@ def _in_parts(metric: KeyMetric, k: int, name: str, observe: Observer) -> LinkTa
     return LinkTable(indices=indices, distances=distances)
 
 
-def _write_lists(spec: LinkSpec, folder: Path, kept: KeptLinks) -> None:
+def _write_lists(spec: LinkSpec, folder: Path, kept: CachedLinks) -> None:
     """Write what the secondary gets: record numbers in order; distances if it could know them."""
     links = kept.ranked
     arrays = {"indices": links.indices}

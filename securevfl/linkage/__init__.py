@@ -2,5 +2,5 @@
 
 A *link table* gives, for each primary row, an ordered list of at most K record numbers of one
 secondary, nearest first. Order and ties are part of the contract: (distance, record number),
-whatever the order in which an index stores the records.
+independent of the order in which an index stores the records.
 """

@@ -4,7 +4,7 @@ Whether a pair is a candidate depends on the keys of that pair alone: never on o
 of a table, on how common a value is, or on how many candidates there are already. So a record's
 choice of rows does not depend on other records, and caps (:mod:`securevfl.linkage.sampling`) and
 samples keep their promises, on which the accounting of records stands (docs/privacy.md, section 3).
-Whatever implements :class:`CandidatePairs` must keep to that.
+Every :class:`CandidatePairs` must keep to that.
 
 What blocking loses is measured when it is set up and stays with the keys
 (:class:`BlockingQuality`): there is no way to block without it.
@@ -16,7 +16,7 @@ but functions of one row (:data:`FUNCTIONS`), and are written anew from what Duc
 them, so that nothing else of a federation file is ever run.
 
 DuckDB joins, in memory: it reads no file and fetches nothing, and nothing of a key is written to a
-disk. Memory beside the tables: 9 bytes a row, record and rule, DuckDB's table of the records of
+disk. Memory besides the tables: 9 bytes a row, record and rule, DuckDB's table of the records of
 about as much, and :data:`_CHUNK_CELLS` pairs (or one row of them) of about 100 bytes.
 """
 
@@ -82,7 +82,7 @@ class CandidatePairs(Protocol):
         ...
 
     def figures(self) -> Mapping[str, Any]:
-        """Return what a log says of them beside :class:`BlockingQuality`."""
+        """Return figures for the log besides :class:`BlockingQuality`."""
         ...
 
 
@@ -267,7 +267,7 @@ _MOST_RULES: Final = 50
 _LONGEST_REASON: Final = 200
 _CHUNK_CELLS: Final = 2**21
 
-# Keys of people stay in memory, whatever is asked for.
+# Keys of people stay in memory, for any query.
 _SETTINGS: Final = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
@@ -332,7 +332,7 @@ class _RuleValues:
     @classmethod
     def of(cls, rules: BlockingRules, columns: Columns, *, whose: str) -> "_RuleValues":
         import duckdb
-        import pyarrow as pa  # slow to load, and whoever has read a table has it
+        import pyarrow as pa  # slow to load; reading a table has loaded it
 
         arrays = [
             pa.array(present_texts(columns[name], whose=whose), pa.string())
@@ -428,7 +428,7 @@ class RuleCandidates:
         return replace(self, primary=self.records, records=self.primary)
 
     def figures(self) -> Mapping[str, Any]:
-        """Return how many pairs each rule finds by itself."""
+        """Return how many pairs each rule alone finds."""
         found = self._pairs_by_rule.sum(axis=1).tolist()
         return {"pairs_by_rule": dict(zip(self.rules.written, found, strict=True))}
 
@@ -545,7 +545,7 @@ def _written(node: Mapping[str, Any], columns: Sequence[str], used: set[str], *,
         node: The tree.
         columns: Key columns.
         used: Gets the columns that it names.
-        where: What messages call the rule.
+        where: Name of the rule in messages.
 
     Raises:
         ConfigError: If it is anything but columns, texts, numbers and :data:`FUNCTIONS`.

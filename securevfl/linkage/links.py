@@ -144,7 +144,7 @@ def fill_slots(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Alignment:
-    """What the primary knows of which rows are linked: neither records nor distances."""
+    """Which of the primary's rows are linked, without records and distances."""
 
     names: Sequence[str]
     """The secondaries, by rank."""
@@ -162,10 +162,10 @@ class Alignment:
         return np.asarray(self.linked.all(axis=1))
 
     def warning(self, *, unit: str) -> str | None:
-        """Return what a user should hear of it, in one line; None if there is nothing.
+        """Return a warning for the user, in one line; None if there is none.
 
         Args:
-            unit: What distances are in.
+            unit: Unit of distances.
         """
         if not self.apart:
             return None
@@ -176,11 +176,11 @@ class Alignment:
         )
 
     def figures(self, *, max_distance: float | None, unit: str) -> dict[str, Any]:
-        """Return what run folders hold of it: counts, never a row.
+        """Return figures for run folders: counts, never a row.
 
         Args:
             max_distance: The farthest that a link may be; None for no limit.
-            unit: What distances are in.
+            unit: Unit of distances.
         """
         return {
             "rows": len(self.linked),
@@ -380,8 +380,8 @@ def noised_similarities(
         ConfigError: If ``noise_std`` is negative or not finite.
 
     Reveals:
-        Nothing by itself. Whoever gets the values, with record numbers, can locate records by
-        trilateration if there are many; sorted and without numbers they tell less.
+        Nothing until they are sent. With record numbers, many values locate records by
+        trilateration; sorted and without numbers they reveal less.
 
     References:
         [FedSim] section 4.1, eq. (1) and (2).

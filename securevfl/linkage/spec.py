@@ -28,8 +28,8 @@ _MOST_BYTES: Final = hashlib.blake2b.MAX_KEY_SIZE
 class LinkageSecret:
     """A key of at least 128 bits; everything that encodings depend on is derived from it.
 
-    Whoever holds it can encode guesses and compare them with encodings. It goes from one data party
-    to another outside the federation, and never to the coordinator.
+    A holder can encode guesses and compare them with encodings. Data parties share it outside the
+    federation, and the coordinator must not have it.
     """
 
     __slots__ = ("_key",)
@@ -70,7 +70,7 @@ class LinkageSecret:
             raise ConfigError(f"linkage secret {path}: must be hexadecimal digits") from None
 
     def subkey(self, *purpose: str) -> bytes:
-        """Return the 32-byte key of one purpose; other purposes' keys tell nothing about it."""
+        """Return the 32-byte key of one purpose; other purposes' keys reveal nothing about it."""
         return self._hash("subkey", *purpose)
 
     def check_value(self, session: str) -> str:
@@ -80,7 +80,7 @@ class LinkageSecret:
             session: Differs from run to run, so that values cannot be recognised or replayed.
 
         Reveals:
-            To whoever gets the value: nothing but whether two secrets are equal.
+            To the receiver: nothing but whether two secrets are equal.
         """
         return self._hash("check", session).hex()
 
@@ -92,12 +92,12 @@ class LinkageSecret:
         return f"LinkageSecret({8 * len(self._key)} bits)"
 
 
-# What linking needs to know: which keys are compared, who may be chosen, who takes part.
+# Settings: which keys are compared, which links are chosen, which parties take part.
 
 
 @dataclass(frozen=True, kw_only=True)
 class HidingSpec:
-    """How keys are hidden while they are compared."""
+    """Protection of keys while they are compared."""
 
     protection: str = "none"
     """Which protection."""
@@ -114,7 +114,7 @@ class HidingSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceSpec:
-    """Which of the records near to a row become its links."""
+    """Choice of links among the records near to a row."""
 
     neighbours: int
     """K, the links of a row."""
@@ -166,7 +166,7 @@ class SplitSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRoles:
-    """Who takes part in linking, by name."""
+    """Parties that take part in linking, by name."""
 
     primary: str
     secondaries: tuple[str, ...]
@@ -203,7 +203,7 @@ class KeyScale:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkSpec:
-    """All that linking needs of a federation file."""
+    """Settings of a linkage, from a federation file."""
 
     keys: KeySpec
     hiding: HidingSpec
@@ -223,7 +223,7 @@ class LinkSpec:
     """mu_0 and sigma_0 of a kept model; None takes them from the links of training rows."""
 
     tells_rows: bool = False
-    """Whether every secondary tells the primary which rows have a link."""
+    """Whether every secondary reports to the primary which rows have a link."""
 
     cache: str | None = None
     """Folder on every party's own machine that keeps links between runs."""
@@ -241,12 +241,12 @@ class LinkSpec:
         return 0 if cell is None else max(1, round(cell / self.keys.key_range().step))
 
 
-# What linking leaves at the primary and at each secondary, however it was done.
+# Results at the primary and at each secondary, the same for every protection.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinkedPrimary:
-    """What linking leaves at the primary."""
+    """Result of linking at the primary."""
 
     keys: Float32[np.ndarray, "rows dimension"]
     """The primary's keys as a model takes them."""
@@ -258,12 +258,12 @@ class LinkedPrimary:
     """One a link, NaN where a slot holds no record; None if the family reads none."""
 
     alignment: Alignment | None = None
-    """Which rows are linked, at which secondary; None where nobody asks."""
+    """Which rows are linked, at which secondary; None where no model needs it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinkedSecondary:
-    """What linking leaves at one secondary."""
+    """Result of linking at one secondary."""
 
     source: LinkSource
     """Where a round's links come from."""
@@ -285,16 +285,16 @@ class LinkedSecondary:
 
     apart: bool = False
     """Whether some row's first link has another key than the row, where that decides what counts as
-    aligned: where rows are told and no largest distance is set."""
+    aligned: where rows are reported and no largest distance is set."""
 
     meet: bool = True
     """Whether numeric keys of both parties have common ranges, where this party sees both."""
 
     counts: LinksCounted | None = None
-    """How many rows and records are linked; None where nobody has counted."""
+    """How many rows and records are linked; None where links are not counted."""
 
     figures: Mapping[str, Any]
-    """What the party's log says of its links: counts, never a row or a record."""
+    """Figures of the links for the party's log: counts, never a row or a record."""
 
     def linked_rows(self) -> Bool[np.ndarray, " rows"]:
         """Return which of the primary's rows have a link."""

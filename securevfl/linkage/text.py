@@ -1,7 +1,7 @@
 """Text keys in a canonical form: Unicode, case and spelling.
 
-Each key becomes another by itself, whatever others hold: so what one record can change stays
-within the bounds of the promise.
+Each key is rewritten independently of all others, so the influence of one record stays within the
+bounds of the promise.
 """
 
 import re
@@ -50,7 +50,7 @@ def trimmed_text(text: str) -> str:
 
 
 def _visible(text: str) -> str:
-    """Return a text without format characters (Unicode Cf), which nobody sees and tools leave.
+    """Return a text without format characters (Unicode Cf): invisible remains of other programs.
 
     Byte-order marks, zero-width blanks and joiners, marks of direction, soft hyphens.
     """

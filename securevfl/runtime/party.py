@@ -23,7 +23,7 @@ from securevfl.federation.session.handshake import joined
 from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.ledger.countersigning import Countersigner, Occasion
-from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import OwnPlace, help_to_link, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_folder import finite_or_none, write_federation

@@ -49,7 +49,7 @@ from securevfl.federation.session.membership import (
 )
 from securevfl.federation.session.peers import PeersOverStar
 from securevfl.ledger.countersigning import Countersigning
-from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import OwnPlace, link_as_primary, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.party import PartyLife, countersigner

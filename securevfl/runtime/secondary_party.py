@@ -39,7 +39,7 @@ from securevfl.federation.session.peers import serve, sum_from_secondary
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import Countersigning, LedgerKind, epoch_point
 from securevfl.linkage.spec import LinkedSecondary
-from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import OwnPlace, help_to_link, link_as_secondary, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.masks import PairwiseMasks

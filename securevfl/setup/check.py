@@ -34,7 +34,7 @@ from securevfl.dp.statement import of_labels
 from securevfl.federation.class_means.ballot import label_release
 from securevfl.federation.rounds.fitting import build_direction_bottom
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
-from securevfl.linkage.stage.candidates import doubts_about_records
+from securevfl.linkage.stage.candidates import repeated_key_warnings
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
 from securevfl.models.registry import family_names
 from securevfl.runtime.run_folder import finite_or_none
@@ -561,7 +561,7 @@ def _link(
         for party in config.secondaries:
             own = by_name.get(party.name)
             if own is not None and own.keys is not None:
-                check.warnings += doubts_about_records(link_spec(config), own.keys)
+                check.warnings += repeated_key_warnings(link_spec(config), own.keys)
         return
     for party in config.secondaries:
         own = by_name.get(party.name)

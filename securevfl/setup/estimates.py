@@ -22,7 +22,7 @@ from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.texts import Exact, exact_texts
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.candidates import count_links, doubts_about, most_rows
+from securevfl.linkage.stage.candidates import count_links, link_warnings, most_rows
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.text import Spelling
 from securevfl.models.alone.perceptron import BaselineConfig
@@ -369,7 +369,7 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
         share=share,
         enough=enough,
         better=better,
-        doubts=tuple(doubts_about(spec, own, counts, meet=linked.meet)),
+        doubts=tuple(link_warnings(spec, own, counts, meet=linked.meet)),
     )
 
 

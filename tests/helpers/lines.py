@@ -14,7 +14,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.lab.audit.audit_votes import Wires as Unheard
 from securevfl.linkage.protections.protection import DataParty, LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
-from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import protection_of
 from securevfl.transport.channels import Lines
 from securevfl.transport.message import Message

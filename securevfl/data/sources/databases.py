@@ -38,7 +38,7 @@ def read_duckdb(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> 
     """Read a table or a query's rows of a DuckDB file.
 
     Raises:
-        DataError: If DuckDB is not installed, the file is none of its own, or it refuses the query.
+        DataError: If DuckDB is not installed, can't read the file, or refuses the query.
         OSError: If there is no such file.
     """
     with path.open("rb"):
@@ -48,7 +48,7 @@ def read_duckdb(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> 
     except ImportError:
         raise _not_installed("duckdb", where) from None
     try:
-        # Nothing beside this file is read or fetched, whatever the query says.
+        # No query reads or fetches anything but this file.
         settings: dict[str, Any] = {"enable_external_access": "false"}
         with duckdb.connect(str(path), read_only=True, config=settings) as database:
             listing = "select table_schema || '.' || table_name from information_schema.tables"
@@ -200,7 +200,7 @@ def _address(
 
 @contextmanager
 def _told(where: str, password: str | None) -> Iterator[None]:
-    """Turn whatever a driver raises into one line that says nothing secret."""
+    """Turn a driver's errors into one line without secrets."""
     from sqlalchemy import exc
 
     try:
@@ -235,7 +235,7 @@ def _query_of(reading: Reading, tables: Sequence[str], *, default_schema: str, w
         reading: What the user said.
         tables: All tables, as ``schema.name``.
         default_schema: Its tables may be named without it.
-        where: What messages call the source.
+        where: Name of the source in messages.
 
     Raises:
         DataError: If nothing was said, or there is no such table, or the query has no order.
@@ -245,7 +245,7 @@ def _query_of(reading: Reading, tables: Sequence[str], *, default_schema: str, w
         if not _ORDERED.search(reading.query):
             raise DataError(
                 f"{where}: query: has no ORDER BY; rows must come in the same order every time, "
-                f"so order them by a column that tells them apart"
+                f"so order them by a column without equal values"
             )
         return reading.query.rstrip().rstrip(";")
     if reading.table is None:
@@ -322,7 +322,7 @@ def _tables(reader: Any) -> "Iterator[tuple[list[str], Mapping[str, Any]]]":
 def _collected(
     batches: "Iterator[tuple[list[str], Mapping[str, Any]]]", wanted: Wanted, *, where: str
 ) -> pd.DataFrame:
-    """Put pieces together, of which the first has names and no rows."""
+    """Put pieces together; the first has names and no rows."""
     import pyarrow as pa
 
     names, _ = next(batches)

@@ -173,7 +173,7 @@ def read_columnar(path: Path, wanted: Wanted, *, where: str) -> pd.DataFrame:
     """
     try:
         names, opened = _open(path)
-    except Exception as error:  # noqa: BLE001 - readers believe what a file says of itself
+    except Exception as error:  # noqa: BLE001 - readers trust a file's own description
         raise _unreadable(error) from None
     columns = wanted.choose([name for name in names if not _ROW_NUMBERS.match(name)], where=where)
     pieces = Pieces(exact=wanted.exact)

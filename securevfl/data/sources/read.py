@@ -1,4 +1,4 @@
-"""Read a party's source, whatever it is, as one frame."""
+"""Read a party's source, a file of any kind or a database, as one frame."""
 
 import lzma
 import zipfile
@@ -73,10 +73,10 @@ def read_frame(
     Args:
         path: A file of any kind that :data:`securevfl.data.sources` knows, or a
             ``NAME.source.toml`` that says where the table lies.
-        where: What messages call the source.
-        reading: What its user says of it.
+        where: Name of the source in messages.
+        reading: Settings of the source.
         wanted: Which columns; others are not read, or not kept.
-        notice: Hears what was recognised that is not usual, a line each.
+        notice: Receives a line for each unusual format that was recognised.
 
     Returns:
         The columns in the order wanted, of the kinds that
@@ -91,7 +91,7 @@ def read_frame(
         if is_source_file(path):
             source = read_source(path, where=where)
             if reading != AS_IT_IS:
-                raise DataError(f"{where}: reading: belongs into {path.name} itself")
+                raise DataError(f"{where}: reading: settings belong into {path.name} itself")
             if source.url is not None:
                 _require_settings(source.reading, "database", where=where)
                 return read_url(

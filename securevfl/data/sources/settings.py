@@ -15,14 +15,12 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.settings import read_settings
 
-# Which columns of a source are read.
-
 _SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What is read of a table's columns; others are never in memory."""
+    """Columns to read of a table; others are never in memory."""
 
     columns: Sequence[str] | None = None
     """These alone, in this order; None: all that there are."""
@@ -37,7 +35,7 @@ class Wanted:
     """These must be there."""
 
     expected: Collection[str] = ()
-    """By these the header of a text file is known, beside those that must be there."""
+    """More columns that identify the header of a text file."""
 
     as_text: Collection[str] = ()
     """Columns of a text file that keep their spelling ("0123" stays a text)."""
@@ -47,14 +45,14 @@ class Wanted:
     all."""
 
     words: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Words by column: a cell of a text file that is one is never empty, whatever it is called."""
+    """Words by column: such a cell of a text file is a value, even if spelled like a gap."""
 
     def choose(self, names: Sequence[str], *, where: str) -> list[str]:
         """Return the columns to read.
 
         Args:
             names: The table's columns.
-            where: What messages call the table.
+            where: Name of the table in messages.
 
         Raises:
             DataError: If two columns have one name, or one that must be there is not.
@@ -87,7 +85,7 @@ def require_different(names: Sequence[str], *, where: str) -> None:
 def require_names(
     names: Sequence[str], columns: Sequence[str], *, where: str, what: str = "column"
 ) -> None:
-    """Check that all columns, or whatever else has names, are there.
+    """Check that all columns, or other named things, are there.
 
     Raises:
         DataError: Naming the first that is not, the nearest name that is not itself asked for, and
@@ -105,10 +103,10 @@ def require_names(
             raise DataError(f"{where}: has no {what} {column!r}; {hint}It has {shown}")
 
 
-# What a user says of a table's source: how a file is written, which query gives the rows.
+# Settings of a table's source: how a file is written, which query gives the rows.
 
 NO_SEPARATOR: Final = frozenset('"\r\n0123456789+-.')
-"""What can't separate cells, as cells begin with it."""
+"""Characters that can't separate cells, as cells begin with them."""
 
 _MOST_SKIPPED: Final = 1000
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -116,7 +114,7 @@ _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How a table's file is written. What is left out is recognised, or asked for in one line."""
+    """Format of a table's file. What is left out is recognised, or an error asks for it."""
 
     separator: str | None = None
     """What stands between the cells of a text file: one character. ``,``, ``;``, tab and ``|`` are
@@ -155,7 +153,7 @@ class Reading:
     several."""
 
     query: str | None = None
-    """Instead of ``table``: one SQL query. It must have an ORDER BY, as a run that goes on later
+    """Instead of ``table``: one SQL query. It must have an ORDER BY, as a resumed run
     needs the rows in the same order."""
 
     def __post_init__(self) -> None:
@@ -201,7 +199,7 @@ class Reading:
 
 
 AS_IT_IS: Final = Reading()
-"""Nothing is said: everything is recognised, or asked for."""
+"""No settings: all are recognised, or an error asks for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,7 +236,7 @@ class Source(Reading):
 
 
 def _require_date_form(form: str) -> None:
-    """Refuse a form that does not tell day, month and year, or that numbers are written in."""
+    """Refuse a form without day, month and year, or one that looks like a number."""
     day = datetime.datetime(2001, 2, 3)
     try:
         shown = day.strftime(form)
@@ -289,11 +287,11 @@ def _in_toml(value: str | int) -> str:
 # ``NAME.source.toml``: files of one party alone that say where its table lies.
 
 SOURCE_SUFFIX: Final = ".source.toml"
-"""Files that say where a table lies; each is its own party's alone."""
+"""Suffix of files that name the location of a table; each stays with its party."""
 
 
 def is_source_file(path: Path) -> bool:
-    """Whether a file says where a table lies, and is none itself."""
+    """Return whether a file names the location of a table, and is no table."""
     return path.name.endswith(SOURCE_SUFFIX)
 
 

@@ -1,6 +1,6 @@
 """Text files of separated cells: dialect, encoding and number format are recognised, then read.
 
-Nothing here decides between two readings of one cell: the user is asked in one line.
+A cell that could be read in two ways is never guessed: an error asks the user for a setting.
 """
 
 import bz2
@@ -28,8 +28,6 @@ from pandas._libs.parsers import STR_NA_VALUES
 from securevfl.core.errors import DataError
 from securevfl.data.sources.pieces import Pieces
 from securevfl.data.sources.settings import NO_SEPARATOR, Reading, Wanted, written
-
-# Open a text file, compressed or not, and name what is no text file in one line.
 
 # Files of separated cells.
 _TEXT_SUFFIXES: Final = (".csv", ".tsv", ".tab", ".psv", ".txt", ".dat")
@@ -138,9 +136,9 @@ _GUESSED_FROM: Final = 1 << 18
 
 
 def recognised_encoding(head: bytes, *, where: str) -> str:
-    """Return the encoding that a file's first bytes tell: UTF-8, UTF-16 or UTF-32.
+    """Return the encoding that a file's first bytes show: UTF-8, UTF-16 or UTF-32.
 
-    UTF-8 is only what it may be: bytes that are none may come further down, and fail there.
+    UTF-8 is only possible: other bytes may follow, and fail later.
 
     Raises:
         DataError: If there are NUL bytes that no encoding explains.
@@ -161,8 +159,8 @@ def recognised_encoding(head: bytes, *, where: str) -> str:
 def no_such_encoding(path: Path, encoding: str, *, where: str) -> DataError:
     """Return the line for a file that is not in the encoding given or recognised.
 
-    It shows the first word that is none, as the likeliest encoding reads it, so that the reader can
-    tell whether that is the right one.
+    It shows the first word that is not, as the likeliest encoding reads it, so that the user can
+    judge whether that is the right one.
     """
     decoder = codecs.getincrementaldecoder(encoding)()
     line, before = 1, b""
@@ -296,7 +294,7 @@ def read_numbers(values: "pd.Series[Any]", reading: Reading, *, where: str) -> "
     Args:
         values: A column that could not be read as numbers; cells keep their spelling.
         reading: The decimal mark and the mark between thousands, as far as they are known.
-        where: What messages call the column.
+        where: Name of the column in messages.
 
     Returns:
         The numbers, or such texts as ``"1200.5€"`` if all have one sign; or the column as it came,
@@ -454,10 +452,10 @@ def dialect_of(
 
     Args:
         path: The file.
-        reading: What its user says of it.
-        where: What messages call it.
+        reading: Settings of the file.
+        where: Name of the table in messages.
         needed: Columns that it should have; a line with all of them is its header.
-        spelled: Columns that are texts whatever they hold.
+        spelled: Columns that are texts in any case.
 
     Raises:
         DataError: If it is no text file, empty, or could be read in two ways; the line says what
@@ -469,9 +467,11 @@ def dialect_of(
     # A mark at the beginning is no letter of the first name.
     encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
     try:
-        text = io.IncrementalNewlineDecoder(None, translate=True).decode(_decoded(head, encoding))
+        # The last letter may have been cut in two.
+        decoded = codecs.getincrementaldecoder(encoding)().decode(head)
     except UnicodeDecodeError:
         raise no_such_encoding(path, encoding, where=where) from None
+    text = io.IncrementalNewlineDecoder(None, translate=True).decode(decoded)
     if "\0" in text:
         raise DataError(f"{where}: is not a text file, as it holds NUL bytes; save it as CSV")
     if not text.strip():
@@ -503,7 +503,8 @@ def dialect_of(
         "encoding": encoding if reading.encoding is None and "utf-8" not in encoding else None,
     }
     known = {name: value for name, value in found.items() if value is not None}
-    notice = f"{where}: recognised {_said(known)}; {written(**known)} says so for good"
+    shown = " and ".join(f"the {name} {value!r}" for name, value in known.items())
+    notice = f"{where}: recognised {shown}; {written(**known)} says so for good"
     return Dialect(
         separator=separator,
         decimal=decimal or ".",
@@ -514,12 +515,6 @@ def dialect_of(
         gaps={} if reading.empty is not None else _gaps(columns),
         notice=notice if known else None,
     )
-
-
-def recognised(reading: Reading, dialect: Dialect) -> Reading:
-    """Return a reading with the decimal mark that was recognised."""
-    decimal = "," if dialect.decimal == "," else reading.decimal
-    return replace(reading, decimal=decimal)
 
 
 def empty_cells(reading: Reading) -> list[str]:
@@ -567,11 +562,6 @@ def _without_first_lines(text: str, reading: Reading, *, where: str) -> tuple[st
     if found is None or found["mark"] in NO_SEPARATOR or not rest.strip():
         return text, None, skipped
     return rest, found["mark"], skipped + 1
-
-
-def _decoded(head: bytes, encoding: str) -> str:
-    # The last letter may have been cut in two.
-    return codecs.getincrementaldecoder(encoding)().decode(head)
 
 
 def _rows(text: str, separator: str, *, whole: bool) -> list[list[str]]:
@@ -761,13 +751,9 @@ def _is_row(first: Sequence[str], others: Sequence[Sequence[str]], *, any_number
     return bool(of_numbers) and all(numbers[place] for place in of_numbers)
 
 
-def _said(known: dict[str, str]) -> str:
-    return " and ".join(f"the {name} {value!r}" for name, value in known.items())
-
-
 # Read a file of separated cells, piece by piece.
 
-# With at least so many cells of another form, a column is none of dates.
+# With at least this share of other cells, a column holds no dates.
 _FEW_DATES: Final = 0.5
 _CELLS_OF_A_PIECE: Final = 1_000_000
 _TOO_LONG: Final = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
@@ -793,7 +779,7 @@ def read_text_file(
         spelled=wanted.as_text,
     )
     columns = wanted.choose(dialect.names, where=where)
-    read = recognised(reading, dialect)
+    read = replace(reading, decimal="," if dialect.decimal == "," else reading.decimal)
     pieces = Pieces(exact=wanted.exact)
     everywhere = empty_cells(reading)
     own = _declared_words(everywhere, wanted, columns)
@@ -832,7 +818,7 @@ def with_dates(
     are none. Keys are dates too, so that 31.12.2020 and 2020-12-31 are one.
 
     Raises:
-        DataError: If another cell of such a column is none.
+        DataError: If another cell of such a column is not of the form.
     """
     if reading.dates is None:
         return frame
@@ -871,7 +857,7 @@ def read_dates(cells: "pd.Series[Any]", form: str) -> "pd.Series[Any]":
 def _declared_words(
     everywhere: Collection[str], wanted: Wanted, columns: Collection[str]
 ) -> dict[str, list[str]]:
-    """Return the empty cells of those columns of which a declared word would else be one."""
+    """Return the empty cells of each column where a declared word would count as empty."""
     declared = {name: {*wanted.words.get(name, ())} & {*everywhere} - {""} for name in columns}
     return {name: sorted({*everywhere} - words) for name, words in declared.items() if words}
 
@@ -911,9 +897,12 @@ def _pieces(
         "skip_blank_lines": len(dialect.names) > 1,
         "chunksize": max(1000, _CELLS_OF_A_PIECE // len(dialect.names)),
     }
-    # All columns are parsed, as pandas drops cells beyond the header's in silence where it is told
-    # which columns to keep.
-    with _text(path, dialect.encoding) as stream:
+    # All columns are parsed, as pandas drops cells beyond the header's in silence if it selects
+    # columns.
+    with (
+        opened(path) as raw,
+        io.TextIOWrapper(raw, encoding=dialect.encoding, newline="") as stream,
+    ):
         for _ in range(dialect.skipped):
             stream.readline()
         with pd.read_csv(stream, **settings) as reader:
@@ -926,12 +915,6 @@ def _next(reader: Iterator[pd.DataFrame]) -> pd.DataFrame | None:
         # Rows with more fields than the header are a warning to pandas, lost data to us.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         return next(reader, None)
-
-
-@contextmanager
-def _text(path: Path, encoding: str) -> Iterator[io.TextIOWrapper]:
-    with opened(path) as stream, io.TextIOWrapper(stream, encoding=encoding, newline="") as text:
-        yield text
 
 
 def _too_long(said: str, skipped: int) -> str:

@@ -33,7 +33,7 @@ def read_workbook(path: Path, reading: Reading, wanted: Wanted, *, where: str) -
         reading: ``table`` names the sheet, where there are several; ``skip_lines``, ``header``,
             ``empty`` and ``dates`` count as in a text file.
         wanted: Which columns.
-        where: What messages call the workbook.
+        where: Name of the workbook in messages.
 
     Raises:
         DataError: If openpyxl is not installed, the file is no workbook or too large, has no such
@@ -58,7 +58,7 @@ def read_workbook(path: Path, reading: Reading, wanted: Wanted, *, where: str) -
                 book.close()
     except (DataError, OSError, MemoryError):
         raise
-    except Exception as error:  # noqa: BLE001 - readers believe what a file says of itself
+    except Exception as error:  # noqa: BLE001 - readers trust a file's own description
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
             f"{where}: can't be read as a workbook ({reason[:200]}); save the table as CSV"
@@ -75,7 +75,7 @@ def _rows(book: "Workbook", reading: Reading, *, where: str) -> Iterator[tuple[i
         ways = " or ".join(written(table=title) for title in list(sheets)[:3])
         raise DataError(f"{where}: has {len(sheets)} sheets; write {ways or 'a table into it'}")
     sheet: Any = sheets[reading.table] if reading.table is not None else book.worksheets[0]
-    sheet.reset_dimensions()  # what a file says of its size is often wrong
+    sheet.reset_dimensions()  # the size that a file states is often wrong
     skipped = reading.skip_lines or 0
     for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
         last = next((i for i in range(len(cells), 0, -1) if cells[i - 1] not in (None, "")), 0)

@@ -8,7 +8,7 @@ longitude and latitude by 41 %.
 Texts: every q-gram sets bits at keyed pseudo-random places. Numbers: a value sets the bits of all
 pivots within a threshold of it; pivots are evenly spaced with a secret offset, and bits are put in
 a secret order. All codes of a number have equally many ones, and those of a text about equally many
-whatever its length.
+independent of its length.
 
 The distance of several numbers is the sum of theirs, each in steps of its own code. Dimensions of
 one unit (longitude and latitude) are better encoded as points
@@ -19,7 +19,7 @@ the threshold at both ends, where the paper draws them at random: then every val
 ones, also at the edges of the range. Hashes are keyed BLAKE2b, where the paper leaves them open.
 
 faiss finds candidates where it is installed, numpy otherwise; both give the same links. Memory
-beside the codes and the links: :data:`_CHUNK_CELLS` distances (or one row of them) of two bytes, a
+besides the codes and the links: :data:`_CHUNK_CELLS` distances (or one row of them) of two bytes, a
 byte each for selection, strips of records, and 64 MiB for sorting; with faiss,
 :data:`_FAISS_CELLS` candidates of 32 bytes.
 """
@@ -42,7 +42,6 @@ from securevfl.linkage.links import LinkTable, eligible_ids, empty_links, neares
 from securevfl.linkage.metrics.metric import (
     ComparedKeys,
     KeyKind,
-    KeyRange,
     Keys,
     KeySpec,
     Metric,
@@ -74,7 +73,7 @@ class PointCode:
     """Directions that share the bits: more of them know distances better, each one coarser."""
 
     concentration: float = 0.25
-    """Bits that are set, as a share of all: more of them see further, fewer tell finer."""
+    """Bits that are set, as a share of all: more give longer range, fewer finer resolution."""
 
     def __post_init__(self) -> None:
         checks.at_least(1, directions=self.directions)
@@ -132,12 +131,16 @@ def secret_directions(
 
 def _uniform(count: int, key: bytes) -> Float64[np.ndarray, " count"]:
     """Return pseudo-random numbers in [0, 1) of 53 bits."""
+    return (_keyed_words(count, key) >> np.uint64(11)).astype(np.float64) / 2**53
+
+
+def _keyed_words(count: int, key: bytes) -> UInt64[np.ndarray, " count"]:
+    """Return pseudo-random 64-bit words that follow from a key."""
     blocks = [
         hashlib.blake2b(counter.to_bytes(_WORD_BYTES, "big"), key=key).digest()
         for counter in range(-(-count // _WORD_BYTES))
     ]
-    words = np.frombuffer(b"".join(blocks), dtype=">u8")[:count]
-    return (words >> np.uint64(11)).astype(np.float64) / 2**53
+    return np.frombuffer(b"".join(blocks), dtype=">u8")[:count]
 
 
 # Bloom-filter codes after FEDERAL: keys become bits whose Hamming distance follows their
@@ -187,7 +190,7 @@ class NumberCode:
     """Length of the code, a multiple of 8."""
 
     concentration: float = 0.25
-    """Bits that are set, as a share of all: more of them see further, fewer tell finer."""
+    """Bits that are set, as a share of all: more give longer range, fewer finer resolution."""
 
     def __post_init__(self) -> None:
         checks.at_least(8, bits=self.bits)
@@ -238,7 +241,7 @@ def encode_keys(
             lies outside its agreed range.
 
     Reveals:
-        Nothing by itself. A coordinator that gets the codes of both parties learns all Hamming
+        Nothing until sent. A coordinator that gets the codes of both parties learns all Hamming
         distances, and from them the order of numbers up to an affine map; equal keys have equal
         codes, so it sees how often each occurs. Without the secret it cannot encode guesses.
     """
@@ -356,11 +359,7 @@ def _windows(starts: Int64[np.ndarray, " rows"], code: NumberCode) -> Bool[np.nd
 
 def _secret_order(bits: int, key: bytes) -> Int64[np.ndarray, " bits"]:
     """Return a keyed permutation: bits sorted by 64-bit pseudo-random numbers."""
-    blocks = [
-        hashlib.blake2b(counter.to_bytes(8, "big"), key=key).digest()
-        for counter in range(-(-bits // 8))
-    ]
-    return np.argsort(np.frombuffer(b"".join(blocks), dtype=">u8")[:bits], kind="stable")
+    return np.argsort(_keyed_words(bits, key), kind="stable")
 
 
 def _encode_texts(
@@ -456,7 +455,7 @@ Backend = Literal["auto", "faiss", "numpy"]
 # The one field of codes of texts that are read as one.
 _JOINED: Final = "all key columns"
 
-# Codes that protect nobody: for metric = "bloom" without protection, where keys are shown anyway.
+# Codes for metric = "bloom" without protection, where keys are plaintext anyway.
 _PUBLIC_CODES: Final = LinkageSecret(hashlib.sha256(b"securevfl public codes").digest())
 
 
@@ -513,7 +512,7 @@ class Bloom(Metric):
         *,
         neighbours: int,  # noqa: ARG002
     ) -> CodeKeys:
-        """Encode both tables; without a protection, by codes that protect nobody."""
+        """Encode both tables; without a protection, by codes under a public key."""
         return CodeKeys(
             primary=encode(spec, primary, _PUBLIC_CODES),
             records=encode(spec, records, _PUBLIC_CODES),
@@ -573,39 +572,25 @@ def _unlike_where_missing(
 
 def key_codes(spec: KeySpec) -> dict[str, Code]:
     """Return how each field becomes bits; a weight makes a field's code longer."""
-    kinds = spec.kinds
+    kinds, share = spec.kinds, spec.code_concentration
+    given: dict[str, Any] = {} if share is None else {"concentration": share}
     if spec.fields is None and "text" in kinds.values():
-        return {_JOINED: _text_code(spec.code_bits or 1024, spec.code_concentration)}
+        return {_JOINED: TextCode(bits=spec.code_bits or 1024, **given)}
     if spec.fields is None:
         box = spec.key_range()
-        return {"point": _point_code(box, spec.code_bits or 2048, spec.code_concentration)}
+        bits = spec.code_bits or 2048
+        return {"point": PointCode(low=box.low, high=box.high, bits=bits, **given)}
     weights = {field.name: field.weight for field in spec.fields}
     ranges = iter(spec.ranges or ())
     codes: dict[str, Code] = {}
     for name, kind in kinds.items():
         bits = max(8, 8 * round((spec.code_bits or 1024) * weights[name] / 8))
         if kind == "text":
-            codes[name] = _text_code(bits, spec.code_concentration)
+            codes[name] = TextCode(bits=bits, **given)
         else:
-            codes[name] = _number_code(next(ranges), bits, spec.code_concentration)
+            low, high = next(ranges)
+            codes[name] = NumberCode(low=low, high=high, bits=bits, **given)
     return codes
-
-
-def _text_code(bits: int, share: float | None) -> TextCode:
-    return TextCode(bits=bits) if share is None else TextCode(bits=bits, concentration=share)
-
-
-def _point_code(box: KeyRange, bits: int, share: float | None) -> PointCode:
-    if share is None:
-        return PointCode(low=box.low, high=box.high, bits=bits)
-    return PointCode(low=box.low, high=box.high, bits=bits, concentration=share)
-
-
-def _number_code(pair: tuple[float, ...], bits: int, share: float | None) -> NumberCode:
-    low, high = pair
-    if share is None:
-        return NumberCode(low=low, high=high, bits=bits)
-    return NumberCode(low=low, high=high, bits=bits, concentration=share)
 
 
 def code_bytes(spec: KeySpec) -> int:

@@ -156,7 +156,7 @@ class KeyMetric(Protocol):
         ...
 
     def figures(self) -> Mapping[str, Any]:
-        """Return what a log says of how keys were compared."""
+        """Return figures for the log on how keys were compared."""
         ...
 
 
@@ -200,7 +200,7 @@ class ComparedKeys(ABC):
 
 
 class Metric(ABC):
-    """One way to tell how far two keys are apart: stateless, named by a federation file."""
+    """Distance between two keys: stateless, named by a federation file."""
 
     name: ClassVar[str]
     """Its name in a federation file."""
@@ -259,8 +259,8 @@ class Metric(ABC):
         """Refuse a largest distance that was meant in another unit.
 
         Raises:
-            ConfigError: If this metric's distances are whole numbers and it is none, or all of them
-                are smaller.
+            ConfigError: If this metric's distances are whole numbers and it is not one, or all of
+                them are smaller.
         """
         if distance > self.largest or (self.whole and distance != int(distance)):
             numbers = f"at most {self.largest:g}" if self.largest < math.inf else "whole numbers"
@@ -306,8 +306,8 @@ class KeySpec:
     """``[low, high]`` of every numeric column, agreed without looking at the data."""
 
     blocking: float | tuple[str, ...] | None = None
-    """Cosine of the q-grams of two texts from which on they are compared, or rules of which a pair
-    must keep one (:mod:`securevfl.linkage.blocking_rules`); None compares all."""
+    """Least cosine of the q-grams of two texts that are compared, or rules: a pair must satisfy
+    one (:mod:`securevfl.linkage.blocking_rules`); None compares all."""
 
     fold: bool = False
     """Whether equal keys may differ in case, in full-width letters and in runs of blanks."""
@@ -335,9 +335,9 @@ class KeySpec:
         return self.fields is None and set(self.kinds.values()) == {"number"}
 
     def normal(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return a party's key columns as this file has them compared, each value by itself.
+        """Return a party's key columns as the federation file has them compared, value by value.
 
-        Whoever links, or only looks at links, reads keys by this; a second call changes nothing.
+        All readers of keys use this; a second call changes nothing.
         """
         return self.metric.normal(self.spelling.of_columns(columns))
 

@@ -2,8 +2,8 @@
 
 For a pair of rows, ``distance = sum_f w_f (1 - s_f) / sum_f w_f`` over all fields f, with s_f in
 [0, 1]. A field that is missing at either party has a fixed similarity, so that a record does not
-come nearer by telling less. Memory: a block has at most :data:`_CHUNK_CELLS` float64 distances, and
-three times as much for one field's similarities, beside what selection takes
+come nearer by leaving fields out. Memory: a block has at most :data:`_CHUNK_CELLS` float64
+distances, and three times as much for one field's similarities, besides the memory of selection
 (:func:`~securevfl.linkage.links.nearest_in_block`).
 """
 

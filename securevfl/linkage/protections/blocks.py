@@ -2,8 +2,8 @@
 
 Quantised keys fall into square cells of a width. The rows of a cell are first compared with the
 records of the nearest cells that hold K of them; then, knowing how far their K-th link is at most,
-with those of every other cell that has a point as near. The links are those of all pairs, whatever
-the width.
+with those of every other cell that has a point as near. The links are those of all pairs, for any
+width.
 
 Works with any way to link a block of rows to a block of records (Paillier, secret shares). Blocks
 of many rows fill the lanes of Paillier's plaintexts better.
@@ -42,7 +42,7 @@ from securevfl.transport.message import DeclaredMessage, Message, TypedMessage, 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CellBlock:
-    """Rows and records, each of which is compared with each."""
+    """Rows and records that are compared with one another, all pairs."""
 
     rows: Int64[np.ndarray, " block_rows"]
     """Rows, ascending."""
@@ -64,7 +64,7 @@ def cells_of(units: Int64[np.ndarray, "own key_dim"], width: int) -> Int64[np.nd
         ConfigError: If the width is below 1.
 
     Reveals:
-        To whoever gets the cells: each key up to ``width`` units, and which rows or records are
+        To the receiver of the cells: each key up to ``width`` units, and which rows or records are
         near one another. Choose the width by what may be known.
     """
     checks.at_least(1, width=width)
@@ -96,7 +96,7 @@ def links_by_cell(
         DataError: If a table is empty, the dimensions differ, or ``k`` exceeds the records.
 
     Reveals:
-        To whoever runs this: the cells, and every distance that ``link`` returns.
+        To the party that runs this: the cells, and every distance that ``link`` returns.
     """
     checks.at_least(1, width=width)
     if 0 in row_cells.shape or 0 in record_cells.shape:
@@ -315,7 +315,7 @@ def cut(values: np.ndarray, counts: Int64[np.ndarray, " blocks"]) -> list[np.nda
     return np.split(values, np.cumsum(counts)[:-1]) if len(counts) else []
 
 
-# What parties tell one another to compare quantised keys block by block.
+# Messages that compare quantised keys block by block.
 
 ShareWords = UInt64[np.ndarray, "_ _"]
 """One party's share of a block's squared distances, (rows, records), mod 2^64."""
@@ -375,12 +375,12 @@ class Turn(TypedMessage):
         """Check a received one.
 
         Args:
-            message: What came.
+            message: The received message.
             name: The secondary whose turn it is.
             neighbours: K, the fewest records that it must have.
 
         Raises:
-            ProtocolError: If it has fewer, or a figure is none.
+            ProtocolError: If it has fewer, or a figure is invalid.
         """
         records = message.figure("records", int)
         if records < neighbours:
@@ -391,12 +391,12 @@ class Turn(TypedMessage):
         return cls(records=records, tags=(tags[0], tags[1]))
 
     def require_offered(self, offer: Offer, *, name: str, by: str) -> None:
-        """Refuse what the primary says of a secondary's table, unless that party says the same.
+        """Check the primary's statement about a secondary's table against that party's own.
 
         Kept links and their noise are found by the tag, and numbered for the table of that tag.
 
         Args:
-            offer: What the secondary says of itself, sealed.
+            offer: The secondary's own statement, sealed.
             name: The secondary.
             by: The primary.
 
@@ -405,12 +405,12 @@ class Turn(TypedMessage):
         """
         if self.records != offer.records:
             raise ProtocolError(
-                f"{by}: says that {name} has {self.records} records, and {name} says "
+                f"{by}: reports {self.records} records of {name}, but {name} reports "
                 f"{offer.records}; nothing was compared"
             )
         if self.tags[1] != offer.tag:
             raise ProtocolError(
-                f"{by}: sent another tag of the table of {name} than {name} itself; nothing was "
+                f"{by}: sent another tag of the table of {name} than {name} did; nothing was "
                 f"compared"
             )
 
@@ -474,7 +474,7 @@ class DistanceShare(DeclaredMessage):
 # An exchange of shares has 16 MiB, one of Paillier's answers 8 MiB; each party holds a few of them.
 _BLOCK_PAIRS: Final = 2**21
 _BLOCK_ANSWERS: Final = 2**14
-# Small blocks cost their parties some 0.1 ms each, whatever they compare.
+# Each block costs its parties some 0.1 ms, however small.
 _EXCHANGE_BLOCKS: Final = 2**12
 
 
@@ -513,8 +513,8 @@ class Search:
     """The search for one secondary's links, over blocks that the data parties compare.
 
     Args:
-        spec: What linking needs.
-        rows: How many rows the primary has.
+        spec: Settings of the linkage.
+        rows: Number of the primary's rows.
         records: How many records the secondary has.
         lanes: How many rows of a block share one ciphertext; 0 without any.
         ask: Has the data parties compare blocks.
@@ -536,7 +536,7 @@ class Search:
     def run(
         self, cells: tuple[Int64[np.ndarray, "rows dim"], Int64[np.ndarray, "records dim"]] | None
     ) -> Candidates:
-        """Return the candidates of all pairs, whatever was compared.
+        """Return the candidates of all pairs.
 
         Args:
             cells: The primary's cells and the secondary's; None compares all pairs.
@@ -639,7 +639,7 @@ def comparing_cost(
     The parties' grid has a random place, so theirs may be a little more or less.
 
     Args:
-        spec: What linking needs.
+        spec: Settings of the linkage.
         mine: The primary's quantised keys.
         theirs: The secondary's.
         lanes: How many rows of a block share one ciphertext; 0 without any.
@@ -672,10 +672,10 @@ def _one_cell(count: int) -> Int64[np.ndarray, "own 1"]:
 
 
 def most_pairs(rows: int, records: int, *, lanes: int) -> int:
-    """Return how many pairs an exchange may have; more is refused by whoever is asked.
+    """Return how many pairs an exchange may have; parties refuse more.
 
     Args:
-        rows: How many rows the primary has.
+        rows: Number of the primary's rows.
         records: How many records the secondary has.
         lanes: How many rows of a block share one ciphertext; 0 without any.
     """

@@ -38,7 +38,7 @@ from securevfl.linkage.protections.blocks import (
 )
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
-from securevfl.linkage.stage.kept_links import SimilarLinks, coordinate, links_key, table_tag
+from securevfl.linkage.stage.link_cache import SimilarLinks, coordinate, links_key, table_tag
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
 from securevfl.transport.message import Message, TypedMessage
 
@@ -48,8 +48,8 @@ from securevfl.transport.message import Message, TypedMessage
 class Comparisons:
     """Counts with how many of another party's keys each of one's own was compared.
 
-    A search compares every pair at most once, with grid cells or without. Whoever asks for more
-    asks for something that the federation file has not agreed to.
+    A search compares every pair at most once, with grid cells or without. A request for more goes
+    beyond what the federation file has agreed to.
     """
 
     def __init__(self, own: int, others: int) -> None:
@@ -112,7 +112,7 @@ COORDINATOR_LEARNS: Final = (
     "with), rounded to 16 bits: both tables' shape up to rotation and shift, and with a few known "
     "rows all keys"
 )
-"""What adding both shares tells, whoever made them."""
+"""What adding both shares reveals."""
 
 _CELLS: Final = {
     "primary": "for the rows of each grid cell, how many of a secondary's records they are "
@@ -275,7 +275,7 @@ class Blockwise(Coordinated):
                 words = share(shapes, records, blocks.due)
                 lines.send(DistanceShare(share=flat(words)).to_message(), coordinator)
 
-    def hear_primary(self, helper: LinkageHelper) -> np.ndarray | None:
+    def receive_primary(self, helper: LinkageHelper) -> np.ndarray | None:
         """Return the primary's cells, if there are any."""
         return self._receive_cells(helper, helper.spec.roles.primary, helper.rows)
 
@@ -285,7 +285,7 @@ class Blockwise(Coordinated):
         """Have the data parties compare blocks, unless links of the same tables are kept.
 
         Raises:
-            ProtocolError: If the primary says of the secondary's table what that party does not.
+            ProtocolError: If the primary and the secondary disagree about the secondary's table.
 
         Reveals:
             To the primary and the secondary: numbers of rows and records to compare.

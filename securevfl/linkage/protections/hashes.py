@@ -19,11 +19,11 @@ from securevfl.linkage.metrics.texts import ExactKeys, exact_texts, numbered_key
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates
-from securevfl.linkage.stage.kept_links import SimilarLinks, coordinate, links_key
+from securevfl.linkage.stage.link_cache import SimilarLinks, coordinate, links_key
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
 from securevfl.transport.message import DeclaredMessage, Message, TypedMessage
 
-# Keys become codes under a secret that the coordinator does not have: it compares the codes.
+# Codes under a secret that the coordinator does not have: it compares the codes.
 
 Bytes = UInt8[np.ndarray, "_ code_bytes"]
 """Codes, one a row or record."""
@@ -31,7 +31,7 @@ Bytes = UInt8[np.ndarray, "_ code_bytes"]
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Codes(DeclaredMessage):
-    """What a party's keys become under the linkage secret, and whether two secrets are equal."""
+    """A party's keys as codes under the linkage secret, and whether two secrets are equal."""
 
     KIND = LinkingKind.LINK_CODES
     WAY = "data party to coordinator"
@@ -84,7 +84,7 @@ class ByCodes(Coordinated):
         self._send(party)
         return party.lines.receive(party.spec.roles.helpers["coordinator"], LinkingKind.LINK_LISTS)
 
-    def hear_primary(self, helper: LinkageHelper) -> Codes:
+    def receive_primary(self, helper: LinkageHelper) -> Codes:
         """Return the primary's codes."""
         return self._receive(helper, helper.spec.roles.primary, _rows=helper.rows)
 
@@ -120,7 +120,7 @@ class ByCodes(Coordinated):
 
 
 class BloomProtection(ByCodes):
-    """Bloom-filter codes, of which near ones belong to near keys."""
+    """Bloom-filter codes: near keys have near codes."""
 
     name: ClassVar[str] = "bloom"
     learned: ClassVar[Mapping[str, str]] = {
@@ -137,8 +137,8 @@ class BloomProtection(ByCodes):
         metric = keys.metric
         if metric.equal_only:
             raise ConfigError(
-                f'linkage.protection: "{self.name}" is for keys that are alike; with metric = '
-                f'"{metric.name}" use "hashes", which shows equal keys and no other likeness'
+                f'linkage.protection: "{self.name}" links similar keys; with metric = '
+                f'"{metric.name}" use "hashes", which reveals equal keys alone'
             )
         if not metric.coded:
             raise ConfigError(
@@ -169,7 +169,7 @@ class BloomProtection(ByCodes):
         return CodeKeys(primary=rows, records=records)
 
 
-# Keys become hashes under a secret that the coordinator does not have: it sees which are equal.
+# Hashes under a secret that the coordinator does not have: it sees which are equal.
 
 _HASH_BYTES: Final = 32
 

@@ -24,8 +24,8 @@ within ``sqrt(|G| P - 1) / 2`` of uniform over G, where P is the probability tha
 independent exponents d, d' are equal. Given e = d - d', a product of the e_i-th powers is uniform
 over the gcd(e)-th powers, and at most gcd(e)^2 elements of G have one and the same (G has rank 2),
 so |G| P - 1 <= 2^(bits - 8 m) + 255^2 Pr[gcd(e) > 1] < 2^-127 for m = (bits + 128) / 8 generators:
-each obfuscator is within 2^-64 of uniform, whoever knows the generators, and 2^20 of one pool are
-within 2^-44 together. Exponents are never used twice.
+each obfuscator is within 2^-64 of uniform, even to a party that knows the generators, and 2^20 of
+one pool are within 2^-44 together. Exponents are never used twice.
 
 References:
     [HILL99], Lemma 4.8: the leftover hash lemma.
@@ -160,7 +160,7 @@ class PackedRows:
     """n, the public key."""
 
     rows: int
-    """Primary rows, of which the last pack may hold fewer than it could."""
+    """Primary rows; the last pack may hold fewer than the others."""
 
     packs: tuple[tuple[int, ...], ...]
     """Ciphertexts of -2 x, packed."""
@@ -536,7 +536,7 @@ def _number() -> Any:
         return int
 
 
-# Paillier's encryption: the primary's keys, and masked distances, as nobody else can read them.
+# The protection: the primary's encrypted keys, and masked distances under its key.
 
 # Obfuscators that are made together: their generators then cost a fifteenth of them.
 _BATCH: Final = 2**15
@@ -572,7 +572,7 @@ class EncryptedRows(TypedMessage):
         """Check received rows.
 
         Args:
-            message: What came.
+            message: The received message.
             rows: Primary rows of each block.
             key_dim: Dimensions of the keys.
             key_bits: Bits of the agreed modulus.
@@ -630,7 +630,7 @@ class EncryptedDistances(TypedMessage):
         """Check received answers.
 
         Args:
-            message: What came.
+            message: The received message.
             packs: Packs of rows of each block.
             records: Records of each block.
             modulus: n, the primary's public key.
@@ -747,7 +747,7 @@ class FreshObfuscators:
     Args:
         modulus: n, the public key.
         apply: Does the work, perhaps on several cores.
-        progress: Hears of every batch while it is made.
+        progress: Called while a batch is made.
     """
 
     def __init__(self, modulus: int, apply: Apply, progress: Progress) -> None:
@@ -759,7 +759,7 @@ class FreshObfuscators:
         self._made = 0
 
     def take(self, count: int, *, due: int) -> Iterator[int]:
-        """Yield as many obfuscators as are wanted; nobody gets one of them again.
+        """Yield fresh obfuscators; none is used twice.
 
         Args:
             count: How many.
@@ -803,11 +803,11 @@ def unpack_numbers(raw: UInt8[np.ndarray, "packs n width"], modulus: int) -> lis
     together = 1
     for number in (number for row in rows for number in row):
         if not 0 < number < square:
-            raise ProtocolError("a ciphertext came that is none of the agreed key")
+            raise ProtocolError("received a ciphertext outside the range of the agreed key")
         together = together * number % modulus
     # Ciphertexts are units: one that shares a factor with n has no inverse, and encrypts nothing.
     if math.gcd(together, modulus) != 1:
-        raise ProtocolError("a ciphertext came that shares a factor with the agreed key")
+        raise ProtocolError("received a ciphertext that shares a factor with the agreed key")
     return rows
 
 

@@ -1,7 +1,7 @@
-"""What a protection is: every party's part in linking, and what each learns from it.
+"""Interface of a protection: every party's part in linking, and what each learns from it.
 
-:class:`Protection` is what settings, both runners and figures ask; :class:`Coordinated` is the part
-that all protections by a coordinator have in common.
+:class:`Protection` is the interface for settings, runs and figures; :class:`Coordinated` is the
+common part of all protections with a coordinator.
 """
 
 from abc import ABC, abstractmethod
@@ -22,12 +22,12 @@ from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import (
     count_links,
-    doubts_about,
     find_candidates,
+    link_warnings,
     require_links,
     source_of_candidates,
 )
-from securevfl.linkage.stage.kept_links import (
+from securevfl.linkage.stage.link_cache import (
     LinkCache,
     SimilarLinks,
     coordinate,
@@ -60,28 +60,28 @@ class DataParty:
     """What a data party brings to linking, and its lines to the others."""
 
     spec: LinkSpec
-    """What linking needs."""
+    """Settings of the linkage."""
 
     keys: KeyTable
     """Its own keys."""
 
     rows: int
-    """How many rows the primary has."""
+    """Number of the primary's rows."""
 
     lines: Lines
-    """To everybody."""
+    """Channels to all other parties."""
 
     session: bytes
     """The session's id."""
 
     secret: LinkageSecret | None
-    """What it shares with the other data parties, if the protection needs that."""
+    """The linkage secret of the data parties, if the protection needs one."""
 
     cache: LinkCache
-    """Where it keeps links, or what names its table to a coordinator."""
+    """Its cache of links, or the key of the tag that identifies its table to a coordinator."""
 
     observe: Observer
-    """Hears of progress."""
+    """Receives progress events."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,13 +89,13 @@ class LinkageHelper:
     """A party that holds no table and helps to link."""
 
     spec: LinkSpec
-    """What linking needs."""
+    """Settings of the linkage."""
 
     rows: int
-    """How many rows the primary has."""
+    """Number of the primary's rows."""
 
     lines: Lines
-    """To everybody."""
+    """Channels to all other parties."""
 
     cache: LinkCache
     """Where a coordinator keeps links and their noise."""
@@ -110,7 +110,7 @@ def linked_primary(
     """Return the result of linking at the primary.
 
     Args:
-        spec: What linking needed.
+        spec: Settings of the linkage.
         keys: The primary's keys.
         similarities: Those of each secondary, by rank; none if the family reads none.
         rows: Which rows each secondary has linked; None where the file does not ask for it.
@@ -141,7 +141,7 @@ def linked_secondary(
         own: Its keys.
         source: Where its rounds get links from.
         scaler: How keys are scaled for models; None for texts.
-        rows: How many rows the primary has.
+        rows: Number of the primary's rows.
         similar: Similarities, where the secondary makes them.
         apart: What :func:`~securevfl.linkage.stage.candidates.tells_apart` says.
         meet: Whether numeric keys of both parties have common ranges.
@@ -173,19 +173,19 @@ class Protection(ABC):
     """Its name in a federation file."""
 
     helpers: ClassVar[tuple[HelperRole, ...]] = ()
-    """Parties without a table that it rests on."""
+    """Parties without a table that it needs."""
 
     needs_secret: ClassVar[bool] = False
     """Whether data parties share a linkage secret."""
 
     takes_cells: ClassVar[bool] = False
-    """Whether grid cells may spare it pairs."""
+    """Whether grid cells can reduce the pairs that it compares."""
 
     learned: ClassVar[Mapping[str, str]]
-    """What each role learns, one sentence."""
+    """What each role learns, in one sentence."""
 
     messages: ClassVar[tuple[type[TypedMessage], ...]]
-    """All that its parties tell one another."""
+    """All messages between its parties."""
 
     @property
     def kinds(self) -> tuple[MessageKind, ...]:
@@ -238,10 +238,10 @@ class Protection(ABC):
     def report_links(
         self, spec: LinkSpec, own: KeyTable, linked: LinkedSecondary, observe: Observer
     ) -> LinkedSecondary:
-        """Count a secondary's links, report them and what is doubtful, and refuse too few.
+        """Count a secondary's links, report them with warnings, and refuse too few.
 
         Args:
-            spec: What linking needed.
+            spec: Settings of the linkage.
             own: The secondary's keys.
             linked: What linking left there.
             observe: The secondary's own, or a simulation's.
@@ -259,7 +259,7 @@ class Protection(ABC):
         unit = None if self.helpers else self.unit(spec)
         counts = count_links(spec, own, linked, unit=unit)
         observe(counts)
-        for text in doubts_about(spec, own, counts, meet=linked.meet):
+        for text in link_warnings(spec, own, counts, meet=linked.meet):
             observe(Warned(text=text))
         require_links(counts, least=least, rate=spec.choice.sampling_rate)
         return replace(linked, counts=counts)
@@ -267,7 +267,7 @@ class Protection(ABC):
     def report_done(
         self, party: DataParty, linked: LinkedSecondary, done: DeclaredMessage
     ) -> LinkedSecondary:
-        """End a secondary's part: count its links, and tell the primary that linkage is done.
+        """End a secondary's part: count its links, and report to the primary that linkage is done.
 
         Args:
             party: The secondary.
@@ -372,13 +372,13 @@ class Protection(ABC):
 class Coordinated(Protection):
     """A third party finds the links, by distances that no data party sees.
 
-    It holds neither a table nor a key, and tells each secondary an order and no distance.
+    It holds neither a table nor a key, and sends each secondary an order and no distance.
     """
 
     helpers: ClassVar[tuple[HelperRole, ...]] = ("coordinator",)
 
     def check(self, keys: KeySpec) -> None:
-        """Ask for ranges of numbers, by which models scale keys that nobody may see."""
+        """Require ranges of numbers: models scale keys by them, as no party sees all keys."""
         if keys.are_numbers and keys.ranges is None:
             raise ConfigError(
                 f'linkage.ranges: protection = "{self.name}" needs the agreed [low, high] of every '
@@ -394,7 +394,7 @@ class Coordinated(Protection):
         """Do a secondary's part until the coordinator has sent its lists, and return these."""
 
     @abstractmethod
-    def hear_primary(self, helper: LinkageHelper) -> Any:
+    def receive_primary(self, helper: LinkageHelper) -> Any:
         """Return what the coordinator gets of the primary before any secondary's turn."""
 
     @abstractmethod
@@ -406,7 +406,7 @@ class Coordinated(Protection):
         Args:
             helper: The coordinator.
             name: The secondary.
-            heard: What :meth:`hear_primary` returned.
+            heard: What :meth:`receive_primary` returned.
         """
 
     def link_as_primary(self, party: DataParty) -> LinkedPrimary:
@@ -438,8 +438,8 @@ class Coordinated(Protection):
 
         Reveals:
             To the coordinator, the primary and the dealer: what the protection's messages say. To
-            the primary: that linkage is done, or that this party refused to go on, and, where the
-            file asks for it, which rows are linked.
+            the primary: that linkage is done, or that this party refused to continue, and, where
+            the file asks for it, which rows are linked.
         """
         spec, rows, records = party.spec, party.rows, party.keys.num_rows
         lists = Lists.from_message(self.at_secondary(party), spec=spec, rows=rows, records=records)
@@ -486,7 +486,7 @@ class Coordinated(Protection):
             the primary: noised similarities in falling order, if the family reads them.
         """
         spec, lines, figures = helper.spec, helper.lines, {}
-        heard = self.hear_primary(helper)
+        heard = self.receive_primary(helper)
         for name in spec.roles.present:
             lists, similar = self.find(helper, name, heard)
             lines.send(lists.to_message(), name)

@@ -2,7 +2,7 @@
 
 The primary holds keys X, the secondary keys Y, a *dealer* makes masks before it sees anything, a
 *coordinator* adds two shares of each squared distance. Dealer and coordinator must not be one
-organisation, nor collude: both together know X and Y up to what distances tell.
+organisation, nor collude: both together know X and Y up to what distances reveal.
 
 With A, B uniform and 2 A B^T = C_0 + C_1 split into two shares ([Beaver91], for matrices), and
 D = X - A, E = Y - B exchanged between the data parties, all mod 2^64:
@@ -177,7 +177,7 @@ class MaskedKeys(DeclaredMessage):
     WAY = "data party to data party"
 
     keys: UInt64[np.ndarray, "count key_dim"]
-    """Uniform numbers to whoever does not know the mask."""
+    """Uniform numbers to a party that does not know the mask."""
 
 
 class Shares(Blockwise):

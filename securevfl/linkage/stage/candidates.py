@@ -28,7 +28,7 @@ from securevfl.linkage.spec import LinkedSecondary, LinkSpec
 from securevfl.linkage.text import normalise_text, trimmed_text
 
 # A coordinator ranks so many records that a sample leaves a row without K of them once in a
-# billion: unlike a secondary that has the keys, nobody can search such a row anew.
+# billion: unlike with a secondary that has the keys, such a row cannot be searched anew.
 _SURVIVAL: Final = 1 - 1e-9
 
 
@@ -40,11 +40,10 @@ of a row and a record that picked it."""
 def tells_apart(spec: LinkSpec, links: LinkTable) -> bool:
     """Return whether some row's first link has another key, where it decides what is aligned.
 
-    With a largest distance, or where nobody asks which rows are linked, nobody is told, and it
-    returns False.
+    Returns False with a largest distance, or where linked rows are not reported.
 
     Args:
-        spec: What linking needs.
+        spec: Settings of the linkage.
         links: Links with their distances.
     """
     if not spec.tells_rows or spec.choice.max_distance < math.inf:
@@ -140,7 +139,7 @@ def count_links(
     """Count one secondary's links, as far as its secret samples let records take part.
 
     Args:
-        spec: What linking needed.
+        spec: Settings of the linkage.
         own: The secondary's keys.
         linked: What linking left there.
         unit: Of distances; None where the secondary does not know them.
@@ -187,7 +186,7 @@ def most_rows(spec: LinkSpec, rows: int, records: int) -> int:
 
 
 def require_links(counts: LinksCounted, *, least: float, rate: float) -> None:
-    """Refuse links to hardly anybody: a run would learn nothing and spend its whole budget.
+    """Refuse too few links: a run would learn nothing and spend its whole budget.
 
     Of rows and of records the larger share counts, so a small table that is linked throughout is
     enough for a large one. Where records choose, each of them has a row, however far: then rows
@@ -208,16 +207,16 @@ def require_links(counts: LinksCounted, *, least: float, rate: float) -> None:
         raise DataError(
             f"linkage.least_linked: {links_in_words(counts)}; {counts.share:.2%} is less than "
             f"{least:g}, so nothing was charged; compare how both parties write their keys "
-            f"(securevfl check shows it where both tables are), or write least_linked = 0 to run "
-            f"all the same"
+            f"(securevfl check shows it where both tables are), or set least_linked = 0 to run "
+            f"anyway"
         )
 
 
-def doubts_about(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: bool) -> list[str]:
-    """Return what to think of before training on such links, one sentence each.
+def link_warnings(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: bool) -> list[str]:
+    """Return warnings about links before training on them, one sentence each.
 
     Args:
-        spec: What linking needed.
+        spec: Settings of the linkage.
         own: The secondary's keys.
         counts: Its links, or those of some of its records.
         meet: Whether both parties' numeric keys have values in common ranges.
@@ -225,7 +224,7 @@ def doubts_about(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: b
     doubts, name, median = [], counts.name, counts.median_distance
     if not meet:
         doubts.append(
-            f"{name}: of a key column all values are below or above those of the primary, so the "
+            f"{name}: all values of a key column are below or above those of the primary, so the "
             f"nearest record is far from every row; compare units, the order of key columns and "
             f"where the data are from"
         )
@@ -236,16 +235,16 @@ def doubts_about(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: b
             f"write them (the order of words, dates), or set linkage.max_distance"
         )
     counted = counts.repeated_records if counts.records == own.num_rows else None
-    return [*doubts, *doubts_about_records(spec, own, repeated=counted)]
+    return [*doubts, *repeated_key_warnings(spec, own, repeated=counted)]
 
 
-def doubts_about_records(
+def repeated_key_warnings(
     spec: LinkSpec, own: KeyTable, *, repeated: int | None = None
 ) -> list[str]:
-    """Return what to think of where several of a secondary's records have one key.
+    """Return a warning where several of a secondary's records have one key.
 
     Args:
-        spec: What linking needs.
+        spec: Settings of the linkage.
         own: The secondary's keys.
         repeated: Records that share their key with another one; None: they are counted.
     """

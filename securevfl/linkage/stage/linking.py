@@ -19,6 +19,7 @@ from securevfl.linkage.metrics.points import Euclidean, GreatCircle
 from securevfl.linkage.metrics.texts import Exact, Levenshtein
 from securevfl.linkage.protections.hashes import BloomProtection, Hashes
 from securevfl.linkage.protections.paillier import Paillier
+from securevfl.linkage.protections.plaintext import Plaintext
 from securevfl.linkage.protections.protection import (
     DataParty,
     HelperRole,
@@ -27,9 +28,8 @@ from securevfl.linkage.protections.protection import (
     linked_primary,
 )
 from securevfl.linkage.protections.shares import Shares
-from securevfl.linkage.protections.shown import Shown
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
-from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.messages import LinkedRows
 from securevfl.linkage.stage.party_keys import read_secret
 from securevfl.transport.channels import CallerLines, Lines, PrimaryLines, SealedLine
@@ -52,7 +52,7 @@ METRICS: Final[dict[str, Metric]] = {
 PROTECTIONS: Final[dict[str, Protection]] = {
     protection.name: protection
     for protection in (
-        Shown(),
+        Plaintext(),
         BloomProtection(),
         Hashes(),
         Shares(),
@@ -63,7 +63,7 @@ PROTECTIONS: Final[dict[str, Protection]] = {
 
 
 def protection_of(spec: LinkSpec) -> Protection:
-    """Return how keys are hidden."""
+    """Return the protection of a linkage."""
     return PROTECTIONS[spec.hiding.protection]
 
 
@@ -91,15 +91,15 @@ def reveals_of(spec: LinkSpec, role: str) -> list[str]:
     return learned
 
 
-# Linking between processes, over the star: each party's part, as the protection says.
+# Linking between processes, over the star.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnPlace:
-    """What a data party brings to linking."""
+    """What a data party contributes to linking."""
 
     spec: LinkSpec
-    """What linking needs."""
+    """Settings of the linkage."""
 
     keys: KeyTable
     """Its own keys."""
@@ -169,8 +169,8 @@ def link_as_secondary(
         place: This party's.
         transport: Its connection.
         sealed: Its ends of the session's sealed lines, by name of the other caller.
-        rows: How many rows the primary has.
-        observe: Hears of progress.
+        rows: Number of the primary's rows.
+        observe: Receives progress events.
 
     Raises:
         ConfigError: If the secret cannot be read, key statistics are impossible, or tau cannot be
@@ -196,14 +196,14 @@ def help_to_link(
     rows: int,
     cache: LinkCache,
 ) -> Mapping[str, Any]:
-    """Take a helper's part, and return what its log says.
+    """Take a helper's part, and return figures for its log.
 
     Args:
-        spec: What linking needs.
+        spec: Settings of the linkage.
         role: Which part.
         transport: Its connection.
         sealed: Its ends of the session's sealed lines, by name of the other caller.
-        rows: How many rows the primary has.
+        rows: Number of the primary's rows.
         cache: Where a coordinator keeps links and their noise.
 
     Raises:
@@ -228,14 +228,14 @@ def _caller_lines(
     )
 
 
-# Linking with all parties in one process: the same links as between processes, no cryptography.
+# Linking with all parties in one process: the same links, without cryptography.
 
 
 class Linker:
     """Links one secondary after another to one primary, all in this process.
 
     Args:
-        spec: What linking needs.
+        spec: Settings of the linkage.
         primary: The primary's keys.
         data_root: Where the file with the linkage secret is found.
         secret: The linkage secret. None reads the file that the federation names, if it does and

@@ -1,6 +1,6 @@
-"""What parties tell one another to link, whatever hides their keys.
+"""Messages of the linking stage that several protections use.
 
-Messages that one protection alone needs are beside it, in :mod:`securevfl.linking.protections`.
+Messages of one protection are in its module, in :mod:`securevfl.linkage.protections`.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from securevfl.transport.message import DeclaredMessage, Message, MessageKind, T
 
 
 class LinkingKind(MessageKind):
-    """What parties tell one another to link their keys."""
+    """Kinds of message of the linking stage."""
 
     LINK_KEYS = 7
     """Primary to every secondary: its key columns with their mean and deviation, as the linkage
@@ -30,10 +30,10 @@ class LinkingKind(MessageKind):
 
     LINK_CODES = 21
     """Data party to coordinator: Bloom-filter codes of its keys under the linkage secret, and a
-    value that tells whether two secrets are equal."""
+    value that reveals whether two secrets are equal."""
 
     LINK_TURN = 22
-    """Whose turn in a protected linkage: numbers of rows and records. Tells nothing else."""
+    """Whose turn in a protected linkage: numbers of rows and records. Reveals nothing else."""
 
     LINK_DEALING = 23
     """Dealer to a data party: uniformly random masks for one block."""
@@ -61,7 +61,7 @@ class LinkingKind(MessageKind):
     LINK_BLOCK = 30
     """Coordinator to primary: numbers of its rows to compare next, with how many records. To a
     secondary: numbers of its records to compare next, with how many rows. Without
-    ``linkage.cell`` it tells nothing but sizes."""
+    ``linkage.cell`` it reveals nothing but sizes."""
 
     LINKED_ROWS = 31
     """Secondary to primary: which rows have a link, where only aligned rows are learned from."""
@@ -123,7 +123,7 @@ class MadeSimilarities(DeclaredMessage):
 class Lists(TypedMessage):
     """For each primary row, record numbers in order of distance.
 
-    Where secondaries tell which rows are linked, and ``linkage.max_distance`` is not set, also
+    Where secondaries report which rows are linked, and ``linkage.max_distance`` is not set, also
     whether some row's nearest record has another key than the row.
     """
 
@@ -169,14 +169,14 @@ class Lists(TypedMessage):
         return cls(candidates=ranked.without_distances(), apart=apart)
 
 
-def alignment_of(spec: LinkSpec, told: Sequence[LinkedRows | None]) -> Alignment | None:
-    """Put together what all secondaries told of the rows that they linked; None if nobody did.
+def alignment_of(spec: LinkSpec, reported: Sequence[LinkedRows | None]) -> Alignment | None:
+    """Return which rows all secondaries have linked; None if they do not report it.
 
     Args:
-        spec: What linking needs.
-        told: One a secondary, by rank.
+        spec: Settings of the linkage.
+        reported: One a secondary, by rank.
     """
-    given = [one for one in told if one is not None]
+    given = [one for one in reported if one is not None]
     if not given:
         return None
     names = spec.roles.present
@@ -190,10 +190,10 @@ def alignment_of(spec: LinkSpec, told: Sequence[LinkedRows | None]) -> Alignment
 def require_numbers(
     message: Message, numbers: Int64[np.ndarray, "..."], *, below: int, lowest: int = 0
 ) -> None:
-    """Check the numbers of rows or records that came in a message.
+    """Check the numbers of rows or records of a message.
 
     Raises:
         ProtocolError: If there is no such row or record.
     """
     if numbers.size and not lowest <= numbers.min() <= numbers.max() < below:
-        raise ProtocolError(f"{message.sender}: named a row or record that there is not")
+        raise ProtocolError(f"{message.sender}: named a row or record that does not exist")

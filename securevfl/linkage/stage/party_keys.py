@@ -59,7 +59,7 @@ def key_scaler(spec: LinkSpec, primary: KeyTable | None) -> KeyScaler | None:
     there are any, and else the mean and deviation of the primary's keys.
 
     Args:
-        spec: What linking needs.
+        spec: Settings of the linkage.
         primary: The primary's keys; None where they are not known, as under a protection.
     """
     keys = spec.keys
@@ -106,8 +106,8 @@ def read_keys(
         path: The party's table.
         name: The party's name.
         columns: Its own names of the key columns.
-        truth: Its column that tells true matches, if any.
-        reading: How its file is written, as far as its user says.
+        truth: Its column with the number of the true entity, if any.
+        reading: Settings of its file.
 
     Raises:
         DataError: As :func:`~securevfl.data.keys_and_labels.read_key_table`, or if a numeric key

@@ -30,7 +30,7 @@ from securevfl.federation.state_files import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable, SimilarityScale
 from securevfl.linkage.sampling import FixedLinks
-from securevfl.linkage.stage.kept_links import KeptLinks, LinkCache, SimilarLinks
+from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, SimilarLinks
 from securevfl.models.alone.margins import MarginModel
 from securevfl.models.alone.perceptron import NetworkModel
 from securevfl.models.layers import MLP
@@ -203,13 +203,13 @@ def stirred(tree: Any, random: Random) -> Any:
 _KEY: Final = "k" * 64
 
 
-def _links(*, similar: bool) -> KeptLinks:
+def _links(*, similar: bool) -> CachedLinks:
     indices = np.array([[0, 2], [1, -1]])
     table = LinkTable(indices=indices, distances=np.array([[0.0, 0.5], [1.0, np.inf]]))
     values = np.array([[0.5, 0.25], [0.125, np.nan]], dtype=np.float32)
     scale = SimilarityScale(mean=-1.0, deviation=0.5, whole_distances=False)
     made = SimilarLinks(links=table, values=values, scale=scale, noise_std=0.5)
-    return KeptLinks(links=table, similar=made if similar else None)
+    return CachedLinks(links=table, similar=made if similar else None)
 
 
 def _links_file() -> Path:
@@ -226,7 +226,7 @@ def _links_seeds() -> list[bytes]:
     return made
 
 
-def _arrays_of(found: KeptLinks) -> list[tuple[Any, ...]]:
+def _arrays_of(found: CachedLinks) -> list[tuple[Any, ...]]:
     tables = [found.links] + ([] if found.similar is None else [found.similar.links])
     arrays = [array for table in tables for array in (table.indices, table.distances)]
     if found.similar is not None:
@@ -238,7 +238,7 @@ def _read_links(data: bytes) -> None:
     path = _links_file()
     path.write_bytes(data)
 
-    def never() -> KeptLinks:
+    def never() -> CachedLinks:
         raise Broken("links that lie there were made anew")
 
     first = LinkCache(folder()).get(_KEY, never)

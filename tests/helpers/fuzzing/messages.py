@@ -56,8 +56,8 @@ from securevfl.linkage.protections.blocks import (
 )
 from securevfl.linkage.protections.hashes import Codes
 from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
+from securevfl.linkage.protections.plaintext import LinkKeys
 from securevfl.linkage.protections.shares import DealerTurn, Dealt, MaskedKeys
-from securevfl.linkage.protections.shown import LinkKeys
 from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.stage.linking import METRICS
 from securevfl.linkage.stage.messages import (

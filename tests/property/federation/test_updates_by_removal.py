@@ -124,7 +124,7 @@ def test_no_removal_moves_a_round_further_than_it_is_charged(
         ) * (1 + 1e-6)
 
 
-class Shown(nn.Module):
+class Plaintext(nn.Module):
     """Releases its one weight vector, with a sign that the nearest record decides."""
 
     def __init__(self) -> None:
@@ -145,7 +145,9 @@ def test_updates_add_up_over_rows_and_releases_do_not() -> None:
     wanted = torch.full((cap, 1, 2), 100.0)
     batch = np.arange(cap)
     both, without = (
-        answer(Shown(), linker, features, torch.zeros(2, 1), batch, wanted, np.array([first, True]))
+        answer(
+            Plaintext(), linker, features, torch.zeros(2, 1), batch, wanted, np.array([first, True])
+        )
         for first in (True, False)
     )
     gradient = float((both[1] - without[1]).norm())

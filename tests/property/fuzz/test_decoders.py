@@ -27,7 +27,7 @@ from securevfl.core.errors import ConfigError, DataError, PrivacyError, Protocol
 from securevfl.data.sources.settings import read_source
 from securevfl.federation.messages import Hello
 from securevfl.federation.state_files import DamagedError, read_state
-from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.transport.message import Message, StarKind
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -221,7 +221,7 @@ def test_nothing_of_kept_links_is_executed(tmp_path: Path) -> None:
     figures = np.frombuffer(json.dumps({"key": "k" * 64}).encode(), dtype=np.uint8)
     with path.open("wb") as file:
         np.savez(file, figures=figures, indices=np.array([Program(trace)], dtype=object))
-    with pytest.raises(DataError, match="is damaged, or no file of links"):
+    with pytest.raises(DataError, match="is damaged or not a file of links"):
         LinkCache(tmp_path).get("k" * 64, lambda: pytest.fail("made anew"))
     assert not trace.exists()
 
@@ -245,5 +245,5 @@ def test_links_of_other_types_are_refused(name: str, change) -> None:
     path = folder() / f"links-{'k' * 16}.npz"
     with path.open("wb") as file:
         np.savez(file, **arrays)
-    with pytest.raises(DataError, match="is damaged, or no file of links"):
+    with pytest.raises(DataError, match="is damaged or not a file of links"):
         LinkCache(folder()).get("k" * 64, lambda: pytest.fail("made anew"))

@@ -13,7 +13,7 @@ from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.stage.kept_links import links_key
+from securevfl.linkage.stage.link_cache import links_key
 
 RANGES = [[-1.0, 11.0], [-1.0, 11.0]]
 

@@ -19,7 +19,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import require_unpackable
 from securevfl.federation.state_files import DamagedError, read_state, write_state
-from securevfl.linkage.stage.kept_links import _load
+from securevfl.linkage.stage.link_cache import _load
 from securevfl.models.assist import packed, unpacked
 
 ZEROS = 64 * 2**20
@@ -88,7 +88,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 def test_kept_links_are_refused_before_they_are_unpacked(bomb: str, tmp_path: Path) -> None:
     path = tmp_path / "links.npz"
     path.write_bytes(BOMBS[bomb]())
-    with little_memory(), pytest.raises(DataError, match="is damaged, or no file of links"):
+    with little_memory(), pytest.raises(DataError, match="is damaged or not a file of links"):
         _load(path, "key")
     with path.open("rb") as file, pytest.raises(ValueError, match=r"unpack|packed|larger|archive"):
         require_unpackable(file)

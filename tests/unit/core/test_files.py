@@ -14,7 +14,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, StorageError
 from securevfl.core.files import EventLog
 from securevfl.ledger.chain import ChainedFile
-from securevfl.linkage.stage.kept_links import table_tag
+from securevfl.linkage.stage.link_cache import table_tag
 
 # Writes what it is told to, where no file may grow beyond 4096 bytes: the system then says what it
 # says of a full disk, in any folder and for any user.

@@ -90,11 +90,11 @@ UNUSABLE = {
     ),
     "16-digit ids": (
         pd.Series(10**15 + np.arange(200)),
-        "holds 200 different numbers, of which float32 can tell 1 apart, so it looks like an ident",
+        "holds 200 different numbers, of which float32 distinguishes 1, so it looks like an ident",
     ),
     "ticks of a clock": (
         pd.Series(np.repeat(1_700_000_000_000 + 10_000 * np.arange(100), 3)),
-        "float32 can tell 8 apart; subtract what they have in common, or exclude it",
+        "float32 distinguishes 8; subtract what they have in common, or exclude it",
     ),
 }
 

@@ -93,7 +93,7 @@ def test_new_rows_may_lack_labels(
     [
         (
             {"paid": "perhaps"},
-            "label 'paid', row 1: 'perhaps' is none of the classes .*'no', 'yes'",
+            "label 'paid', row 1: 'perhaps' is not among the classes .*'no', 'yes'",
         ),
         ({"id": "2024-01-01"}, r"key columns must be id \(number\), day \(date\)"),
         ({"day": "soon"}, "key 'day': must be numeric or dates, but row 1 holds 'soon'"),
@@ -137,7 +137,7 @@ def test_everything_that_is_wrong_with_a_table_is_said_at_once() -> None:
         "table: key 'id', row 4: is missing (1 such cells in all)",
         "table: column 'debt': holds an infinite value in row 2",
         "table: column 'when': looks like dates",
-        "table: column 'number': holds 4 different numbers, of which float32 can tell 1 apart, so "
+        "table: column 'number': holds 4 different numbers, of which float32 distinguishes 1, so "
         "it looks like an identifier",
         "table: column 'blob': holds bytes values, as in row 1",
         "table: column 'empty': is empty in every row",

@@ -284,10 +284,13 @@ def test_a_schema_survives_json(tmp_path: Path) -> None:
     [
         (lambda kept: [kept], "format: must be 3"),
         (lambda kept: {**kept, "format": 4}, "format: must be 3, got 4"),
-        (lambda kept: {**kept, "more": 1}, "what does not belong to it: more"),
+        (lambda kept: {**kept, "more": 1}, "unknown or repeated entries: more"),
         (lambda kept: {**kept, "columns": {}}, "columns: must be a list, got dict"),
         (lambda kept: {**kept, "columns": [3]}, r"columns\[0\].kind: must be one of number"),
-        (lambda kept: {**kept, "columns": kept["columns"] * 2}, "does not belong to it: debt"),
+        (
+            lambda kept: {**kept, "columns": kept["columns"] * 2},
+            "repeated entries: debt",
+        ),
         (lambda kept: {**kept, "missing": "drop"}, "missing: must be 'fill' or 'refuse'"),
         (lambda kept: {**kept, "keys": [{"name": "x"}]}, r"keys\[0\].kind: is missing"),
         (

@@ -69,7 +69,7 @@ def test_truth_must_fit() -> None:
 
 def test_links_are_cut_and_taken() -> None:
     """``first`` keeps columns, ``take`` rows, ``most_uses`` counts rows of one record."""
-    assert LINKS.first(1).indices.tolist() == [[2], [0], [1], [NO_RECORD]]
+    assert LINKS.links(None, 1).indices.tolist() == [[2], [0], [1], [NO_RECORD]]
     assert LINKS.take(np.array([2, 0])).indices.tolist() == [[1, NO_RECORD], [2, 0]]
     assert LINKS.most_uses(5) == 2
     assert LINKS.take(np.array([3])).most_uses(5) == 0

@@ -224,7 +224,7 @@ def test_hashes_of_two_secrets_have_nothing_in_common() -> None:
 @pytest.mark.parametrize(
     ("linkage", "model", "message"),
     [
-        ({"protection": "bloom"}, {}, 'use "hashes", which shows equal keys'),
+        ({"protection": "bloom"}, {}, 'use "hashes", which reveals equal keys'),
         ({"protection": "shares"}, {}, 'goes with "hashes" or "none"'),
         ({"protection": "hashes", "metric": "levenshtein"}, {}, "finds equal keys alone"),
         ({"max_distance": 1.0}, {}, "max_distance: distances are at most 0"),

@@ -14,10 +14,10 @@ from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.protections.shown import LinkKeys
+from securevfl.linkage.protections.plaintext import LinkKeys
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.linkage.spec import SimilaritySpec
-from securevfl.linkage.stage.kept_links import KeptLinks, LinkCache, similar_links
+from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, similar_links
 from securevfl.linkage.stage.linking import Linker
 
 
@@ -170,12 +170,12 @@ def test_kept_links_of_something_else_are_refused(tmp_path: Path) -> None:
         LinkTable(indices=np.zeros((2, 1), int), distances=np.ones((2, 1))),
     )
     one, other = "a" * 64, "a" * 63 + "b"
-    cache.get(one, lambda: KeptLinks(links=links, similar=None))
+    cache.get(one, lambda: CachedLinks(links=links, similar=None))
     with pytest.raises(DataError, match="belong to other keys; remove"):
-        cache.get(other, lambda: KeptLinks(links=links, similar=None))
+        cache.get(other, lambda: CachedLinks(links=links, similar=None))
     (tmp_path / f"links-{one[:16]}.npz").write_bytes(b"something else")
-    with pytest.raises(DataError, match="is damaged, or no file of links"):
-        cache.get(one, lambda: KeptLinks(links=links, similar=None))
+    with pytest.raises(DataError, match="is damaged or not a file of links"):
+        cache.get(one, lambda: CachedLinks(links=links, similar=None))
 
 
 def npz(**arrays: np.ndarray) -> bytes:
@@ -220,7 +220,7 @@ def damaged_links(whole: bytes, key: str) -> dict[str, bytes]:
 def test_damaged_links_are_one_line_and_kept(tmp_path: Path) -> None:
     """Never made anew in silence: fresh noise beside the old tells more than either."""
     cache, key = LinkCache(tmp_path), "a" * 64
-    kept = KeptLinks(
+    kept = CachedLinks(
         links=LinkTable(indices=np.zeros((2, 1), int), distances=np.ones((2, 1))), similar=None
     )
     cache.get(key, lambda: kept)

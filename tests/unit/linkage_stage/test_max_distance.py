@@ -19,7 +19,7 @@ from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.sampling import FixedLinks, PickedLinks
 from securevfl.linkage.spec import ChoiceSpec
-from securevfl.linkage.stage.kept_links import links_key
+from securevfl.linkage.stage.link_cache import links_key
 from securevfl.linkage.stage.linking import Linker, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_tables import read_tables

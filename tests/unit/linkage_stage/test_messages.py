@@ -84,10 +84,10 @@ REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
         pairs([0, 2, 1], [3]),
         "do not add up",
     ),
-    "a record that there is not": (
+    "a record that does not exist": (
         lambda message: Lists.from_message(message, spec=CAPPED, rows=2, records=9),
         pairs([0, 1, 2], [3, 9]),
-        "there is not",
+        "does not exist",
     ),
     "a block's record that there is not": (
         read_records,
@@ -156,7 +156,11 @@ REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
     ),
     "an even modulus": (read_rows, rows(MODULUS - 1, ((7, 7),)), "agreed 2048 bits"),
     "more ciphertexts than rows": (read_rows, rows(MODULUS, ((7, 7), (7, 7))), "rows that are due"),
-    "a ciphertext of nothing": (read_rows, rows(MODULUS, ((7, 0),)), "none of the agreed key"),
+    "a ciphertext of nothing": (
+        read_rows,
+        rows(MODULUS, ((7, 0),)),
+        "the range of the agreed",
+    ),
     "a ciphertext of no unit": (read_rows, rows(MODULUS, ((7, MODULUS),)), "shares a factor"),
     "an answer too few": (
         lambda message: EncryptedDistances.from_message(

@@ -21,7 +21,7 @@ from securevfl.linkage.protections.blocks import DistanceShare, Offer, RowBlocks
 from securevfl.linkage.protections.paillier import EncryptedRows, PackedRows, Paillier
 from securevfl.linkage.protections.protection import LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec, SimilaritySpec
-from securevfl.linkage.stage.kept_links import LinkCache
+from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.transport.channels import SealedLine
@@ -214,7 +214,10 @@ def test_a_family_s_own_limit_holds_under_shares() -> None:
 @pytest.mark.parametrize(
     ("turn", "text"),
     [
-        (Turn(records=41, tags=("mine", "theirs")), "says that bank has 41 records, and bank says"),
+        (
+            Turn(records=41, tags=("mine", "theirs")),
+            "reports 41 records of bank, but",
+        ),
         (Turn(records=40, tags=("mine", "older")), "another tag of the table of bank than bank"),
     ],
 )

@@ -260,7 +260,7 @@ def test_a_bad_source_file_gets_one_line(
 
 def test_settings_stand_in_one_place(tmp_path: Path) -> None:
     path = source(tmp_path, 'file = "a.csv"\n')
-    assert "belongs into bank.source.toml" in refusal(path, reading=Reading(separator=";"))
+    assert "belong into bank.source.toml" in refusal(path, reading=Reading(separator=";"))
 
 
 class _Refusing:

@@ -1,4 +1,4 @@
-"""No protection: the primary shows its keys, and every secondary links by itself."""
+"""No protection: the primary sends its keys in plaintext, and every secondary links locally."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from securevfl.linkage.protections.protection import (
 from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates, source_of_metric, tells_apart
-from securevfl.linkage.stage.kept_links import LinkCache, keep, links_key, similar_links
+from securevfl.linkage.stage.link_cache import LinkCache, links_key, links_to_cache, similar_links
 from securevfl.linkage.stage.messages import Linked, LinkingKind, OwnSimilarities
 from securevfl.linkage.stage.party_keys import key_scaler
 from securevfl.linkage.text import normalise_text
@@ -50,7 +50,7 @@ def compare_present(spec: KeySpec, primary: Keys, records: Keys, *, neighbours: 
 
 
 def have_keys(keys: Keys) -> Bool[np.ndarray, " rows"]:
-    """Return which rows have a value in some key column; a blank text is none."""
+    """Return which rows have a value in some key column; a blank text counts as missing."""
     columns = [
         ~np.isnan(column)
         if isinstance(column, np.ndarray) and column.dtype != object
@@ -67,7 +67,7 @@ def _says_something(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PresentKeys(ComparedKeys):
-    """Keys of which some rows or records have none: these are linked to nothing."""
+    """Keys where some rows or records are missing: these are linked to nothing."""
 
     primary: Bool[np.ndarray, " rows"]
     """Which rows have a key."""
@@ -100,11 +100,11 @@ class PresentKeys(ComparedKeys):
         return PresentKeys(metric=self.metric.swapped(), primary=self.records, records=self.primary)
 
     def figures(self) -> Mapping[str, Any]:
-        """Return what a log says of how keys were compared."""
+        """Return figures for the log on how keys were compared."""
         return self.metric.figures()
 
 
-# No protection: the primary shows its keys, and every secondary links by itself.
+# The protection: keys in plaintext.
 
 _MISSING: Final = -1
 
@@ -169,8 +169,8 @@ class LinkKeys(TypedMessage):
         return cls(keys=keys, scaler=KeyScaler(centre=centre, width=width))
 
 
-class Shown(Protection):
-    """Every secondary sees the primary's keys."""
+class Plaintext(Protection):
+    """Keys in plaintext: every secondary sees the primary's keys."""
 
     name: ClassVar[str] = "none"
     learned: ClassVar[Mapping[str, str]] = {
@@ -199,11 +199,11 @@ class Shown(Protection):
         secret: LinkageSecret,  # noqa: ARG002
         cache: LinkCache,
     ) -> LinkedSecondary:
-        """Link as every secondary does by itself."""
+        """Link as every secondary does."""
         return self._link(spec, primary, own, key_scaler(spec, primary), cache)
 
     def link_as_primary(self, party: DataParty) -> LinkedPrimary:
-        """Show the primary's keys, and wait for all secondaries; see :class:`Protection`.
+        """Send the primary's keys, and wait for all secondaries; see :class:`Protection`.
 
         Reveals:
             To every secondary: the primary's keys, their mean and deviation.
@@ -223,16 +223,17 @@ class Shown(Protection):
         return linked_primary(spec, party.keys, parts, linked)
 
     def link_as_secondary(self, party: DataParty) -> LinkedSecondary:
-        """Link this party's records to the keys that it is shown; see :class:`Protection`.
+        """Link this party's records to the primary's keys; see :class:`Protection`.
 
         Reveals:
-            To the primary: that linkage is done, or that this party refused to go on; if the family
-            reads them, noised similarities; and, where the file asks for it, which rows are linked.
+            To the primary: that linkage is done, or that this party refused to continue; if the
+            family reads them, noised similarities; and, where the file asks for it, which rows are
+            linked.
         """
         spec = party.spec
         message = party.lines.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
-        shown = LinkKeys.from_message(message, spec=spec.keys, rows=party.rows)
-        linked = self._link(spec, shown.keys, party.keys, shown.scaler, party.cache)
+        received = LinkKeys.from_message(message, spec=spec.keys, rows=party.rows)
+        linked = self._link(spec, received.keys, party.keys, received.scaler, party.cache)
         if linked.similarities is None:
             return self.report_done(party, linked, Linked())
         return self.report_done(party, linked, OwnSimilarities(similarities=linked.similarities))
@@ -249,7 +250,7 @@ class Shown(Protection):
         if spec.choice.fixed:
             kept = cache.get(
                 links_key(spec, primary, own),
-                lambda: keep(spec, lambda: find_candidates(spec, metric)),
+                lambda: links_to_cache(spec, lambda: find_candidates(spec, metric)),
             )
             similar = kept.similar
             source: LinkSource = FixedLinks(table=kept.ranked)
@@ -259,7 +260,7 @@ class Shown(Protection):
                 assert isinstance(source, FixedLinks), "checked with the federation file"
                 similar = similar_links(spec, source.table)
                 source = FixedLinks(table=similar.links)
-        told = {} if similar is None else {"similarities": similar.figures()}
+        made = {} if similar is None else {"similarities": similar.figures()}
         return linked_secondary(
             own,
             source,
@@ -268,7 +269,7 @@ class Shown(Protection):
             similar=similar,
             apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
             meet=_meet(primary, own),
-            figures={**metric.figures(), **told},
+            figures={**metric.figures(), **made},
         )
 
 

@@ -1,6 +1,6 @@
 """Saved links: reuse between runs, with the noise of their similarities.
 
-Whoever knows the distances makes them: the secondary itself without protection, the coordinator
+The party that knows the distances computes them: the secondary without protection, the coordinator
 under one. The primary gets each row's similarities in falling order and no record numbers; the
 secondary's links are put into the same order, so that the two belong together.
 
@@ -57,7 +57,7 @@ class SimilarLinks:
     """sigma, in units of sigma_0."""
 
     def figures(self) -> dict[str, Any]:
-        """Return what a log says of them."""
+        """Return figures for the log."""
         whole, noised = self.scale.whole_distances, self.noise_std > 0
         tau = epsilon = None
         if noised:
@@ -84,7 +84,7 @@ class SimilarLinks:
 
 
 def scaling_rows(spec: LinkSpec, rows: int) -> Int64[np.ndarray, " scaling"]:
-    """Return the rows whose links scale similarities, which any party can tell.
+    """Return the rows whose links scale similarities; every party can compute them.
 
     They are the primary's training rows where these are drawn by the public seed alone. A split by
     classes, groups or times is the primary's own knowledge, so all rows are taken.
@@ -164,7 +164,7 @@ _MOST_OF_FIGURES: Final = 65_536
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class KeptLinks:
+class CachedLinks:
     """The K nearest records of every primary row, with distances, and what was made of them."""
 
     links: LinkTable
@@ -202,7 +202,7 @@ class LinkCache:
             return cls(None)
         return cls(folder)
 
-    def get(self, key: str, make: Callable[[], KeptLinks]) -> KeptLinks:
+    def get(self, key: str, make: Callable[[], CachedLinks]) -> CachedLinks:
         """Return the links of a key, made and kept if there are none yet.
 
         Raises:
@@ -222,16 +222,16 @@ class LinkCache:
         return self.folder is not None and (self.folder / f"links-{key[:16]}.npz").exists()
 
 
-def keep(spec: LinkSpec, find: Callable[[], Candidates]) -> KeptLinks:
+def links_to_cache(spec: LinkSpec, find: Callable[[], Candidates]) -> CachedLinks:
     """Find the K nearest candidates of every row and make similarities where they are wanted.
 
     Raises:
         DataError: If keys are not what the metric needs, or all distances are equal.
         ConfigError: If the bound tau cannot be had.
     """
-    # Whatever is sampled later, all rows' links are kept.
+    # Links of all rows are cached, with or without samples later.
     links = find().links(None, spec.choice.neighbours)
-    return KeptLinks(
+    return CachedLinks(
         links=links, similar=similar_links(spec, links) if spec.similarities is not None else None
     )
 
@@ -242,7 +242,7 @@ def coordinate(
     """Do a coordinator's part: find candidates and, where wanted, make similarities.
 
     Returns:
-        What the secondary gets, which tells it an order but no distance, and what the primary gets.
+        The secondary's lists, an order without distances, and the primary's similarities.
 
     Raises:
         DataError: If keys are not what the metric needs.
@@ -251,7 +251,7 @@ def coordinate(
     if not spec.choice.fixed:
         found, similar = find(), None
     else:
-        kept = cache.get(key, lambda: keep(spec, find))
+        kept = cache.get(key, lambda: links_to_cache(spec, find))
         found, similar = kept.ranked, kept.similar
     apart = tells_apart(spec, found.links(None, spec.choice.neighbours))
     return Lists(candidates=found.without_distances(), apart=apart), similar
@@ -280,8 +280,8 @@ def links_key(spec: LinkSpec, *tables: KeyTable | np.ndarray, secret: str = "") 
     """Return the key of links: everything that they and their similarities depend on.
 
     Args:
-        spec: What linking needs, of which linkage, K, caps, the largest distance and the split of
-            rows count.
+        spec: Settings of the linkage; the linkage table, K, caps, the largest distance and the
+            split of rows count.
         tables: What was linked: both parties' keys or codes.
         secret: A check value of the linkage secret.
     """
@@ -311,7 +311,7 @@ def links_key(spec: LinkSpec, *tables: KeyTable | np.ndarray, secret: str = "") 
     return digest.hexdigest()
 
 
-def _save(path: Path, kept: KeptLinks, key: str) -> None:
+def _save(path: Path, kept: CachedLinks, key: str) -> None:
     arrays = {"indices": kept.links.indices, "distances": kept.links.distances}
     figures: dict[str, object] = {"key": key}
     if kept.similar is not None:
@@ -335,10 +335,10 @@ def _table(indices: np.ndarray, distances: np.ndarray) -> LinkTable:
     """Return kept links.
 
     Raises:
-        ValueError: If they are none.
+        ValueError: If they are invalid.
     """
     if indices.size and indices.min() < NO_RECORD:
-        raise ValueError("a record that there is not")
+        raise ValueError("a record number below -1")
     return LinkTable(indices=_of_type(indices, np.int64), distances=_of_type(distances, np.float64))
 
 
@@ -354,7 +354,7 @@ def _opened(file: BinaryIO) -> Any:
     return np.load(file, allow_pickle=False)
 
 
-def _load(path: Path, key: str) -> KeptLinks:
+def _load(path: Path, key: str) -> CachedLinks:
     try:
         with path.open("rb") as file, _opened(file) as archive:
             text = archive["figures"]
@@ -377,14 +377,14 @@ def _load(path: Path, key: str) -> KeptLinks:
                 )
                 if similar.values.shape != similar.links.indices.shape:
                     raise ValueError("similarities of other links")
-            return KeptLinks(
+            return CachedLinks(
                 links=_table(archive["indices"], archive["distances"]), similar=similar
             )
     except DataError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever numpy and zipfile meet in such a file
+    except Exception as error:  # noqa: BLE001 - numpy and zipfile raise many kinds
         raise DataError(
-            f"links {path}: is damaged, or no file of links ({type(error).__name__}); restore it "
-            f"from a copy. If there is none, remove it: links are then made anew, and similarities "
-            f"get fresh noise, which tells more to who saw the old ones"
+            f"links {path}: is damaged or not a file of links ({type(error).__name__}); restore it "
+            f"from a copy. Without a copy, remove it: links are then made anew, and similarities "
+            f"get fresh noise, which reveals more to a party that saw the old ones"
         ) from None
