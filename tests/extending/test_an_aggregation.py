@@ -45,7 +45,11 @@ def test_a_run_trains_through_it(tmp_path: Path) -> None:
     """Every round clips and encodes with it, and the gradient goes back through what it kept."""
     config = read_federation(write_federation(tmp_path, rows=60))
     result = simulate_federation(
-        config, read_tables(config, tmp_path), tmp_path / "run", device=torch.device("cpu")
+        config,
+        read_tables(config, tmp_path),
+        tmp_path / "run",
+        device=torch.device("cpu"),
+        with_alone=False,
     )
     assert len(result.losses) == 4
     assert np.isfinite(result.losses).all()

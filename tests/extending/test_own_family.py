@@ -127,7 +127,7 @@ def simulated(folder: Path, encoder: str, family: str) -> dict[str, Any]:
     config = read_federation(save(folder, source))
     tables = read_tables(config, folder)
     metrics: dict[str, Any] = simulate_federation(
-        config, tables, folder / "run", device=torch.device("cpu")
+        config, tables, folder / "run", device=torch.device("cpu"), with_alone=False
     ).metrics
     return metrics
 
@@ -229,6 +229,7 @@ def test_an_instance_of_its_settings_is_a_model(
         privacy=Privacy(mechanism="none", encoder="trained"),
         training=sv.TrainingSettings(epochs=1),
         base="none",
+        with_alone=False,
     )
     assert result.metrics["family"] == "average"
 

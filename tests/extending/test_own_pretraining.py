@@ -82,7 +82,9 @@ STAGE = {"iterations": 4, "learning_rate": 1e-2, "batch_size": 16}
 def simulate(path: Path, out: Path, **options: Any) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, out, device=torch.device("cpu"), **options)
+    return simulate_federation(
+        config, tables, out, device=torch.device("cpu"), with_alone=False, **options
+    )
 
 
 @pytest.fixture

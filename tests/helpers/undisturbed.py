@@ -1,6 +1,7 @@
-"""A federation that nobody leaves, to compare with."""
+"""Simulations of a federation file, as its parties' processes compute."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -9,13 +10,19 @@ from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
 
-def undisturbed(path: Path, out: Path) -> RunResult:
-    """Simulate a federation file in one thread, as its parties' processes compute."""
+def simulated(path: Path, out: Path, **options: Any) -> RunResult:
+    """Simulate a federation file, without models of the primary alone: two thirds of the time."""
     config = read_federation(path)
     tables = read_tables(config, path.parent)
+    options = {"with_alone": False, **options}
+    return simulate_federation(config, tables, out, device=torch.device("cpu"), **options)
+
+
+def undisturbed(path: Path, out: Path) -> RunResult:
+    """Simulate all that a run has, in one thread: what to compare one with that was disturbed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return simulate_federation(config, tables, out, device=torch.device("cpu"))
+        return simulated(path, out, with_alone=True)
     finally:
         torch.set_num_threads(threads)

@@ -48,7 +48,9 @@ def federation(folder: Path, family: str, **sections: dict[str, Any]) -> Path:
 def simulated(path: Path, out: Path, **kinds: Any) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, out, device=torch.device("cpu"), **kinds)
+    return simulate_federation(
+        config, tables, out, device=torch.device("cpu"), with_alone=False, **kinds
+    )
 
 
 def pretrained(folder: Path, family: str, setting: str) -> dict[str, tuple[Encoders, Encoders]]:

@@ -59,7 +59,9 @@ def federated(path: Path, out: Path, observe: Any, **kinds: Any) -> dict[str, An
 def simulated(path: Path, out: Path, **kinds: Any) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, out, device=torch.device("cpu"), **kinds)
+    return simulate_federation(
+        config, tables, out, device=torch.device("cpu"), with_alone=False, **kinds
+    )
 
 
 def test_processes_pretrain_the_encoders_that_the_simulator_does(tmp_path: Path) -> None:

@@ -1,22 +1,20 @@
 """One party as several processes of its own machine, started by torchrun."""
 
 import json
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from helpers.command_line import securevfl
 from helpers.federations import save, write_federation
-from helpers.patience import PATIENCE_S
+from helpers.warm import Program
 
 from securevfl.runtime.entry import simulate_from_file
 
 pytestmark = pytest.mark.multiprocess
 
 SHARED_ROWS = Path(__file__).parents[2] / "helpers" / "shared_rows.py"
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 DP_TRAINED = {
     "epsilon": 40.0,
     "delta": 1e-4,
@@ -26,29 +24,20 @@ DP_TRAINED = {
 }
 
 
-def process(*arguments: object) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [str(part) for part in arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def ended(runs: "list[subprocess.Popen[str]]") -> list[tuple[str, str]]:
+def ended(runs: list[Program]) -> list[str]:
+    """Return what each run wrote to its standard error; all have to end well."""
     try:
-        outputs = [run.communicate(timeout=PATIENCE_S) for run in runs]
+        outputs = [run.ended() for run in runs]
     finally:
         for run in runs:
             run.kill()
-            run.wait()
-    assert [run.returncode for run in runs] == [0] * len(runs), outputs
-    return outputs
+    assert [code for code, _ in outputs] == [0] * len(runs), outputs
+    return [said for _, said in outputs]
 
 
 def test_rows_over_two_processes_are_those_of_one(tmp_path: Path) -> None:
     """Outputs, gradients and clipped sums: also of odd batches, of one row, after every step."""
-    ended([process(*TORCHRUN, SHARED_ROWS, tmp_path)])
+    ended([Program(*TORCHRUN, SHARED_ROWS, tmp_path)])
     assert (tmp_path / "compared").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["compared"]
 
@@ -71,13 +60,14 @@ def test_parties_of_two_processes_train_as_those_of_one(tmp_path, capfd, port, p
     save(tmp_path, source)
     out = tmp_path / "run"
 
-    def party(name: str, *, started: tuple[str, ...] = TORCHRUN) -> "subprocess.Popen[str]":
+    def party(name: str, *started: str) -> Program:
         given = ["--name", name, "--identity", tmp_path / "ids" / name, "--out", out]
-        return process(*started, "-m", "securevfl.cli.main", "party", path, *given)
+        return Program(*started, "party", path, *given)
 
-    alone_too = (sys.executable,) if privacy else TORCHRUN
-    outputs = ended([party("agency", started=alone_too), party("bank-1")])
-    assert "bank-1 is done" in outputs[1][1]
+    several = (*TORCHRUN, "-m", "securevfl.cli.main")
+    agency = ("securevfl.cli.main",) if privacy else several
+    outputs = ended([party("agency", *agency), party("bank-1", *several)])
+    assert "bank-1 is done" in outputs[1]
     alone = simulate_from_file(path, out=tmp_path / "alone")
     metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     if privacy is None:

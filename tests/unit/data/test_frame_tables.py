@@ -126,6 +126,7 @@ def test_a_simulation_takes_them(kind: str) -> None:
         privacy=sv.dp.Privacy(mechanism="none"),
         training=sv.TrainingSettings(epochs=1),
         base="none",
+        with_alone=False,
         **({"linkage": sv.LinkageSettings(metric="exact", protection="none")} if exact else {}),
     )
     assert len(result.history) == 1

@@ -137,7 +137,7 @@ def test_exported_parts_together_predict_as_the_run_did(tmp_path: Path) -> None:
     config = read_federation(path)
     run = tmp_path / "run"
     tables = read_tables(config, tmp_path)
-    simulate_federation(config, tables, run, device=torch.device("cpu"))
+    simulate_federation(config, tables, run, device=torch.device("cpu"), with_alone=False)
     parts = {one.party: onnxruntime.InferenceSession(one.path) for one in export_run(config, run)}
     said = pd.read_csv(run / "predictions.csv")
     rows = said["row"].to_numpy() - 1

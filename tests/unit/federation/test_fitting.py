@@ -51,6 +51,7 @@ def run(path: Path, out: Path, *, resume: bool = False):
         out,
         device=torch.device("cpu"),
         resume=resume,
+        with_alone=False,
     )
 
 

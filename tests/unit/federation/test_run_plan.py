@@ -45,7 +45,11 @@ def test_a_run_calibrates_its_noise_once(
     monkeypatch.setattr(ReleasePlan, "noise_share_std", counted)
     config = read_federation(bounded(tmp_path, privacy))
     result = simulate_federation(
-        config, read_tables(config, tmp_path), tmp_path / "run", device=torch.device("cpu")
+        config,
+        read_tables(config, tmp_path),
+        tmp_path / "run",
+        device=torch.device("cpu"),
+        with_alone=False,
     )
 
     assert len(calibrated) == 1

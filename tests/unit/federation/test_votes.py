@@ -43,10 +43,11 @@ def write_votes(folder: Path, *, bounds: bool = True, **sections: Any) -> Path:
     return save(folder, source)
 
 
-def run(path: Path, out: Path, *, resume: bool = False) -> RunResult:
+def run(path: Path, out: Path, **options: bool) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, out, device=torch.device("cpu"), resume=resume)
+    options = {"with_alone": False, **options}
+    return simulate_federation(config, tables, out, device=torch.device("cpu"), **options)
 
 
 def booked(folder: Path, party: str) -> list[dict[str, Any]]:
@@ -80,7 +81,7 @@ def test_votes_tell_what_the_primary_lacks(tmp_path: Path) -> None:
         encoder={**VOTES, "whiten": True},
         base={"estimator": "best"},
     )
-    metrics = run(path, tmp_path / "run").metrics
+    metrics = run(path, tmp_path / "run", with_alone=True).metrics
     assert metrics["base"]["used"] == "joint"
     assert metrics["base"]["rows"] == 192, "training rows decide beside validation rows"
     assert metrics["test"] > metrics["alone_test"] + 0.05

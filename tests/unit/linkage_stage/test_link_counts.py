@@ -201,7 +201,9 @@ def simulated(folder: Path, path: Path, events: list[ProgressEvent]) -> dict[str
     tables = read_tables(config, folder)
     cpu = torch.device("cpu")
     run = folder / "run"
-    return simulate_federation(config, tables, run, device=cpu, observe=events.append).metrics
+    return simulate_federation(
+        config, tables, run, device=cpu, observe=events.append, with_alone=False
+    ).metrics
 
 
 def test_a_run_without_links_charges_nothing(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_new_rows_that_nobody_knows_are_a_warning(tmp_path: Path) -> None:
     path.write_text(f"{path.read_text()}\n[prediction]\nepsilon = 500.0\n")
     config, events = read_federation(path), list[ProgressEvent]()
     tables, cpu = read_tables(config, tmp_path), torch.device("cpu")
-    run = simulate_federation(config, tables, tmp_path / "run", device=cpu)
+    run = simulate_federation(config, tables, tmp_path / "run", device=cpu, with_alone=False)
     rows = pd.read_csv(tmp_path / "agency.csv").drop(columns="y")
     run.predict(rows.head(30), observe=events.append)
     assert not any("new rows" in str(event) for event in events)

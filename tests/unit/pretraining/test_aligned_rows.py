@@ -52,7 +52,7 @@ def simulate(path: Path, out: Path, events: list[Any] | None = None, **kinds: An
         out,
         device=torch.device("cpu"),
         observe=(events if events is not None else []).append,
-        **kinds,
+        **{"with_alone": False, **kinds},
     )
 
 
@@ -289,7 +289,7 @@ def test_training_keeps_to_aligned_rows_where_it_is_told_to(
         folder = tmp_path / choice
         folder.mkdir()
         path = write_overlapping(folder, training={"rows": choice}, **sections)
-        metrics = simulate(path, folder / "run").metrics
+        metrics = simulate(path, folder / "run", with_alone=True).metrics
         found[choice] = np.unique(np.concatenate(seen)), metrics
     labelled = split_rows(
         ROWS, validation_fraction=0.1, test_fraction=0.2, seed=3, labelled_rows=60

@@ -49,7 +49,9 @@ def run(folder: Path, *places: str, model: Mapping[str, Any] | None = None) -> R
     )
     config = read_federation(path)
     tables = read_tables(config, folder)
-    return simulate_federation(config, tables, folder / "run", device=torch.device("cpu"))
+    return simulate_federation(
+        config, tables, folder / "run", device=torch.device("cpu"), with_alone=False
+    )
 
 
 class Seen:
@@ -203,7 +205,9 @@ def test_it_buys_no_epsilon(tmp_path: Path) -> None:
         )
         config = read_federation(path)
         tables = read_tables(config, folder)
-        result = simulate_federation(config, tables, folder / "run", device=torch.device("cpu"))
+        result = simulate_federation(
+            config, tables, folder / "run", device=torch.device("cpu"), with_alone=False
+        )
         privacy = result.metrics["privacy"]
         spent.append({k: v for k, v in privacy.items() if k in ("epsilon", "noise_share_std")})
     assert spent[0] == spent[1]

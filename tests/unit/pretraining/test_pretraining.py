@@ -61,6 +61,7 @@ def simulate(
         resume=resume,
         pretrain_only=pretrain_only,
         observe=(events if events is not None else []).append,
+        with_alone=False,
     )
 
 

@@ -56,6 +56,7 @@ def run(path: Path, out: Path, *, resume: bool = False, observe=None) -> RunResu
         device=torch.device("cpu"),
         resume=resume,
         observe=observe or (lambda _event: None),
+        with_alone=False,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from helpers.command_line import securevfl
 from helpers.damage import damage
 from helpers.federations import write_federation
+from helpers.undisturbed import simulated
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -87,7 +88,7 @@ def test_new_rows_are_predicted_as_test_rows_were(
     model: dict[str, Any], more: dict[str, Any], tmp_path: Path
 ) -> None:
     """To the last digit; and a row without a key is answered too, without the secondaries."""
-    run = sv.simulate(federation(tmp_path, model, **more), out=tmp_path / "run")
+    run = simulated(federation(tmp_path, model, **more), tmp_path / "run")
     written, again = predicted_again(run, tmp_path)
     assert np.array_equal(probabilities(again.frame()), probabilities(written))
     assert again.metrics == run.metrics["test_metrics"]
@@ -106,7 +107,7 @@ def test_it_is_fitted_to_own_columns_keys_and_released_numbers(tmp_path: Path) -
     path = federation(
         tmp_path, {**POOLED, "top": "linear"}, training={"batch_size": 16, "labelled_rows": 40}
     )
-    run = sv.simulate(path, out=tmp_path / "run")
+    run = simulated(path, tmp_path / "run")
     frame = run.features(own=True)
     names = [name for name in frame if name.startswith(("own_", "released_"))]
     assert sum(name.startswith("own_job=") for name in names) == 3
@@ -147,6 +148,7 @@ def test_a_cut_run_goes_on_with_what_was_fitted_or_fits_it_again(
             tmp_path / folder,
             device=torch.device("cpu"),
             resume=resume,
+            with_alone=False,
         )
 
     def cut(_run: PrimaryRun) -> None:
@@ -187,7 +189,7 @@ def people() -> tuple[pd.DataFrame, pd.DataFrame]:
     return own.assign(pays=np.where(theirs["wealth"] > 0, "yes", "no")), theirs
 
 
-def simulated(**more: Any) -> tuple[sv.RunResult, list[sv.data.PartyTable]]:
+def bank_and_bureau(**more: Any) -> tuple[sv.RunResult, list[sv.data.PartyTable]]:
     """Run a bank and a bureau, which knows what decides; texts are keys, as nothing attends."""
     own, theirs = people()
     parties = [
@@ -210,7 +212,7 @@ def simulated(**more: Any) -> tuple[sv.RunResult, list[sv.data.PartyTable]]:
 
 def test_a_base_answers_as_far_as_lambda_says(tmp_path: Path) -> None:
     """(1 - lambda) of the base and lambda of the estimator, in margins, for test and new rows."""
-    run, _ = simulated(top="linear", base="linear", out=tmp_path)
+    run, _ = bank_and_bureau(top="linear", base="linear", out=tmp_path)
     told = run.metrics["base"]
     assert told["used"] == "joint"
     assert 0 < told["lambda"] <= 1
@@ -243,7 +245,7 @@ def doubled(values: np.ndarray) -> np.ndarray:
 def test_an_estimator_of_ones_own(tmp_path: Path) -> None:
     """Handed over in Python, kept as it was fitted, and used again from the run's folder alone."""
     forest = RandomForestClassifier(n_estimators=20, random_state=0)
-    run, parties = simulated(top=forest, base="none", out=tmp_path / "run")
+    run, parties = bank_and_bureau(top=forest, base="none", out=tmp_path / "run")
     own, _ = people()
     found = run.predict(own)
     assert found.metrics is not None
@@ -259,11 +261,11 @@ def test_an_estimator_of_ones_own(tmp_path: Path) -> None:
         sv.simulate(path, out=tmp_path / "again")
     foreign = make_pipeline(FunctionTransformer(doubled), LogisticRegression())
     with pytest.raises(ConfigError, match=r"model\.top: Pipeline can't be kept"):
-        simulated(top=foreign, base="none")
+        bank_and_bureau(top=foreign, base="none")
     with pytest.raises(ConfigError, match=r"model\.top: LinearSVC needs fit and predict_proba"):
-        simulated(top=LinearSVC(), base="none")
+        bank_and_bureau(top=LinearSVC(), base="none")
     with pytest.raises(ConfigError, match="top: must be"):
-        simulated(top=7, base="none")
+        bank_and_bureau(top=7, base="none")
 
 
 def test_what_was_kept_is_whole_or_refused(
@@ -271,7 +273,7 @@ def test_what_was_kept_is_whole_or_refused(
 ) -> None:
     """A damaged file ends a prediction in one line; so does an export, which knows networks."""
     path = federation(tmp_path, {**POOLED, "top": "linear"})
-    sv.simulate(path, out=tmp_path / "run")
+    simulated(path, tmp_path / "run")
     done = securevfl(capfd, "model", "export", tmp_path / "run", "--party", "agency")
     assert (done.code, "is an estimator of scikit-learn" in done.complaint) == (2, True)
     model = tmp_path / "run" / "parties" / "agency" / "model"

@@ -35,7 +35,7 @@ def run(path: Path, out: Path) -> RunResult:
     """Simulate a federation file."""
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, out, device=torch.device("cpu"))
+    return simulate_federation(config, tables, out, device=torch.device("cpu"), with_alone=False)
 
 
 @pytest.mark.parametrize("model", [FEDSIM, {**FEDSIM, "family": "featuresim"}], ids=str)

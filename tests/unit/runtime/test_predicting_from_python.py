@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from helpers.federations import FROZEN, save, write_federation
+from helpers.undisturbed import simulated
 
 import securevfl as sv
 from securevfl.cli.results import summary_of
@@ -52,7 +53,9 @@ def trained(frame: pd.DataFrame, theirs: pd.DataFrame, **more: Any) -> sv.RunRes
         sv.data.from_frame(frame, name="bank", key=["place"], label="pays", exclude=["id"]),
         sv.data.from_frame(theirs, name="bureau", key=["place"], exclude=["id"]),
     ]
-    return sv.simulate(parties, SMALL, privacy=NO_NOISE, training=SHORT, base="none", **more)
+    return sv.simulate(
+        parties, SMALL, privacy=NO_NOISE, training=SHORT, base="none", with_alone=False, **more
+    )
 
 
 def test_any_frame_or_file_of_new_rows_gets_the_predictions_of_the_test_rows(
@@ -118,6 +121,7 @@ def test_texts_are_keys_of_new_rows_too() -> None:
         training=SHORT,
         base="none",
         linkage=sv.LinkageSettings(metric="exact", protection="none"),
+        with_alone=False,
     )
     known, strange = run.predict(own), run.predict(own.assign(id="nobody"))
     assert known.probabilities is not None
@@ -151,7 +155,7 @@ def test_every_call_is_charged_until_nothing_is_left(tmp_path: Path, from_file: 
     source = sv.read_federation(path).source
     for party in source["party"]:
         party |= {"scaling": "bounds", "bounds": [-5.0, 15.0]}
-    run = sv.simulate(save(tmp_path, dict(source)), out=tmp_path / "run")
+    run = simulated(save(tmp_path, dict(source)), tmp_path / "run")
     rows: Any = tmp_path / "agency.csv" if from_file else pd.read_csv(tmp_path / "agency.csv")
     ledger = tmp_path / "run" / "parties" / "bank-1" / "ledger.jsonl"
     before = len(ledger.read_text().splitlines())
@@ -202,6 +206,7 @@ def test_the_positive_class_is_the_one_that_the_primary_names(tmp_path: Path) ->
             training=SHORT,
             base="none",
             out=tmp_path / positive,
+            with_alone=False,
         )
         written = pd.read_csv(tmp_path / positive / "predictions.csv")
         assert f"probability_{positive}" in written

@@ -51,7 +51,9 @@ def run(path: Path) -> tuple[RunResult, RowSplit]:
     tables = read_tables(config, path.parent)
     split, _ = run_facts(config, tables["agency"])
     device = torch.device("cpu")
-    return simulate_federation(config, tables, path.parent / "run", device=device), split
+    return simulate_federation(
+        config, tables, path.parent / "run", device=device, with_alone=False
+    ), split
 
 
 def charged(folder: Path, name: str) -> list[dict[str, Any]]:

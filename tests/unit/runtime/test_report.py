@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from helpers.federations import write_federation
+from helpers.undisturbed import simulated
 
-import securevfl as sv
 from securevfl.core.column_names import keys_in_clear
 from securevfl.report.page import write_report
 from securevfl.report.plots import epsilon_plot, loss_plot, metric_plot, search_plot
@@ -38,7 +38,7 @@ def test_a_curve_of_one_epoch_is_drawn() -> None:
 
 def test_a_report_says_when_and_of_which_rows(tmp_path: Path) -> None:
     path = write_federation(tmp_path, rows=60, training={"epochs": 1, "batch_size": 32})
-    run = sv.simulate(path, out=tmp_path / "run")
+    run = simulated(path, tmp_path / "run")
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert run.metrics["run"] in page
     assert run.metrics["ended"][:10] in page
@@ -65,6 +65,6 @@ def test_a_report_has_a_box_of_keys_in_clear(tmp_path: Path) -> None:
     for table in tmp_path.glob("*.csv"):
         head, rest = table.read_text().split("\n", 1)
         table.write_text("\n".join([head.replace(keys[1], "birth_date"), rest]))
-    sv.simulate(path, out=tmp_path / "run")
+    simulated(path, tmp_path / "run")
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert re.search(r'class="statement warned">Warning: linkage.protection[^<]*birth_date', page)
