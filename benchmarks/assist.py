@@ -24,7 +24,7 @@ from sklearn.datasets import make_classification
 
 import securevfl as sv
 from securevfl.data.tables import PartyTable
-from securevfl.federation.own_numbers import own_inputs, targets_of, task_head
+from securevfl.federation.base import own_inputs, targets_of, task_head
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.datasets import load_folder, load_full
 from securevfl.models.alone.margins import OwnInputs, fit_margins

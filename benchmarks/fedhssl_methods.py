@@ -20,17 +20,16 @@ from torch import Tensor
 from securevfl.config.methods import BoostingConfig, FedCVTConfig
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.exchange import RoundCounter
-from securevfl.federation.pretraining.learner_with_records import (
-    LearnerWithRecords,
-    PretrainingRows,
-)
 from securevfl.federation.pretraining.messages import PretrainingValidator
 from securevfl.federation.pretraining.pretraining_run import PretrainingRun, sending
-from securevfl.federation.pretraining.pretraining_secondary import PretrainingSecondary
+from securevfl.federation.pretraining.pretraining_secondary import (
+    LearnerWithRecords,
+    PretrainingRows,
+    PretrainingSecondary,
+)
 from securevfl.federation.rounds.cut import with_iso_noise
 from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.run_plan import new_run
+from securevfl.federation.run_plan import RoundCounter, new_run
 from securevfl.federation.session.peers import PeersHere
 from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
 from securevfl.lab.pooled_methods import fit_boosting

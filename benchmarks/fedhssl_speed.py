@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from securevfl.federation.pretraining.learner_with_records import even_batches
+from securevfl.federation.pretraining.pretraining_secondary import even_batches
 from securevfl.lab.datasets import load_full
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.augment import CorruptedFeatures

@@ -34,10 +34,9 @@ import securevfl as sv
 from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
 from securevfl.data.tables import PartyTable
-from securevfl.federation.exchange import ROUNDS_AHEAD
 from securevfl.federation.messages import RoundKind, Share
-from securevfl.federation.rounds import network_primary, primary, secondary
-from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.rounds import primaries, primary, secondary
+from securevfl.federation.run_plan import ROUNDS_AHEAD, RunFacts
 from securevfl.lab.bench.wire import Bytes, WiredRun
 from securevfl.ledger.chain import ChainedFile
 from securevfl.linkage.stage import linking
@@ -207,7 +206,7 @@ class Clock:
 WATCHED: Final = {
     "answer": (secondary.Secondary, "answer"),
     "learn": (secondary.Secondary, "learn"),
-    "step": (network_primary.NetworkPrimary, "_train_batch"),
+    "step": (primaries.NetworkPrimary, "_train_batch"),
     "forward": (primary.Primary, "_forward"),
     "link": (linking.Linker, "__call__"),
     "alone": (primary_run, "train_alone"),

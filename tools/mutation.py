@@ -64,8 +64,7 @@ TESTS: Final = {
 """The tests of each package."""
 
 RELEASE_PATH: Final = (
-    "build", "cut", "fitting", "peers", "release", "run_plan", "secondary", "star_secondary",
-    "updates",
+    "build", "cut", "encoder_fitting", "peers", "release", "run_plan", "secondary", "updates",
 )  # fmt: skip
 """What a release passes in ``federation``; of the other packages all modules are taken."""
 

@@ -1,8 +1,9 @@
-"""Build one party from the federation file and its own table: the same way in every runner."""
+"""Each party's half of the network: built from the federation file, saved when the run ends."""
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,35 +17,36 @@ from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.progress import Observer
 from securevfl.data.rows import RowSplit
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
-from securevfl.federation.assist.assist_primary import AssistPrimary
-from securevfl.federation.assist.assist_secondary import AssistAllowance, AssistSecondary
-from securevfl.federation.class_means.voter import Voter, fitting_of
-from securevfl.federation.exchange import Exchange
-from securevfl.federation.own_numbers import (
+from securevfl.federation.assisted_boosting import AssistAllowance, AssistPrimary, AssistSecondary
+from securevfl.federation.base import (
+    Choice,
     aligned_rows,
     features_of,
+    label_scaler_of,
     require_declared_features,
+    scaler_of,
     targets_of,
     task_head,
 )
-from securevfl.federation.rounds.fitted_primary import (
+from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.encoder_fitting import Voter, build_direction_bottom, fitting_of
+from securevfl.federation.rounds.exchanges import Exchange
+from securevfl.federation.rounds.primaries import (
     FittedPrimary,
+    NetworkPrimary,
     TiedPrimary,
     build_fitted_top,
     read_by_top,
 )
-from securevfl.federation.rounds.fitting import build_direction_bottom
-from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
 from securevfl.federation.rounds.release import KeptRelease, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
-from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.saved_model import FOLDER, KeptModel, PrimaryPart
 from securevfl.federation.session.allowance import Allowance, SessionLimits
-from securevfl.federation.state_files import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
@@ -53,7 +55,7 @@ from securevfl.models.frozen import DirectionBottom
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import PacedOptimizer, build_optimizer
 from securevfl.models.registry import is_built_in
-from securevfl.models.tasks import TaskHead
+from securevfl.models.tasks import Metrics, TaskHead
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -387,3 +389,106 @@ def build_primary(
         dropout=DropoutStream(plan.config.federation.seed, plan.config.primary.name, device=device),
         observe=observe,
     )
+
+
+# What each party keeps of a run whose training has ended: its :class:`KeptModel`.
+
+
+def keep_secondary(
+    plan: RunPlan,
+    table: PartyTable,
+    linked: LinkedSecondary,
+    secondary: Secondary,
+    ledger: Ledger,
+    *,
+    folder: Path,
+) -> None:
+    """Write a secondary's model into its own folder of the run.
+
+    Args:
+        plan: The run.
+        table: Its table.
+        linked: Its links, for how keys and similarities are scaled.
+        secondary: Its half of the network, at the best epoch.
+        ledger: Its own.
+        folder: Its own within the run folder.
+
+    Raises:
+        StorageError: If the disk takes no more.
+    """
+    party = plan.config.party(secondary.name)
+    KeptModel(
+        **_common(plan, party, table, ledger),
+        key_scale=linked.key_scale,
+        similarity_scale=linked.similarity_scale,
+        weights=secondary.final_weights(),
+    ).save(folder / FOLDER)
+
+
+def keep_primary(
+    plan: RunPlan,
+    table: PartyTable,
+    linked: LinkedPrimary,
+    keys: KeyTable,
+    primary: Primary,
+    ledger: Ledger,
+    *,
+    metrics: Metrics,
+    choice: Choice | None,
+    folder: Path,
+) -> None:
+    """Write the primary's model; see :func:`keep_secondary`.
+
+    Args:
+        plan: The run.
+        table: Its table.
+        linked: How its keys were scaled.
+        keys: Its keys, kept where records choose their rows.
+        primary: Its half of the network, at the best epoch.
+        ledger: Its own.
+        metrics: Of the test rows.
+        choice: Who answers; None where there is no base.
+        folder: Its own within the run folder.
+
+    Raises:
+        StorageError: If the disk takes no more.
+    """
+    KeptModel(
+        **_common(plan, plan.config.primary, table, ledger),
+        key_scale=linked.key_scale,
+        similarity_scale=None,
+        weights=primary.top.state_dict(),
+        primary=PrimaryPart(
+            head=primary.head,
+            classes=table.classes,
+            label_scaler=label_scaler_of(table, primary.data.split, primary.head),
+            threshold=primary.threshold if choice is None else choice.threshold,
+            metrics=metrics,
+            base=None if choice is None else choice.base,
+            alone=None if choice is None else choice.alone.best.model,
+            scale=primary.scale,
+            used="joint" if choice is None else choice.decision.used,
+            # Of all rows: to leave out those of one part would show which they are.
+            keys=None if plan.config.privacy.links_per_record is None else keys,
+        ),
+    ).save(folder / FOLDER)
+
+
+def _common(
+    plan: RunPlan, party: PartySettings, table: PartyTable, ledger: Ledger
+) -> dict[str, Any]:
+    config = plan.config
+    return {
+        "party": party.name,
+        "role": party.role,
+        "federation": config.federation.name,
+        "digest": config.model_digest,
+        "run": plan.facts.run,
+        "family": config.family.name,
+        "settings": dict(config.source["model"]),
+        "features": table.feature_names,
+        "schema": None if table.schema is None else table.schema.as_json(),
+        "feature_scaler": scaler_of(party, table),
+        "noise_share_std": plan.noise_share_std,
+        "ledger_head": ledger.head,
+    }

@@ -10,8 +10,14 @@ import numpy.typing as npt
 from jaxtyping import Float32, Int64
 
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.exchange import EpochMark, Purpose, RoundPlan, read_ranks
-from securevfl.federation.run_plan import RUN_ID_DIGITS, RunFacts
+from securevfl.federation.run_plan import (
+    RUN_ID_DIGITS,
+    EpochMark,
+    Purpose,
+    RoundPlan,
+    RunFacts,
+    read_ranks,
+)
 from securevfl.mpc.masks import PUBLIC_BYTES
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
@@ -187,7 +193,7 @@ class Welcome(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready(TypedMessage):
+class Ready(DeclaredMessage):
     """The caller's table and its budget have room for the run. Tells nothing else."""
 
     KIND: ClassVar = RoundKind.READY

@@ -17,8 +17,8 @@ from securevfl.config.methods import JOINED, BoostingConfig, FedCVTConfig, Setti
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.tables import PartyTable
+from securevfl.federation.base import features_of, own_inputs, places_of
 from securevfl.federation.build import primary_data
-from securevfl.federation.own_numbers import features_of, own_inputs, places_of
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.fedcvt import KnownRows, fit_fedcvt

@@ -19,8 +19,7 @@ from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.columns import Column, features_of_column
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.federation.base import Base
-from securevfl.federation.own_numbers import own_inputs
+from securevfl.federation.base import Base, own_inputs
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
 # The settings that a federation would run by at an epsilon.

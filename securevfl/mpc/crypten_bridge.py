@@ -5,19 +5,50 @@ What is used of CrypTen is the share algebra behind ``ArithmeticSharedTensor.fro
 nothing here calls ``crypten.init``, and ``torch.distributed`` stays untouched.
 """
 
+import importlib
+import importlib.util
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NoReturn, cast
+from types import ModuleType
+from typing import Any, Final, NoReturn, cast
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from securevfl.core.conventions import PRIMARY_RANK
-from securevfl.core.errors import ProtocolError
-from securevfl.mpc.compat import import_crypten
+from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.mpc.sum_to import WordWire
+
+# CrypTen 0.4.1 asks for a module that torch moved in 2.9, of CrypTen's ONNX importer, which nothing
+# here uses.
+_OLD_HOME: Final = "torch.onnx._internal.registration"
+_NEW_HOME: Final = "torch.onnx._internal.torchscript_exporter.registration"
+
+
+def import_crypten() -> ModuleType:
+    """Import CrypTen and return it.
+
+    Raises:
+        ConfigError: If it, or something that it needs, is not installed.
+    """
+    try:
+        if _OLD_HOME not in sys.modules and importlib.util.find_spec(_OLD_HOME) is None:
+            sys.modules[_OLD_HOME] = importlib.import_module(_NEW_HOME)
+        with warnings.catch_warnings():
+            # Its sources hold invalid escapes, which Python reports while it compiles them.
+            for category in (SyntaxWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", category)
+            return importlib.import_module("crypten")
+    except ImportError as error:
+        raise ConfigError(
+            f"CrypTen cannot be imported ({error}); install crypten==0.4.1 with sklearn==0.0, or "
+            f"simulate, which needs neither"
+        ) from error
+
 
 crypten = import_crypten()
 

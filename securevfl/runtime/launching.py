@@ -42,7 +42,7 @@ from securevfl.core.progress import (
     event_of,
 )
 from securevfl.federation.checkpoint import has_begun
-from securevfl.federation.rounds.worker_group import WorkerGroup
+from securevfl.federation.rounds.party_workers import WorkerGroup
 from securevfl.federation.session.membership import idle_helpers
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure
 from securevfl.launch.spawn import KeptProcesses, keeping, reserved_port, run_party_processes

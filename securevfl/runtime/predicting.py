@@ -17,12 +17,11 @@ from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.federation.base import features_of, own_inputs
 from securevfl.federation.build import build_top
-from securevfl.federation.exchange import Exchange
 from securevfl.federation.messages import RUN_ID, RoundKind
-from securevfl.federation.own_numbers import features_of, own_inputs
-from securevfl.federation.rounds.around import PresentBlocks
-from securevfl.federation.rounds.fitted_primary import read_by_top
+from securevfl.federation.rounds.exchanges import Exchange, PresentBlocks
+from securevfl.federation.rounds.primaries import read_by_top
 from securevfl.federation.rounds.primary import CorrectingTopModel, PrimaryInputs, TopModel
 from securevfl.federation.run_plan import PredictionBudget, RunFacts, new_run
 from securevfl.federation.saved_model import KeptModel

@@ -20,18 +20,17 @@ from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import PrimaryVoting
-from securevfl.federation.exchange import RoundCounter
 from securevfl.federation.messages import Hello, RoundKind, TrainingRows
+from securevfl.federation.over_star import FederatedExchange, PeersOverStar
 from securevfl.federation.pretraining.pretraining_stage import (
     pretrain_as_primary,
     write_pretraining,
 )
-from securevfl.federation.rounds.around import ChargedExchange
-from securevfl.federation.rounds.fitted_primary import require_top
-from securevfl.federation.rounds.network_primary import NetworkPrimary
-from securevfl.federation.rounds.over_star import FederatedExchange
+from securevfl.federation.rounds.exchanges import ChargedExchange
+from securevfl.federation.rounds.primaries import NetworkPrimary, require_top
 from securevfl.federation.run_plan import (
     PredictionBudget,
+    RoundCounter,
     RunFacts,
     plan_prediction,
     plan_run,
@@ -47,7 +46,6 @@ from securevfl.federation.session.membership import (
     active_without,
     callers_in_predictions,
 )
-from securevfl.federation.session.peers import PeersOverStar
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import OwnPlace, link_as_primary, reveals_of
@@ -65,8 +63,7 @@ from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import PrimaryRun, tell_alignment
 from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import RejoinDue
-from securevfl.transport.failure import public_reason
-from securevfl.transport.message import Done
+from securevfl.transport.message import Done, public_reason
 from securevfl.transport.star import PrimaryTransport, new_session
 
 

@@ -35,20 +35,31 @@ from securevfl.core.progress import (
 )
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.assist.assist_primary import AssistPrimary, tell_labels
-from securevfl.federation.base import Base, Choice, choose, digest_of_rows, fit_base
-from securevfl.federation.build import build_primary
+from securevfl.federation.assisted_boosting import AssistPrimary, tell_labels
+from securevfl.federation.base import (
+    Base,
+    Choice,
+    choose,
+    digest_of_rows,
+    fit_base,
+    label_scaler_of,
+    own_inputs,
+)
+from securevfl.federation.build import build_primary, keep_primary
+from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.class_means.ballot import Ballot, ballot_of
-from securevfl.federation.exchange import EpochMark, Exchange, RoundCounter, RoundPlan
-from securevfl.federation.own_numbers import label_scaler_of, own_inputs
-from securevfl.federation.rounds.around import ChargedExchange, ExchangeAround
+from securevfl.federation.rounds.exchanges import (
+    ChargedExchange,
+    Exchange,
+    ExchangeAround,
+    KeptRows,
+    ReleasedRows,
+    release_once,
+)
 from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
-from securevfl.federation.rounds.released_rows import KeptRows, ReleasedRows, release_once
-from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.saving import keep_primary
+from securevfl.federation.run_plan import EpochMark, RoundCounter, RoundPlan, RunPlan
 from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.federation.state_files import DamagedError, StateFolder
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import Countersigning, epoch_point
 from securevfl.ledger.ledger import Ledger
@@ -76,18 +87,6 @@ from securevfl.version import __version__
 # The primary's own network without partners: a placebo that costs nobody anything.
 
 
-class NoPartners(ReleasedRows):
-    """An exchange that answers with zeros, as if no linked record said anything."""
-
-    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the primary's own weights: nobody else has any.
-
-        Reveals:
-            Nothing.
-        """
-        return dict(own)
-
-
 def train_own_network(
     plan: RunPlan, table: PartyTable, data: PrimaryData, *, estimator: Any = None
 ) -> Primary | None:
@@ -113,7 +112,8 @@ def train_own_network(
     shape = plan.cut.shape
     zeros = torch.zeros((1, *shape)).expand(len(data.targets), *shape)
     ranks = tuple(plan.ranks[party.name] for party in plan.config.secondaries)
-    exchange = NoPartners(zeros, ranks=ranks, rounds=RoundCounter(), device=data.features.device)
+    # Zeros, as if no linked record said anything.
+    exchange = ReleasedRows(zeros, ranks=ranks, rounds=RoundCounter(), device=data.features.device)
     own = build_primary(plan, table, data, exchange, observe=unheard, estimator=estimator)
     if isinstance(own, CorrectingTopModel):
         return None
@@ -424,7 +424,7 @@ class PrimaryRun:
                 nothing was released then.
 
         Reveals:
-            What :class:`securevfl.federation.exchange.Exchange` says of each of its methods.
+            What the methods of :class:`~securevfl.federation.rounds.exchanges.Exchange` say.
         """
         self.primary.require_measurable()
         self.base = base = self._fit_base()

@@ -1,7 +1,7 @@
 """A frozen run's releases as a table of the primary's own: post-processing, which costs nothing.
 
 Every row of a frozen run is released once and kept
-(:mod:`securevfl.federation.rounds.released_rows`). What is computed from these numbers afterwards,
+(:mod:`securevfl.federation.rounds.exchanges`). What is computed from these numbers afterwards,
 by this program or by any other, tells no more of the secondaries' records than they do: nobody is
 asked, nothing is sent and no ledger is charged.
 """
@@ -19,9 +19,9 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.rounds.released_rows import KeptRows
+from securevfl.federation.checkpoint import DamagedError, StateFolder
+from securevfl.federation.rounds.exchanges import KeptRows
 from securevfl.federation.run_plan import run_facts
-from securevfl.federation.state_files import DamagedError, StateFolder
 from securevfl.ledger.book import LedgerBook
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.ledger import recomputed, until_end

@@ -9,7 +9,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.errors import ConfigError
-from securevfl.federation.rounds.worker_group import WorkerGroup
+from securevfl.federation.rounds.party_workers import WorkerGroup
 
 FederationSource = str | Path | FederationConfig
 """A federation: the path of its file, or what :func:`securevfl.read_federation` returned."""

@@ -1,7 +1,6 @@
 """A secondary's life in its own process: join, link, pretrain, answer until the primary is done."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -18,24 +17,21 @@ from securevfl.core.errors import (
 from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, told
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary
-from securevfl.federation.checkpoint import EpochKeeper
-from securevfl.federation.class_means.class_means_stage import SecondaryVoting, VotingKind
-from securevfl.federation.exchange import EpochMark
+from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, keep_secondary
+from securevfl.federation.class_means.class_means_stage import SecondaryVoting, VotesCall
 from securevfl.federation.messages import Ready, RoundKind, TrainingRows
+from securevfl.federation.over_star import SecondaryServer, serve, sum_from_secondary
 from securevfl.federation.pretraining.pretraining_stage import (
     finish_pretraining,
     pretraining_secondary,
 )
-from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.rounds.star_secondary import SecondaryServer
-from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
+from securevfl.federation.rounds.secondary import EpochKeeper, Secondary
+from securevfl.federation.run_plan import EpochMark, RunPlan, plan_prediction, plan_run
 from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
-from securevfl.federation.saving import keep_secondary
 from securevfl.federation.session.handshake import Joined, joined, own_epoch
 from securevfl.federation.session.membership import absent_names, idle_helpers
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.federation.session.peers import serve, sum_from_secondary
+from securevfl.federation.session.peers import Handler
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import Countersigning, LedgerKind, epoch_point
 from securevfl.linkage.spec import LinkedSecondary
@@ -48,7 +44,7 @@ from securevfl.runtime.party import PartyLife, countersigner
 from securevfl.runtime.predicting import PredictRequest, prediction_spec, warn_of_few_links
 from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
 from securevfl.runtime.run_options import RejoinDue
-from securevfl.transport.message import Message, MessageKind, StarKind
+from securevfl.transport.message import StarKind
 from securevfl.version import __version__
 
 
@@ -263,18 +259,18 @@ def _serve(
                 deadline_s=plan.config.runtime.idle_timeout_s,
             )
             finish_pretraining(plan.config, secondary.bottom, part.learning, life.files.folder)
-        voting: dict[MessageKind, Callable[[Message], None]] = {}
+        handlers = dict(secondary.handlers(end_epoch))
         if secondary.voter is not None:
-            voting[VotingKind.VOTES_CALL] = SecondaryVoting.over(star, plan, secondary.voter)
+            vote = SecondaryVoting.over(star, plan, secondary.voter)
+            handlers[VotesCall] = Handler(lambda _call, _reply: vote())
         done = SecondaryServer(
             secondary,
             star.transport,
             sum_to,
             plan,
-            end_epoch=end_epoch,
+            handlers=handlers,
             log=life.files.log,
             countersigning=countersigning,
-            also=voting,
         ).serve()
     finally:
         masks.close()
@@ -434,7 +430,7 @@ class _Requests:
                 star.transport,
                 self._sum,
                 plan,
-                end_epoch=lambda _mark: None,
+                handlers={},
                 log=files.log,
             )
             self._last_round = server.serve_pass()

@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,9 @@ from securevfl.core.formatting import Summarised, epsilon_in_words
 from securevfl.core.progress import Observer, Stage, Warned, told, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
-from securevfl.federation.build import build_secondary, primary_data
-from securevfl.federation.checkpoint import EpochKeeper, last_common
+from securevfl.federation.build import build_secondary, keep_secondary, primary_data
+from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import vote_in_process
-from securevfl.federation.exchange import EpochMark
 from securevfl.federation.pretraining.pretraining_stage import (
     common_start,
     finish_pretraining,
@@ -33,12 +32,11 @@ from securevfl.federation.pretraining.pretraining_stage import (
     pretraining_secondary,
     write_pretraining,
 )
-from securevfl.federation.rounds.fitted_primary import require_top
 from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.primaries import require_top
 from securevfl.federation.rounds.primary import Primary
-from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.rounds.secondary import EpochKeeper, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
-from securevfl.federation.saving import keep_secondary
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import lines_of_run
@@ -275,7 +273,10 @@ def simulate_federation(
             SimulatedExchange(
                 {plan.ranks[name]: party.secondary for name, party in parties.items()},
                 plan.cut,
-                end_epoch=_keep_all(parties),
+                end_epoch={
+                    plan.ranks[name]: EpochKeeper(one.secondary, one.files.checkpoints)
+                    for name, one in parties.items()
+                },
                 links=config.model.neighbours,
             ),
             own,
@@ -440,16 +441,6 @@ def _shown_positions(
         return {}
     taken = {name: one.secondary.positions_taken for name, one in parties.items()}
     return {name: one for name, one in taken.items() if one is not None}
-
-
-def _keep_all(parties: Mapping[str, SimulatedParty]) -> Callable[[EpochMark], None]:
-    keepers = [EpochKeeper(one.secondary, one.files.checkpoints) for one in parties.values()]
-
-    def end_epoch(mark: EpochMark) -> None:
-        for keeper in keepers:
-            keeper(mark)
-
-    return end_epoch
 
 
 def _go_on(config: FederationConfig, kept: Mapping[str, PartyFiles], observe: Observer) -> str:

@@ -21,8 +21,7 @@ from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.party_tables import as_pandas
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary
-from securevfl.federation.exchange import EpochMark
-from securevfl.federation.rounds.around import ChargedExchange
+from securevfl.federation.rounds.exchanges import ChargedExchange
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.run_plan import PredictionBudget, plan_prediction
 from securevfl.federation.saved_model import FOLDER, load_model
@@ -247,7 +246,7 @@ class SimulatedSession:
                 opened.callback(secondary.close)
                 parties[plan.ranks[party.name]] = secondary
             exchange = ChargedExchange(
-                SimulatedExchange(parties, plan.cut, end_epoch=_no_epochs),
+                SimulatedExchange(parties, plan.cut),
                 ledgers[config.primary.name],
                 lambda _epsilon: None,
             )
@@ -266,10 +265,6 @@ class SimulatedSession:
             outputs = top.predict(request.rows, "predict")
             spent = max(ledger.spent for ledger in ledgers.values())
         return outputs, spent
-
-
-def _no_epochs(_mark: EpochMark) -> None:
-    """Nothing is trained, so no epoch ends."""
 
 
 # What it takes to predict new rows with a run whose parties have kept their models.

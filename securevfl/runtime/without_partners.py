@@ -18,14 +18,20 @@ from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import Observer, Stage, unheard
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
+from securevfl.federation.base import own_inputs
 from securevfl.federation.build import bottom_at_work, build_secondary, primary_data
-from securevfl.federation.exchange import RoundCounter, RoundPlan
-from securevfl.federation.own_numbers import own_inputs
-from securevfl.federation.rounds.around import without_blocks
+from securevfl.federation.rounds.exchanges import ReleasedRows, without_blocks
 from securevfl.federation.rounds.primary import PrimaryData, TopModel
-from securevfl.federation.rounds.released_rows import ReleasedRows
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_prediction, plan_run, run_facts
+from securevfl.federation.run_plan import (
+    RoundCounter,
+    RoundPlan,
+    RunFacts,
+    RunPlan,
+    plan_prediction,
+    plan_run,
+    run_facts,
+)
 from securevfl.federation.saved_model import KeptModel
 from securevfl.federation.session.membership import in_blocks
 from securevfl.ledger.ledger import Ledger

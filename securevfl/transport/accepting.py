@@ -19,11 +19,10 @@ from typing import Final
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.transport.connection import Connection, Outgoing
-from securevfl.transport.failure import Failure, FailureKind
 from securevfl.transport.framing import FrameReader, encode
-from securevfl.transport.message import SessionStart
+from securevfl.transport.identity import in_plain_words, peer_public_text
+from securevfl.transport.message import Failure, FailureKind, SessionStart
 from securevfl.transport.socket_loop import StarLoop
-from securevfl.transport.tls import in_plain_words, peer_public_text
 
 # Callers that may prove who they are at the same time, and those of one address among them. Many
 # parties may call from one address at once; who is sent away for want of room calls again.

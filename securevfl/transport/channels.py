@@ -12,19 +12,19 @@ import struct
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from jaxtyping import UInt8
 
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import AuthenticationError, ProtocolError
 from securevfl.transport.framing import FrameReader, encode
-from securevfl.transport.message import Message, MessageKind, StarKind, TypedMessage
+from securevfl.transport.message import DeclaredMessage, Message, MessageKind, StarKind, wire
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 # Messages between two callers through the primary, which must not read them.
@@ -35,7 +35,7 @@ _MOST_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SealedTo(TypedMessage):
+class SealedTo(DeclaredMessage):
     """A message for another caller, under a key that the primary does not have.
 
     It tells the primary its size and whom it is for.
@@ -44,51 +44,23 @@ class SealedTo(TypedMessage):
     KIND: ClassVar = StarKind.SEALED
     WAY: ClassVar = "caller to primary, to be passed on"
 
-    rank: int
+    rank: int = wire(name="to")
     """Whom it is for."""
 
-    sealed: npt.NDArray[np.uint8]
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"to": self.rank}, tensors={"sealed": self.sealed})
-
-    @classmethod
-    def from_message(cls, message: Message) -> "SealedTo":
-        """Read a caller's.
-
-        Raises:
-            ProtocolError: If it is malformed.
-        """
-        sealed = message.tensor("sealed", dtype=np.uint8, shape=(None,))
-        return cls(rank=message.figure("to", int), sealed=sealed)
+    sealed: UInt8[np.ndarray, " _bytes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SealedFrom(TypedMessage):
+class SealedFrom(DeclaredMessage):
     """A message of another caller, under the key of the two."""
 
     KIND: ClassVar = StarKind.SEALED
     WAY: ClassVar = "primary to a caller, passed on"
 
-    rank: int
+    rank: int = wire(name="from")
     """Whose it is, as the primary says; the key proves it."""
 
-    sealed: npt.NDArray[np.uint8]
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"from": self.rank}, tensors={"sealed": self.sealed})
-
-    @classmethod
-    def from_message(cls, message: Message) -> "SealedFrom":
-        """Read what the primary passed on.
-
-        Raises:
-            ProtocolError: If it is malformed.
-        """
-        sealed = message.tensor("sealed", dtype=np.uint8, shape=(None,))
-        return cls(rank=message.figure("from", int), sealed=sealed)
+    sealed: UInt8[np.ndarray, " _bytes"]
 
 
 class SealedLine:
@@ -196,6 +168,24 @@ class Lines(Protocol):
             ProtocolError: If it is of another one, or a party failed.
         """
         ...
+
+
+M = TypeVar("M", bound=DeclaredMessage)
+
+
+def read_from(lines: Lines, name: str, kind: type[M], **known: Any) -> M:
+    """Return the next message of a party, which must be of one type, checked.
+
+    Args:
+        lines: This party's.
+        name: Whose message it is.
+        kind: Its type.
+        known: Lengths of axes, and what rules of its fields name.
+
+    Raises:
+        ProtocolError: If it is another one, or malformed, or a party failed.
+    """
+    return kind.from_message(lines.receive(name, kind.KIND), **known)
 
 
 class _Inboxes:

@@ -14,10 +14,9 @@ from securevfl.core.errors import (
     ProtocolError,
 )
 from securevfl.transport.connection import Connection, TransportLimits
-from securevfl.transport.failure import Failure, kind_of, public_reason
 from securevfl.transport.framing import SESSION_BYTES, FrameReader, encode
-from securevfl.transport.message import Message, StarKind
-from securevfl.transport.tls import in_plain_words, own_certificate_refused, peer_public_text
+from securevfl.transport.identity import in_plain_words, own_certificate_refused, peer_public_text
+from securevfl.transport.message import Failure, Message, StarKind, failure_kind, public_reason
 
 # Pause between calls while nobody answers, and the longest one between calls that are answered
 # and come to nothing: these cost the other end a handshake each.
@@ -240,7 +239,7 @@ def _say_why(
         rank: The rank by which the primary knows it.
         error: What ends the call.
     """
-    failure = Failure(party=own_name, reason=public_reason(error), kind=kind_of(error))
+    failure = Failure(party=own_name, reason=public_reason(error), kind=failure_kind(error))
     session = reader.session or bytes(SESSION_BYTES)
     with contextlib.suppress(OSError):
         for buffer in encode(failure.to_message()).frame(

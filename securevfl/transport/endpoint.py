@@ -12,12 +12,17 @@ from typing import Final, NoReturn, TypeVar
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.transport.connection import Connection, Outgoing, TransportLimits
-from securevfl.transport.failure import Failure, FailureKind, kind_of, public_reason
 from securevfl.transport.framing import EncodedMessage
-from securevfl.transport.identity import Identity
-from securevfl.transport.message import Message, MessageKind
+from securevfl.transport.identity import Identity, check_pins
+from securevfl.transport.message import (
+    Failure,
+    FailureKind,
+    Message,
+    MessageKind,
+    failure_kind,
+    public_reason,
+)
 from securevfl.transport.socket_loop import StarLoop
-from securevfl.transport.tls import check_pins
 
 # A wait wakes up this often even if a notification were lost; it costs nothing.
 LONGEST_NAP_S: Final = 1.0
@@ -119,7 +124,7 @@ class Transport:
         _trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.abort(public_reason(error), kind=kind_of(error))
+            self.abort(public_reason(error), kind=failure_kind(error))
         self.close()
 
     def _fail(self, party: str, reason: str, kind: FailureKind) -> NoReturn:

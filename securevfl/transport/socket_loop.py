@@ -18,10 +18,9 @@ from securevfl.transport.connection import (
     Outgoing,
     TransportLimits,
 )
-from securevfl.transport.failure import Failure
 from securevfl.transport.framing import encode
-from securevfl.transport.message import Leave, Message, Ping, StarKind
-from securevfl.transport.tls import broken_in_words
+from securevfl.transport.identity import broken_in_words
+from securevfl.transport.message import Failure, Leave, Message, Ping, StarKind
 
 _DRAIN_BYTES: Final = 1 << 16
 

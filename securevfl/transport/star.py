@@ -15,11 +15,9 @@ from securevfl.transport.accepting import Doorkeeper, open_listener
 from securevfl.transport.connection import Outgoing, TransportLimits
 from securevfl.transport.dialling import dial
 from securevfl.transport.endpoint import LONGEST_NAP_S, Kinds, Transport
-from securevfl.transport.failure import Failure
 from securevfl.transport.framing import SESSION_BYTES, encode
-from securevfl.transport.identity import Identity
-from securevfl.transport.message import Message
-from securevfl.transport.tls import tls_context
+from securevfl.transport.identity import Identity, tls_context
+from securevfl.transport.message import Failure, Message
 
 Enough = Callable[[Collection[str], float], bool]
 """Whether these parties, after so many seconds, are enough to begin."""

@@ -19,14 +19,13 @@ SENDING = frozenset(
     {
         "abort",
         "add_words",
-        "average_positions",
         "broadcast",
-        "end_epoch",
         "release",
         "return_gradient",
         "send",
         "send_words",
         "sum_to",
+        "tell",
     }
 )
 # The wire's own machinery moves bytes that others have decided to send, and decides nothing.
@@ -37,7 +36,6 @@ MACHINERY = frozenset(
         "accepting.py",
         "framing.py",
         "socket_loop.py",
-        "tls.py",
     }
 )
 
@@ -85,7 +83,7 @@ def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
     return inside(tree(path), "")
 
 
-OWN_PROCESSES = PACKAGE / "federation" / "rounds" / "worker_group.py"
+OWN_PROCESSES = PACKAGE / "federation" / "rounds" / "party_workers.py"
 """What the processes of one party hand to one another; it reaches nobody else."""
 
 
@@ -183,15 +181,23 @@ def test_whatever_sends_says_what_it_reveals() -> None:
 def test_protocols_of_exchange_say_what_they_reveal() -> None:
     """Each way between parties is described where it is declared, for both ends."""
     found = {}
-    for file in ("federation/exchange.py", "transport/star.py", "transport/endpoint.py"):
+    for file in (
+        "federation/rounds/exchanges.py",
+        "federation/session/peers.py",
+        "transport/star.py",
+        "transport/endpoint.py",
+    ):
         for name, function in functions(PACKAGE / file):
-            if name.split(".")[-1] in SENDING:
+            if name.split(".")[-1] in {*SENDING, "add", "ask", "total"}:
                 found[name] = "Reveals:" in (ast.get_docstring(function) or "")
     assert found.keys() >= {
         "Exchange.release",
         "Exchange.return_gradient",
-        "Exchange.average_positions",
-        "Exchange.end_epoch",
+        "Peers.ask",
+        "Peers.tell",
+        "Peers.total",
+        "Reply.add",
+        "Reply.send",
         "PrimaryTransport.send",
         "SecondaryTransport.send",
     }

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
-from securevfl.federation.exchange import RoundPlan
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.run_plan import RoundPlan
 
 
 class SameForAllRows:
@@ -162,7 +162,7 @@ class NoiseAfterTheDivision(SimulatedExchange):
     """An exchange that adds all parties' shares to the average instead of to its terms."""
 
     def __init__(self, exchange: SimulatedExchange) -> None:
-        super().__init__(exchange.secondaries, exchange.cut, end_epoch=lambda _mark: None)
+        super().__init__(exchange.secondaries, exchange.cut)
         parties = exchange.secondaries.values()
         self.shares = [noise_of(party) for party in parties]
         for party in parties:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from securevfl.cli.main import main
+from securevfl.federation.rounds.exchanges import KeptRows
 from securevfl.federation.rounds.release import KeptRelease
-from securevfl.federation.rounds.released_rows import KeptRows
 from securevfl.federation.session import handshake
 
 KINDS = {kind.__name__: kind for kind in (KeptRelease, KeptRows)}

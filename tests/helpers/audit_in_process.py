@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from securevfl.core.errors import EncodingRangeError
-from securevfl.federation.exchange import Exchange
+from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.lab.audit.audit_report import AuditReport, report_of
@@ -38,9 +38,7 @@ def audit_in_process(
         for secondary in secondaries.values():
             if alter is not None:
                 alter(secondary)
-        exchange: Exchange = SimulatedExchange(
-            secondaries, stage.plan.cut, end_epoch=lambda _mark: None
-        )
+        exchange: Exchange = SimulatedExchange(secondaries, stage.plan.cut)
         if wrap is not None:
             exchange = wrap(exchange)
         try:

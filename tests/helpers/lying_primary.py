@@ -27,8 +27,7 @@ from securevfl.core.errors import ProtocolError, SecureVflError
 from securevfl.data.tables import PartyTable
 from securevfl.dp.ring_noise import NoiseBuffer
 from securevfl.federation.build import build_secondary
-from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
-from securevfl.federation.exchange import EpochMark, Purpose, RoundPlan
+from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.messages import (
     Announcement,
     AverageRequest,
@@ -37,9 +36,17 @@ from securevfl.federation.messages import (
     Mean,
     RoundKind,
 )
-from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.rounds.star_secondary import SecondaryServer
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
+from securevfl.federation.over_star import SecondaryServer
+from securevfl.federation.rounds.secondary import EpochKeeper, Secondary
+from securevfl.federation.run_plan import (
+    EpochMark,
+    Purpose,
+    RoundPlan,
+    RunFacts,
+    RunPlan,
+    plan_run,
+    run_facts,
+)
 from securevfl.federation.session.handshake import require_own_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
@@ -265,7 +272,7 @@ class Played:
             self.line,
             self,
             plan,
-            end_epoch=EpochKeeper(self.secondary, checkpoints),
+            handlers=self.secondary.handlers(EpochKeeper(self.secondary, checkpoints)),
             log=lambda *_args, **_fields: None,
         )
         self.script = honest(plan, released=len(self.ledger.released_rows))

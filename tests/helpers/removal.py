@@ -32,15 +32,14 @@ from securevfl.dp import class_sums
 from securevfl.dp.events import Unit
 from securevfl.dp.ring_noise import RingNoise
 from securevfl.dp.sensitivity import gradient_sensitivity
-from securevfl.federation import build
-from securevfl.federation.assist import assist_primary
-from securevfl.federation.class_means import ballot, voter
-from securevfl.federation.exchange import Purpose, RoundPlan
-from securevfl.federation.rounds import fitting, updates
+from securevfl.federation import assisted_boosting, build, encoder_fitting
+from securevfl.federation.class_means import ballot
+from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
+from securevfl.federation.run_plan import Purpose, RoundPlan, RunPlan, plan_run, run_facts
+from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage import sampling
 from securevfl.linkage.stage.linking import Linker
@@ -189,8 +188,7 @@ def mechanisms_overheard(say: Say) -> Iterator[None]:
         return say("update", exact, lambda: noised(noise, total))
 
     with (
-        mock.patch.object(fitting, "noised_moments", statistics),
-        mock.patch.object(voter, "noised_moments", statistics),
+        mock.patch.object(encoder_fitting, "noised_moments", statistics),
         mock.patch.object(updates.GradientNoise, "noised", update),
     ):
         yield
@@ -469,18 +467,11 @@ class Listener:
         return one
 
     def told(self, method: Any) -> Any:
-        def one(exchange: Any, message: Any, **more: Any) -> None:
+        def one(peers: Any, message: Any, *more: Any, **known: Any) -> Any:
             made = message.to_message()
             tensors = {name: value.tobytes() for name, value in made.tensors.items()}
             self.hear("message", made.kind, dict(made.meta), tensors)
-            method(exchange, message, **more)
-
-        return one
-
-    def ended(self, method: Any) -> Any:
-        def one(exchange: Any, mark: Any) -> None:
-            self.hear("epoch", mark)
-            method(exchange, mark)
+            return method(peers, message, *more, **known)
 
         return one
 
@@ -519,18 +510,18 @@ def whole_run(
             (trained_run, "build_secondary", listener.built),
             (Secondary, "answer", listener.spoken),
             (Secondary, "learn", listener.spoken),
-            (voter.Voter, "vectors", listener.spoken),
-            (voter.Voter, "finish", listener.finished),
+            (encoder_fitting.Voter, "vectors", listener.spoken),
+            (encoder_fitting.Voter, "finish", listener.finished),
             (SecondaryRelease, "units", listener.units),
             (class_sums.SumFormat, "by_bins", listener.by_bins),
             (simulation, "vote_in_process", listener.voted),
             (ballot, "randomised_labels", listener.drawn),
-            (assist_primary, "randomised_labels", listener.drawn),
-            (assist_primary, "noised_labels", listener.drawn),
+            (assisted_boosting, "randomised_labels", listener.drawn),
+            (assisted_boosting, "noised_labels", listener.drawn),
             (SimulatedExchange, "release", listener.released),
             (SimulatedExchange, "return_gradient", listener.returned),
-            (SimulatedExchange, "tell", listener.told),
-            (SimulatedExchange, "end_epoch", listener.ended),
+            (PeersHere, "tell", listener.told),
+            (PeersHere, "ask", listener.told),
             (predicting, "Request", listener.requested),
         ):
             patches.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers
+from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers, WorkerGroup
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
-from securevfl.federation.rounds.worker_group import WorkerGroup
 from securevfl.launch.torchrun import started
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig

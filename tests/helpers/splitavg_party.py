@@ -12,7 +12,7 @@ import torch
 from helpers.ring_keys import bounded_values
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.session.peers import PrimaryWire, SecondaryWire
+from securevfl.federation.over_star import PrimaryWire, SecondaryWire
 from securevfl.mpc.codec import RingFormat, decode_sum, encode, quantise
 from securevfl.mpc.crypten_bridge import CrypTenBridge
 from securevfl.mpc.masks import PairwiseMasks

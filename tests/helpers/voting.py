@@ -76,8 +76,8 @@ def vote_as_threads(
         assert voter is not None
         lines = wires.of(name)
         part = SecondaryVoting(plan, voter, lines)
-        call = wires.queue(config.primary.name, name).get(timeout=60)
-        part(call)
+        wires.queue(config.primary.name, name).get(timeout=60)
+        part()
 
     lives: dict[str, Callable[[], Any]] = {
         config.primary.name: lambda: PrimaryVoting(plan, wires.of(config.primary.name))(

@@ -20,9 +20,9 @@ from securevfl.dp.labels import (
     keep_probability,
     randomised_labels,
 )
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.state_files import StateFolder
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.ledger import Ledger
 

@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64, UInt64
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.class_means.ballot import Ballot, keep_of
-from securevfl.federation.class_means.voter import Voter, sums_of
+from securevfl.federation.encoder_fitting import Voter, sums_of
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.session.handshake import Joined
@@ -26,7 +26,7 @@ from securevfl.mpc.dealt_sums import (
     rows_of_piece,
     shifted,
 )
-from securevfl.transport.channels import CallerLines, Kinds, Lines, PrimaryLines
+from securevfl.transport.channels import CallerLines, Kinds, Lines, PrimaryLines, read_from
 from securevfl.transport.message import (
     DeclaredMessage,
     Done,
@@ -58,7 +58,7 @@ class VotingKind(MessageKind):
 
 
 @dataclass(frozen=True, slots=True)
-class VotesCall(TypedMessage):
+class VotesCall(DeclaredMessage):
     """Votes are to be fitted before the first release. Tells nothing else."""
 
     KIND: ClassVar = VotingKind.VOTES_CALL
@@ -183,7 +183,7 @@ class VotesNoise(DeclaredMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesMasked(TypedMessage):
+class VotesMasked(DeclaredMessage):
     """The vectors of some rows, one after another, under the dealer's masks: uniform numbers.
 
     With the masked noise and the dealer's correction they come to each class's sum of vectors with
@@ -193,28 +193,8 @@ class VotesMasked(TypedMessage):
     KIND: ClassVar = VotingKind.VOTES_MASKED
     WAY: ClassVar = "secondary to primary"
 
-    words: UInt64[np.ndarray, "some bins numbers"] = wire(repr=False)
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, tensors={"words": self.words.view(np.int64)})
-
-    @classmethod
-    def from_message(cls, message: Message, *, left: int, bins: int, numbers: int) -> "VotesMasked":
-        """Read a secondary's.
-
-        Args:
-            message: As it came.
-            left: Rows of which nothing has come yet.
-            bins: Lines of the sums.
-            numbers: Of a line.
-
-        Raises:
-            ProtocolError: If it is not of the rows that are due.
-        """
-        rows = min(left, rows_of_piece(bins, numbers))
-        words = message.tensor("words", dtype=np.int64, shape=(rows, bins, numbers))
-        return cls(words=words.view(np.uint64))
+    words: UInt64[np.ndarray, "rows bins numbers"] = wire(repr=False)
+    """Of so many rows as :func:`securevfl.mpc.dealt_sums.rows_of_piece` says, or what is left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -231,7 +211,7 @@ class VotesSums(DeclaredMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class VotesDone(TypedMessage):
+class VotesDone(DeclaredMessage):
     """The secondary's votes are fitted. Tells nothing else."""
 
     KIND: ClassVar = VotingKind.VOTES_DONE
@@ -337,10 +317,7 @@ class PrimaryVoting:
         """
         names = tuple(self._plan.secondaries.values())
         self._lines.send(VotesCall().to_message(), *names)
-        states = {
-            name: VotesState.from_message(self._lines.receive(name, VotingKind.VOTES_STATE))
-            for name in names
-        }
+        states = {name: read_from(self._lines, name, VotesState) for name in names}
         due = [name for name in names if not states[name].settled]
         if due:
             self._fit(due, make(due), {name: states[name].numbers for name in due})
@@ -354,7 +331,7 @@ class PrimaryVoting:
             for name in due:
                 self._sum(name, ballot, numbers=numbers[name])
         for name in due:
-            self._lines.receive(name, VotingKind.VOTES_DONE)
+            read_from(self._lines, name, VotesDone)
 
     def end(self) -> None:
         """Let the dealer go, if it still waits.
@@ -370,34 +347,23 @@ class PrimaryVoting:
         """Work out one secondary's class sums under masks, and return them behind label noise."""
         assert self._dealer is not None, "checked with the federation file"
         assert ballot.label_noise is not None, "sums come back behind it"
-        lines, bins, rows = self._lines, ballot.bins, len(ballot.bins_of_rows)
+        lines, rows = self._lines, len(ballot.bins_of_rows)
+        shape = {"bins": ballot.bins, "numbers": numbers}
         # First, so that noise which cannot be drawn costs the secondary nothing.
         label_noise = ballot.label_noise(sums_of(self._plan, numbers - 1))
         turn = VotesTurn(secondary=self._plan.ranks[name], numbers=numbers)
         lines.send(turn.to_message(), self._dealer)
-        dealing = VotesDealing.from_message(
-            lines.receive(self._dealer, VotingKind.VOTES_DEALING),
-            rows=rows,
-            bins=bins,
-            numbers=numbers,
-        )
-        said = shifted(ballot.bins_of_rows, dealing.shifts, bins=bins)
+        dealing = read_from(lines, self._dealer, VotesDealing, rows=rows, **shape)
+        said = shifted(ballot.bins_of_rows, dealing.shifts, bins=ballot.bins)
         lines.send(VotesShifted(said=said).to_message(), name)
-        noise = VotesNoise.from_message(
-            lines.receive(name, VotingKind.VOTES_NOISE), bins=bins, numbers=numbers
-        ).words
+        noise = read_from(lines, name, VotesNoise, **shape).words
 
         def pieces() -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
             left = rows
             while left:
-                words = VotesMasked.from_message(
-                    lines.receive(name, VotingKind.VOTES_MASKED),
-                    left=left,
-                    bins=bins,
-                    numbers=numbers,
-                ).words
-                left -= len(words)
-                yield words
+                piece = min(left, rows_of_piece(ballot.bins, numbers))
+                left -= piece
+                yield read_from(lines, name, VotesMasked, rows=piece, **shape).words
 
         sums = opened(
             pieces(), noise, SumDealing(shifts=dealing.shifts, correction=dealing.correction)
@@ -427,7 +393,7 @@ class SecondaryVoting:
         """Return the part over the star."""
         return cls(plan, voter, _caller_lines(star, plan.config, kinds=_AT_SECONDARY))
 
-    def __call__(self, _call: Message) -> None:
+    def __call__(self) -> None:
         """Have this party's votes fitted, unless an earlier session of the run did that.
 
         Raises:
@@ -459,11 +425,8 @@ class SecondaryVoting:
         """Return noised class sums by the labels that the primary sends."""
         encoder, bins = self._plan.config.encoder, bins_of(self._plan.config)
         assert encoder is not None, "votes are what it says"
-        labels = VotesLabels.from_message(
-            self._lines.receive(self._primary, VotingKind.VOTES_LABELS),
-            rows=self._plan.facts.rows,
-            bins=bins,
-        )
+        rows = self._plan.facts.rows
+        labels = read_from(self._lines, self._primary, VotesLabels, rows=rows, bins=bins)
         self._voter.begin(leaves=False)
         keep = keep_of(self._plan.config) if encoder.labels == "randomised" else None
         return self._voter.by_labels(labels.bins_of_rows, keep=keep)
@@ -475,9 +438,7 @@ class SecondaryVoting:
         assert dealer is not None, "checked with the federation file"
         # Parties wait for their turns; their sums are made meanwhile, and stay here until then.
         vectors = voter.vectors()
-        shifted = VotesShifted.from_message(
-            lines.receive(self._primary, VotingKind.VOTES_SHIFTED), rows=len(vectors), bins=bins
-        )
+        said = read_from(lines, self._primary, VotesShifted, rows=len(vectors), bins=bins).said
         what = DealtFor(
             run=self._plan.facts.run,
             secondary=self._plan.ranks[voter.name],
@@ -487,15 +448,14 @@ class SecondaryVoting:
         )
         message = lines.receive(dealer.name, VotingKind.VOTES_SEED)
         seed = VotesSeed.from_message(message, what=what).seed
-        pieces = masked(vectors, shifted.said, seed, what)
+        pieces = masked(vectors, said, seed, what)
         voter.begin(leaves=True)
         noise = VotesNoise(words=masked_noise(voter.noise(), seed, what))
         lines.send(noise.to_message(), self._primary)
         for words in pieces:
             lines.send(VotesMasked(words=words).to_message(), self._primary)
-        told = lines.receive(self._primary, VotingKind.VOTES_SUMS)
-        sums = VotesSums.from_message(told, bins=bins, numbers=what.numbers).sums
-        return sums.astype(np.float64)
+        answer = read_from(lines, self._primary, VotesSums, bins=bins, numbers=what.numbers)
+        return answer.sums.astype(np.float64)
 
 
 def deal_over(star: Joined, config: FederationConfig) -> int:

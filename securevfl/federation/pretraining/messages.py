@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.messages import Mean
 from securevfl.models.family import PretrainingSettings
 from securevfl.transport.message import DeclaredMessage, MessageKind, wire
 
@@ -151,8 +150,6 @@ class PretrainingValidator:
         self._batches = 0
         self._open = False
         self._steps_done: set[str] = set()
-        self._mean_due: int | None = None
-        """The round whose mean has not come back yet."""
 
     def validate_begin(self, begin: IterationBegin) -> None:
         """Take the beginning of an iteration into account, or refuse it.
@@ -240,17 +237,6 @@ class PretrainingValidator:
         self._take_round(round_number)
         self._require_step("aggregate", after={"aggregate"}, where=f"round {round_number}")
         self._steps_done.add("aggregate")
-        self._mean_due = round_number
-
-    def validate_mean(self, mean: Mean) -> None:
-        """Take the mean of local top encoders into account, or refuse it.
-
-        Raises:
-            ProtocolError: If it is not due.
-        """
-        if mean.round_number != self._mean_due:
-            raise ProtocolError(f"round {mean.round_number}: a mean of pretraining is not due")
-        self._mean_due = None
 
     def validate_end(self, end: IterationEnd) -> None:
         """Take the end of an iteration into account, or refuse it.
@@ -259,8 +245,7 @@ class PretrainingValidator:
             ProtocolError: If it is not due.
         """
         due = self._total if self._empty else self._done + 1
-        due_now = self._open and self._mean_due is None
-        if not due_now or end.iterations != due or end.last != (due == self._total):
+        if not self._open or end.iterations != due or end.last != (due == self._total):
             raise ProtocolError(
                 f"pretraining: the end of iteration {end.iterations} is not due; {self._done} of "
                 f"{self._total} are done"
@@ -269,6 +254,5 @@ class PretrainingValidator:
         self._done = due
 
     def _require_step(self, step: str, *, after: set[str], where: str) -> None:
-        due = self._open and not self._empty and self._mean_due is None
-        if not due or step not in self._steps or after & self._steps_done:
+        if not self._open or self._empty or step not in self._steps or after & self._steps_done:
             raise ProtocolError(f"{where}: the step {step!r} of pretraining is not due")

@@ -18,14 +18,6 @@ from securevfl.dp.clipping import clip_rows
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.exchange import RoundCounter
-from securevfl.federation.messages import Mean
-from securevfl.federation.pretraining.learner_with_records import (
-    IterationFigures,
-    LearnerWithRecords,
-    PretrainingRows,
-    even_batches,
-)
 from securevfl.federation.pretraining.messages import (
     CrossBatch,
     IterationBegin,
@@ -36,16 +28,20 @@ from securevfl.federation.pretraining.messages import (
 )
 from securevfl.federation.pretraining.pretraining_secondary import (
     CollapseWatch,
+    IterationFigures,
+    LearnerWithRecords,
+    PretrainingRows,
     PretrainingSecondary,
+    even_batches,
     projection_cut,
 )
 from securevfl.federation.rounds.cut import with_iso_noise
-from securevfl.federation.session.peers import Peers
+from securevfl.federation.run_plan import RoundCounter
+from securevfl.federation.session.peers import Peers, average_weights
 from securevfl.ledger.ledger import Ledger
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
 from securevfl.mpc.codec import RingFormat, quantise, to_float
-from securevfl.mpc.sum_to import decode_mean, encode_weighted
 
 # What the primary sends in pretraining: as it is, with ISO noise, or accounted for.
 
@@ -291,8 +287,9 @@ class PretrainingRun:
 
         Reveals:
             To the secondaries: which rows are for validation and testing, and the iteration. In
-            cross-party steps and aggregation, what :meth:`exchange_projections` and
-            :meth:`average_tops` reveal.
+            cross-party steps, what :meth:`exchange_projections` reveals; in aggregation, to every
+            party the mean of all local top encoders, and to the primary the sum of their weights:
+            the number of parties or, with ``weights = "records"``, of all parties' records.
         """
         total = self.learning.learner.settings.iterations
         if start >= total:
@@ -370,29 +367,15 @@ class PretrainingRun:
 
     def _aggregate(self) -> None:
         scale = self.learning.learner.settings.iso_weights
-        own = sent_weights(self.learning.shared_weights(), scale)
-        self.learning.load_shared(self.average_tops(own, round_number=self.rounds.next()))
-
-    def average_tops(self, own: Mapping[str, Tensor], *, round_number: int) -> dict[str, Tensor]:
-        """Return the mean of all parties' local top encoders.
-
-        Args:
-            own: The primary's, as it enters the mean.
-            round_number: A new round.
-
-        Reveals:
-            To every party: the mean. To the primary: also the sum of the weights, which is the
-            number of parties or, with ``weights = "records"``, how many records all have together.
-            Of two parties, each learns the other's weights from the mean.
-        """
-        parties = len(self.peers.ranks) + 1
-        words = encode_weighted(own, weight=self.learning.weight, parties=parties)
-        request = TopsRequest(round_number=round_number)
-        total = self.peers.total(request, words, round_number=round_number)
-        mean = decode_mean(total, {name: own[name].shape for name in own})
-        values = {name: value.cpu().numpy() for name, value in mean.items()}
-        self.peers.tell(Mean(round_number=round_number, values=values))
-        return mean
+        number = self.rounds.next()
+        mean = average_weights(
+            self.peers,
+            TopsRequest(round_number=number),
+            sent_weights(self.learning.shared_weights(), scale),
+            weight=self.learning.weight,
+            number=number,
+        )
+        self.learning.load_shared(mean)
 
     def _record(
         self, done: int, parties: list[IterationFigures], *, seconds: float

@@ -18,20 +18,20 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import read_json, write_json
 from securevfl.core.progress import Observer, ProgressEvent, Stage, Warned
 from securevfl.data.tables import PartyTable
-from securevfl.federation.pretraining.learner_with_records import (
+from securevfl.federation.checkpoint import DamagedError, read_state, write_state
+from securevfl.federation.pretraining.messages import PretrainingValidator
+from securevfl.federation.pretraining.pretraining_run import PretrainingRun, sending
+from securevfl.federation.pretraining.pretraining_secondary import (
     LearnerWithRecords,
+    PretrainingSecondary,
     even_batches,
     pretraining_rows,
 )
-from securevfl.federation.pretraining.messages import PretrainingValidator
-from securevfl.federation.pretraining.pretraining_run import PretrainingRun, sending
-from securevfl.federation.pretraining.pretraining_secondary import PretrainingSecondary
 from securevfl.federation.rounds.primary import Primary
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import Peers
-from securevfl.federation.state_files import DamagedError, read_state, write_state
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkedSecondary
 

@@ -7,6 +7,7 @@ stays each secondary's own: see :meth:`securevfl.federation.rounds.secondary.Sec
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -14,14 +15,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from securevfl.federation.exchange import EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.rounds.cut import Cut
-from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.rounds.secondary import Secondary, keep_nothing
 from securevfl.federation.rounds.updates import handed
+from securevfl.federation.run_plan import EpochMark, RoundCounter, RoundPlan
+from securevfl.federation.session.peers import PeersHere
 from securevfl.models.family import StackableBottom
 from securevfl.models.layers import drawing_apart
-from securevfl.mpc.sum_to import InProcessSum, decode_mean, encode_weighted
-from securevfl.transport.message import MessageKind, TypedMessage
+from securevfl.mpc.sum_to import InProcessSum
 
 # Secondaries of one process whose bottom models have one shape: computed together.
 
@@ -199,7 +200,7 @@ class SimulatedExchange:
         secondaries: Mapping[int, Secondary],
         cut: Cut,
         *,
-        end_epoch: Callable[[EpochMark], None],
+        end_epoch: Mapping[int, Callable[[EpochMark], None]] = MappingProxyType({}),
         links: int = 0,
     ) -> None:
         """Make it.
@@ -207,7 +208,7 @@ class SimulatedExchange:
         Args:
             secondaries: By rank.
             cut: The format of what crosses it.
-            end_epoch: Keeps what an epoch's mark says.
+            end_epoch: Saves what an epoch's mark says, by rank; nothing where there is none.
             links: K, links of a row, by which small secondaries are computed together; with 0 each
                 works alone.
         """
@@ -215,7 +216,12 @@ class SimulatedExchange:
         self.cut = cut
         self._stacks = Stacks(self.secondaries, links=links) if links else None
         self.rounds = RoundCounter()
-        self._end_epoch = end_epoch
+        self.peers = PeersHere(
+            {
+                rank: one.handlers(end_epoch.get(rank, keep_nothing))
+                for rank, one in self.secondaries.items()
+            }
+        )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -226,7 +232,7 @@ class SimulatedExchange:
         """Return the average of the active secondaries' contributions.
 
         Reveals:
-            What :meth:`securevfl.federation.exchange.Exchange.release` reveals; in a simulation
+            What :meth:`Exchange.release` reveals; in a simulation
             everything is in one process anyway.
         """
         shares = self._stacks.of_round(plan) if self._stacks else {}
@@ -241,7 +247,7 @@ class SimulatedExchange:
         """Yield the average of one round after the other: nobody is far away.
 
         Reveals:
-            What :meth:`securevfl.federation.exchange.Exchange.release_each` reveals.
+            What :meth:`Exchange.release_each` reveals.
         """
         return map(self.release, plans)
 
@@ -251,41 +257,7 @@ class SimulatedExchange:
         """Let every active secondary learn.
 
         Reveals:
-            What :meth:`securevfl.federation.exchange.Exchange.return_gradient` reveals.
+            What :meth:`Exchange.return_gradient` reveals.
         """
         for rank in plan.active:
             self.secondaries[rank].learn(plan, gradient)
-
-    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Average the positional encodings of all parties.
-
-        Reveals:
-            What :meth:`securevfl.federation.exchange.Exchange.average_positions` reveals.
-        """
-        number = self.rounds.next()
-        parties = [own, *(party.share_positions(number) for party in self.secondaries.values())]
-        words = [encode_weighted(one, weight=1, parties=len(parties)) for one in parties]
-        mean = decode_mean(InProcessSum()(words), {name: own[name].shape for name in own})
-        for party in self.secondaries.values():
-            party.load_position_weights(mean)
-        return mean
-
-    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:
-        """Let every secondary hear it as it would come over a wire.
-
-        Reveals:
-            What :meth:`securevfl.federation.exchange.Exchange.tell` reveals.
-        """
-        for party in self.secondaries.values():
-            answered = party.hear(message.to_message())
-            assert (answered and answered.KIND) is answer, "both know when an answer is due"
-
-    def end_epoch(self, mark: EpochMark) -> None:
-        """Let every secondary keep what the mark says.
-
-        Reveals:
-            What :meth:`securevfl.federation.exchange.Exchange.end_epoch` reveals.
-        """
-        for party in self.secondaries.values():
-            party.allowance.admit_epoch(mark)
-        self._end_epoch(mark)

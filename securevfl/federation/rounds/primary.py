@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from securevfl.core.progress import EpochDone, Observer
 from securevfl.data.rows import RowSplit, consecutive_batches
-from securevfl.federation.exchange import EpochMark, Exchange, Purpose, RoundPlan, noting
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.messages import EpochEnd
+from securevfl.federation.rounds.exchanges import Exchange
+from securevfl.federation.run_plan import EpochMark, Purpose, RoundPlan, RunPlan, noting
 from securevfl.models.alone.choice import Decision, choose_scale, decide, scaled
 from securevfl.models.family import Explained
 from securevfl.models.layers import PositionsTaken
@@ -377,7 +378,7 @@ class Primary(TopModel, ABC):
         self.epoch = epoch
         best = self._take_if_best(epoch, line["validation"], threshold, outputs)
         mark = EpochMark(epoch=epoch, best=best)
-        self.exchange.end_epoch(mark)
+        self.exchange.peers.tell(EpochEnd(mark=mark))
         after_epoch(mark)
         self.observe(
             EpochDone(
@@ -439,7 +440,7 @@ class Primary(TopModel, ABC):
         self.top.load_state_dict(self.best_weights)
         if self.best_epoch:
             mark = EpochMark(epoch=self.best_epoch, best=False, restore_best=True)
-            self.exchange.end_epoch(mark)
+            self.exchange.peers.tell(EpochEnd(mark=mark))
 
     def decide(
         self, alone: Float[Tensor, "rows outputs"], *, base_is_alone: bool = False

@@ -3,7 +3,7 @@
 In its folder ``release.pt`` holds what all its rows are a function of: the encoder, fitted or not,
 and the links within the secret sample; it is there before the first row is charged. The files in
 ``answers`` are for the last rounds that were asked for, in turns, as many as the primary may have
-announced and not kept (:data:`securevfl.federation.exchange.ROUNDS_AHEAD`). Each holds the rows,
+announced and not kept (:data:`securevfl.federation.run_plan.ROUNDS_AHEAD`). Each holds the rows,
 from before they are charged, and the noised words that answered them, from before they are sent. So
 whenever a crash comes:
 
@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import is_finite
 from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
-from securevfl.federation.exchange import ROUNDS_AHEAD, RoundPlan
+from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.rounds.cut import Aggregation
-from securevfl.federation.state_files import DamagedError, StateFolder
+from securevfl.federation.run_plan import ROUNDS_AHEAD, RoundPlan
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import EligiblePairs, FixedLinks, LinkSource, PickedLinks

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import PrivacyError, ProtocolError
 from securevfl.dp.clipping import is_finite
-from securevfl.federation.class_means.voter import Voter
-from securevfl.federation.exchange import RoundPlan
+from securevfl.federation.checkpoint import Checkpoints
+from securevfl.federation.encoder_fitting import Voter
+from securevfl.federation.messages import AverageRequest, EpochEnd, Mean
 from securevfl.federation.rounds.cut import load_positions, position_weights, positions_around
-from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers
+from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers, WorkerGroup
 from securevfl.federation.rounds.release import KeptRelease, SecondaryRelease, require_finite
 from securevfl.federation.rounds.updates import (
     DropoutStream,
@@ -25,13 +26,14 @@ from securevfl.federation.rounds.updates import (
     PlainLesson,
     PrivateLesson,
 )
-from securevfl.federation.rounds.worker_group import WorkerGroup
+from securevfl.federation.run_plan import EpochMark, RoundPlan
 from securevfl.federation.session.allowance import Allowance
+from securevfl.federation.session.peers import Handler, Handlers, Reply, shapes_of
 from securevfl.linkage.sampling import LinkSource
 from securevfl.models.family import ExplainedBottom
 from securevfl.models.layers import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
-from securevfl.transport.message import Message, MessageKind, TypedMessage
+from securevfl.mpc.sum_to import encode_weighted
 
 _EXPLAINED_ROWS: Final = 128
 
@@ -65,14 +67,15 @@ class StackedPart(Protocol):
         ...
 
 
+def keep_nothing(_mark: EpochMark) -> None:
+    """Save nothing at an epoch's end: where no model trains, there is nothing to save."""
+
+
 class Secondary:
     """One secondary's bottom model at work on its records.
 
     The simulator and a party's own process run this same class, so that they cannot differ.
     """
-
-    hears: ClassVar[tuple[MessageKind, ...]] = ()
-    """Kinds of messages beyond those of rounds that it takes."""
 
     def __init__(
         self,
@@ -239,13 +242,24 @@ class Secondary:
         if self._may_step(self.optimizer, plan.round_number):
             self.optimizer.step(epoch=self.allowance.epoch)
 
-    def hear(self, message: Message) -> TypedMessage | None:
-        """Take one of the messages that it hears, and return its answer, if one is due.
+    def handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
+        """Return what it does with each message type besides rounds'.
 
-        Raises:
-            ProtocolError: If the message is not due, or not what its type says.
+        Args:
+            end_epoch: Saves what an epoch's end asks for.
         """
-        raise ProtocolError(f"{message!r} is not for {self.name!r}")
+
+        def end(received: EpochEnd, _reply: Reply) -> None:
+            self.allowance.admit_epoch(received.mark)
+            end_epoch(received.mark)
+
+        return {
+            AverageRequest: Handler(self._add_positions, then=Mean),
+            Mean: Handler(
+                self._load_positions, lambda: {"shapes": shapes_of(position_weights(self.bottom))}
+            ),
+            EpochEnd: Handler(end),
+        }
 
     def _may_step(self, optimizer: PacedOptimizer, round_number: int) -> bool:
         """Return whether the gradients are finite; without a promise, stop the run if not.
@@ -326,17 +340,19 @@ class Secondary:
         """Stop what works ahead in the background."""
         self.contribution.close()
 
-    def share_positions(self, round_number: int) -> dict[str, Tensor]:
-        """Return the positional-encoding weights that parties average.
+    def _add_positions(self, request: AverageRequest, reply: Reply) -> None:
+        """Answer with the words of the positional-encoding weights, which parties average."""
+        number = request.round_number
+        self.allowance.admit_average(number)
+        parties = len(self.allowance.limits.ranks) + 1
+        words = encode_weighted(position_weights(self.bottom), weight=1, parties=parties)
+        reply.add(words, round_number=number)
 
-        Raises:
-            ProtocolError: If no average of them is due.
-        """
-        self.allowance.admit_average(round_number)
-        return position_weights(self.bottom)
-
-    def load_position_weights(self, weights: Mapping[str, Tensor]) -> None:
+    def _load_positions(self, mean: Mean, _reply: Reply) -> None:
         """Take the averaged positional-encoding weights."""
+        weights = {
+            name: torch.from_numpy(value).to(self.device) for name, value in mean.values.items()
+        }
         if self.positions_taken is None:
             self.positions_taken = positions_around(self.bottom, weights)
         load_positions(self.bottom, weights)
@@ -395,3 +411,34 @@ class Secondary:
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the bottom model's weights, to keep as the best ones."""
         return {name: value.detach().clone() for name, value in self.bottom.state_dict().items()}
+
+
+class EpochKeeper:
+    """Saves a secondary's epochs, and brings the best one back."""
+
+    def __init__(
+        self, secondary: Secondary, checkpoints: Checkpoints, *, came_back: int = 0
+    ) -> None:
+        """Make it.
+
+        Args:
+            secondary: Whose epochs.
+            checkpoints: Where they lie.
+            came_back: The epoch after which it came back, having missed some; 0 if it did not. Of
+                a best epoch up to then it has no weights, and keeps those that it has.
+        """
+        self._secondary = secondary
+        self._checkpoints = checkpoints
+        self._came_back = came_back
+
+    def __call__(self, mark: EpochMark) -> None:
+        """Do what the mark says."""
+        if mark.restore_best:
+            if mark.epoch <= self._came_back:
+                return
+            self._checkpoints.load_best(mark.epoch, self._secondary.bottom.load_state_dict)
+            return
+        if mark.best:
+            self._checkpoints.save_best(mark.epoch, self._secondary.weights())
+            self._checkpoints.best = mark.epoch
+        self._checkpoints.save(mark.epoch, self._secondary.state())

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.exchange import EpochMark, Purpose, RoundPlan
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.run_plan import EpochMark, Purpose, RoundPlan, RunPlan
 
 Part = Literal["train", "validation", "test"]
 

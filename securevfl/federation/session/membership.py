@@ -11,12 +11,11 @@ from typing import Any, Final
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.exchange import active_parties
-from securevfl.federation.state_files import DamagedError, StateFolder
+from securevfl.federation.checkpoint import PRESENCE, DamagedError, StateFolder
+from securevfl.federation.run_plan import active_parties
 
 # Which secondaries took part in a run, and from which epoch on, as the primary remembers it.
 
-PRESENCE: Final = "presence.pt"
 _MALFORMED: Final = (KeyError, TypeError, ValueError)
 
 

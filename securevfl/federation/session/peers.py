@@ -4,124 +4,17 @@ The primary's side of a stage calls :class:`Peers`. A secondary's side is a tabl
 for each message type that it takes; its validator refuses what is not due, wherever it runs.
 """
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import numpy as np
 from jaxtyping import Int64
 from torch import Tensor
 
-from securevfl.core.conventions import PRIMARY_RANK
-from securevfl.federation.messages import RoundKind, Share
-from securevfl.federation.run_plan import RunPlan
-from securevfl.mpc.crypten_bridge import CrypTenBridge
-from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.sum_to import CrypTenSumTo, InProcessSum, SumTo
-from securevfl.transport.message import DeclaredMessage, MessageKind, TypedMessage
-from securevfl.transport.star import PrimaryTransport, SecondaryTransport
-
-# Secure sums over the star: what CrypTen's reveal sends and receives.
-
-
-class PrimaryWire:
-    """The primary's end of the wire, from which CrypTen's reveal gets the masked words."""
-
-    def __init__(
-        self, transport: PrimaryTransport, names: Mapping[int, str], *, deadline_s: float
-    ) -> None:
-        self._transport = transport
-        self._names = names
-        self._deadline_s = deadline_s
-
-    def add_words(
-        self, round_number: int, total: Int64[Tensor, " words"], ranks: Sequence[int]
-    ) -> None:
-        """Receive one share from every rank and add it to ``total`` modulo 2^64.
-
-        Shares are added in the order in which they arrive.
-
-        Reveals:
-            To the primary: masked words, whose sum alone means anything.
-        """
-        summed = total.numpy()
-        shares = self._transport.receive_each(
-            [self._names[rank] for rank in ranks],
-            RoundKind.SHARE,
-            round_number=round_number,
-            deadline_s=self._deadline_s,
-        )
-        for message in shares:
-            np.add(summed, Share.from_message(message, count=len(summed)).words, out=summed)
-
-    def send_words(self, round_number: int, words: Tensor) -> None:
-        """Refuse: the primary keeps its own words to itself.
-
-        Reveals:
-            Nothing.
-        """
-        raise NotImplementedError("the primary collects words and sends none")
-
-
-class SecondaryWire:
-    """A secondary's end of the wire, into which CrypTen's reveal puts the masked words."""
-
-    def __init__(self, transport: SecondaryTransport) -> None:
-        self._transport = transport
-
-    def send_words(self, round_number: int, words: Tensor) -> None:
-        """Send this round's share.
-
-        Reveals:
-            To the primary: words masked by keys that it does not have.
-        """
-        share = Share(round_number=round_number, words=words.numpy())
-        self._transport.send(share.to_message())
-
-    def add_words(self, round_number: int, total: Tensor, ranks: Sequence[int]) -> None:
-        """Refuse: only the primary collects.
-
-        Reveals:
-            Nothing.
-        """
-        raise NotImplementedError("only the primary collects words")
-
-
-def sum_to_primary(
-    transport: PrimaryTransport, names: Mapping[int, str], *, deadline_s: float
-) -> SumTo:
-    """Return the primary's end of secure sums.
-
-    Args:
-        transport: The primary's end of the star.
-        names: The secondaries by rank.
-        deadline_s: How long a secondary may take to send its words, in seconds.
-    """
-    wire = PrimaryWire(transport, names, deadline_s=deadline_s)
-    return CrypTenSumTo(CrypTenBridge(wire, rank=PRIMARY_RANK), None)
-
-
-def sum_from_secondary(
-    transport: SecondaryTransport, plan: RunPlan, pair_keys: Mapping[int, bytes], *, rank: int
-) -> tuple[SumTo, PairwiseMasks]:
-    """Return a secondary's end of secure sums, and its masks, which are the caller's to close.
-
-    Bound from the start is what a plan has beyond the session's facts, which are in the pair keys:
-    the format of words, and how many rows train.
-
-    Args:
-        transport: This party's end of the star.
-        plan: The run.
-        pair_keys: Its keys with every other caller, by rank.
-        rank: Its own.
-    """
-    others = {peer: key for peer, key in pair_keys.items() if peer in plan.secondaries}
-    masks = PairwiseMasks(rank, others, degree=plan.config.privacy.mask_degree)
-    agreed = repr((plan.cut, plan.training_rows))
-    masks.bind(hashlib.sha256(agreed.encode()).digest(), tuple(others))
-    return CrypTenSumTo(CrypTenBridge(SecondaryWire(transport), rank=rank), masks), masks
-
+from securevfl.core.errors import ProtocolError
+from securevfl.federation.messages import Mean
+from securevfl.mpc.sum_to import InProcessSum, decode_mean, encode_weighted
+from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
 
 # A secondary's side of a stage: handlers, and how they answer.
 
@@ -168,8 +61,62 @@ class Handler:
     known: Callable[[], Mapping[str, Any]] = dict
     """Lengths and shapes that a received message is checked against."""
 
+    then: type[TypedMessage] | None = None
+    """The only message type that may follow, in the same round; it comes at no other time."""
+
 
 Handlers = Mapping[type[TypedMessage], Handler]
+
+
+class HandlerTable:
+    """A secondary's handlers in one stage, and which message may come next."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers: dict[Any, Handler] = dict(handlers)
+        following = {one.then for one in handlers.values()}
+        self._first = tuple(one for one in self._handlers if one not in following)
+        self._due: tuple[Any, ...] = self._first
+        self.round_number: int | None = None
+        """The round of a message that must follow; None where any may come."""
+
+    @property
+    def kinds(self) -> tuple[MessageKind, ...]:
+        """Kinds of the messages that may come next."""
+        return tuple(one.KIND for one in self._due)
+
+    def read(self, message: Message) -> TypedMessage:
+        """Return a received message of one of the :attr:`kinds`, checked.
+
+        Raises:
+            ProtocolError: If it is not what its type says.
+        """
+        kind = next((one for one in self._due if one.KIND is message.kind), None)
+        if kind is None:
+            raise self._not_due(message.kind, message.round_number)
+        read: TypedMessage = kind.from_message(message, **self._handlers[kind].known())
+        return read
+
+    def handle(self, message: TypedMessage, reply: Reply) -> bool:
+        """Handle a message, and return whether the stage ends with it.
+
+        Raises:
+            ProtocolError: If it is not due.
+
+        Reveals:
+            To the primary: what the handler answers.
+        """
+        number = getattr(message, "round_number", 0)
+        if type(message) not in self._due or self.round_number not in (None, number):
+            raise self._not_due(message.KIND, number)
+        handler = self._handlers[type(message)]
+        ended = handler.handle(message, reply)
+        self._due = self._first if handler.then is None else (handler.then,)
+        self.round_number = None if handler.then is None else number
+        return bool(ended)
+
+    def _not_due(self, kind: MessageKind, number: int) -> ProtocolError:
+        due = " or ".join(one.name for one in self.kinds)
+        return ProtocolError(f"{kind.name} of round {number} where {due} was due")
 
 
 # The primary's side of a stage: all secondaries, in this process or over the star.
@@ -224,7 +171,7 @@ class PeersHere:
 
     def __init__(self, secondaries: Mapping[int, Handlers]) -> None:
         """Take the secondaries' handlers by rank."""
-        self._secondaries = dict(secondaries)
+        self._secondaries = {rank: HandlerTable(one) for rank, one in secondaries.items()}
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -265,134 +212,74 @@ class PeersHere:
         theirs = [one for reply in self._handled(message) for one in reply.words]
         return InProcessSum()([own, *theirs])
 
-    def _handled(self, message: TypedMessage) -> "list[_ReplyHere]":
-        replies = [_ReplyHere() for _ in self._secondaries]
-        for handlers, reply in zip(self._secondaries.values(), replies, strict=True):
-            handlers[type(message)].handle(message, reply)
+    def _handled(self, message: TypedMessage) -> "list[ReplyHere]":
+        replies = [ReplyHere() for _ in self._secondaries]
+        for table, reply in zip(self._secondaries.values(), replies, strict=True):
+            table.handle(message, reply)
         return replies
 
 
-class _ReplyHere:
+class ReplyHere:
+    """Collects the answers to a message of the same process."""
+
     def __init__(self) -> None:
         self.messages: list[Any] = []
         self.words: list[Words] = []
 
     def send(self, message: TypedMessage) -> None:
+        """Take a message.
+
+        Reveals:
+            Nothing leaves the process.
+        """
         self.messages.append(message)
 
     def prepare(self, count: int, *, round_number: int) -> None:
-        pass
+        """Do nothing: there are no masks.
+
+        Reveals:
+            Nothing.
+        """
 
     def add(self, words: Words, *, round_number: int) -> None:  # noqa: ARG002 - a Reply
+        """Take words.
+
+        Reveals:
+            Nothing leaves the process.
+        """
         self.words.append(words)
 
 
-class PeersOverStar:
-    """Secondaries in other processes, over the authenticated star."""
-
-    def __init__(
-        self, transport: PrimaryTransport, names: Mapping[int, str], *, deadline_s: float
-    ) -> None:
-        """Make it.
-
-        Args:
-            transport: The primary's end of the star.
-            names: The secondaries by rank.
-            deadline_s: How long a secondary may take to answer, in seconds.
-        """
-        self._transport = transport
-        self._names = dict(names)
-        self._deadline_s = deadline_s
-        self._sum_to = sum_to_primary(transport, self._names, deadline_s=deadline_s)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of all secondaries."""
-        return tuple(self._names)
-
-    def tell(self, message: TypedMessage) -> None:
-        """Send a message to every secondary.
-
-        Reveals:
-            What :meth:`Peers.tell` reveals.
-        """
-        self._transport.broadcast(list(self._names.values()), message.to_message())
-
-    def ask(self, message: TypedMessage, answer: type[M], **known: Any) -> list[M]:
-        """Send a message to every secondary, and wait for their answers.
-
-        Reveals:
-            What :meth:`Peers.ask` reveals.
-        """
-        self.tell(message)
-        received = self._transport.receive_each(
-            list(self._names.values()),
-            answer.KIND,
-            round_number=getattr(message, "round_number", 0),
-            deadline_s=self._deadline_s,
-        )
-        answers = {one.sender: answer.from_message(one, **known) for one in received}
-        # By rank, not by arrival: a sum of floats depends on its order.
-        return [answers[name] for name in self._names.values()]
-
-    def total(self, message: TypedMessage, own: Words, *, round_number: int) -> Words:
-        """Send a message to every secondary, and add up their masked words.
-
-        Reveals:
-            What :meth:`Peers.total` reveals.
-        """
-        self.tell(message)
-        total = self._sum_to(own.cpu(), round_number=round_number, active=self.ranks)
-        assert total is not None, "the primary's reveal returns the total"
-        return total.to(own.device)
+# The mean of all parties' weights, of which every party learns the mean alone.
 
 
-class _ReplyOverStar:
-    def __init__(
-        self, transport: SecondaryTransport, sum_to: SumTo, ranks: tuple[int, ...]
-    ) -> None:
-        self._transport = transport
-        self._sum_to = sum_to
-        self._ranks = ranks
-
-    def send(self, message: TypedMessage) -> None:
-        self._transport.send(message.to_message())
-
-    def prepare(self, count: int, *, round_number: int) -> None:
-        self._sum_to.prepare(count, round_number=round_number, active=self._ranks)
-
-    def add(self, words: Words, *, round_number: int) -> None:
-        self._sum_to(words.cpu(), round_number=round_number, active=self._ranks)
-
-
-def serve(
-    handlers: Handlers,
-    transport: SecondaryTransport,
-    sum_to: SumTo,
-    *,
-    ranks: tuple[int, ...],
-    deadline_s: float,
-) -> None:
-    """Handle the primary's messages until one ends the stage.
+def average_weights(
+    peers: Peers, request: TypedMessage, own: Mapping[str, Tensor], *, weight: float, number: int
+) -> dict[str, Tensor]:
+    """Return the weighted mean of all parties' weights, and send it to every secondary.
 
     Args:
-        handlers: What this party does with each message type.
-        transport: Its end of the star.
-        sum_to: Its end of secure sums.
-        ranks: Ranks of all secondaries, which get the same messages.
-        deadline_s: How long the primary may be silent, in seconds.
-
-    Raises:
-        ProtocolError: If the primary leaves the protocol, fails or falls silent.
+        peers: The secondaries, which answer the request with words of theirs.
+        request: Asks for their weights.
+        own: The primary's, by name.
+        weight: Of the primary's in the mean.
+        number: A new round.
 
     Reveals:
-        To the primary: what the handlers answer.
+        To every party: the mean. To the primary: also the sum of the weights. Of two parties, each
+        learns the other's from the mean.
     """
-    types: dict[MessageKind, Any] = {one.KIND: one for one in handlers}
-    reply, ended = _ReplyOverStar(transport, sum_to, ranks), False
-    while not ended:
-        message = transport.receive(tuple(types), round_number=None, deadline_s=deadline_s)
-        sum_to.bind(message.digest(), ranks)
-        kind = types[message.kind]
-        handler = handlers[kind]
-        ended = bool(handler.handle(kind.from_message(message, **handler.known()), reply))
+    if not peers.ranks:
+        # Exact, where words of the ring would round.
+        return dict(own)
+    words = encode_weighted(own, weight=weight, parties=len(peers.ranks) + 1)
+    total = peers.total(request, words, round_number=number)
+    mean = decode_mean(total, {name: own[name].shape for name in own})
+    values = {name: value.cpu().numpy() for name, value in mean.items()}
+    peers.tell(Mean(round_number=number, values=values))
+    return mean
+
+
+def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor, by which a :class:`Mean` of them is checked."""
+    return {name: tuple(value.shape) for name, value in weights.items()}

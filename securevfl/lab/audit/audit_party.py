@@ -12,13 +12,11 @@ import torch
 
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import EncodingRangeError, PrivacyError, ProtocolError, SecureVflError
-from securevfl.federation.exchange import EpochMark, RoundCounter
 from securevfl.federation.messages import RoundKind
-from securevfl.federation.rounds.over_star import FederatedExchange
+from securevfl.federation.over_star import FederatedExchange, SecondaryServer, sum_from_secondary
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.rounds.star_secondary import SecondaryServer
+from securevfl.federation.run_plan import RoundCounter
 from securevfl.federation.session import handshake
-from securevfl.federation.session.peers import sum_from_secondary
 from securevfl.lab.audit.audit_worlds import AuditStage
 from securevfl.lab.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings
 from securevfl.launch.child import end_with_launcher, report, report_failure
@@ -126,15 +124,11 @@ def _serve(
                 transport,
                 sum_to,
                 stage.plan,
-                end_epoch=_keep_nothing,
+                handlers={},
                 log=_log_nothing,
             ).serve()
     finally:
         masks.close()
-
-
-def _keep_nothing(_mark: EpochMark) -> None:
-    """Nothing is trained, so there is nothing to keep."""
 
 
 def _log_nothing(_event: str, **_fields: object) -> None:

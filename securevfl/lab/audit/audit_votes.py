@@ -36,16 +36,16 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.federation.build import bottom_at_work
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.class_means.ballot import Ballot, LabelNoise, ballot_of
 from securevfl.federation.class_means.class_means_stage import (
     PrimaryVoting,
     SecondaryVoting,
     deal_for_votes,
 )
-from securevfl.federation.class_means.voter import Voter
+from securevfl.federation.encoder_fitting import Voter
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
-from securevfl.federation.state_files import StateFolder
 from securevfl.lab.audit.audit_statistics import (
     AuditTest,
     correlation_power,
@@ -427,7 +427,8 @@ class _SumsStage:
 
         def vote(name: str, voter: Voter) -> None:
             part = SecondaryVoting(plan, voter, wires.of(name))
-            part(wires.queue(primary, name).get(timeout=wires.deadline_s))
+            wires.queue(primary, name).get(timeout=wires.deadline_s)
+            part()
 
         lives: dict[str, Callable[[], object]] = {
             name: partial(vote, name, voter)

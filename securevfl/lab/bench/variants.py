@@ -24,7 +24,7 @@ from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ConfigError
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.messages import RoundKind
-from securevfl.federation.session.peers import PrimaryWire, SecondaryWire
+from securevfl.federation.over_star import PrimaryWire, SecondaryWire
 from securevfl.mpc.codec import (
     RingFormat,
     decode_sum,
@@ -33,8 +33,7 @@ from securevfl.mpc.codec import (
     require_row_norms,
     to_float,
 )
-from securevfl.mpc.compat import import_crypten
-from securevfl.mpc.crypten_bridge import CrypTenBridge
+from securevfl.mpc.crypten_bridge import CrypTenBridge, import_crypten
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import CrypTenSumTo
 from securevfl.transport.message import Message

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from securevfl.federation.exchange import EpochMark
 from securevfl.federation.messages import PROTOCOL_VERSION
-from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.run_plan import EpochMark, RunFacts
 
 _HEADER: Final = 52
 _ALIGNMENT: Final = 16

@@ -8,9 +8,11 @@ import numpy as np
 from helpers.linking import hidden_spec, key_table
 
 from securevfl.data.scaling import KeyScaler
-from securevfl.federation.assist.assist_secondary import ModelFitted, Residuals, Step
+from securevfl.federation.assisted_boosting import ModelFitted, Residuals, Step
 from securevfl.federation.class_means.class_means_stage import (
+    VotesCall,
     VotesDealing,
+    VotesDone,
     VotesLabels,
     VotesMasked,
     VotesNoise,
@@ -20,7 +22,6 @@ from securevfl.federation.class_means.class_means_stage import (
     VotesSums,
     VotesTurn,
 )
-from securevfl.federation.exchange import EpochMark, RoundPlan
 from securevfl.federation.messages import (
     Announcement,
     AverageRequest,
@@ -28,6 +29,7 @@ from securevfl.federation.messages import (
     Gradient,
     Hello,
     Mean,
+    Ready,
     Share,
     TrainingRows,
     Welcome,
@@ -40,7 +42,7 @@ from securevfl.federation.pretraining.messages import (
     Projections,
     TopsRequest,
 )
-from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.run_plan import EpochMark, RoundPlan, RunFacts
 from securevfl.federation.session.handshake import Rejoin
 from securevfl.ledger.countersigning import CountersignRequest, Heads, Memories, Memory, SignedHead
 from securevfl.linkage.links import LinkTable
@@ -70,8 +72,7 @@ from securevfl.linkage.stage.messages import (
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.runtime.predicting import PredictRequest
 from securevfl.transport.channels import SealedFrom, SealedTo
-from securevfl.transport.failure import Failure
-from securevfl.transport.message import Ping, SessionStart, TypedMessage
+from securevfl.transport.message import Failure, Ping, SessionStart, TypedMessage
 
 _DIGEST: Final = "d" * 64
 _RUN: Final = "0" * 32
@@ -251,9 +252,12 @@ READS: Final = (
     _read(VotesSeed(seed=bytes(SEED_BYTES), what=_DEALT), what=_DEALT),
     _read(VotesShifted(said=np.array([0, 1])), rows=2, bins=2),
     _read(VotesNoise(words=_WORDS), bins=2, numbers=3),
-    _read(VotesMasked(words=_WORDS.reshape(1, 2, 3)), left=1, bins=2, numbers=3),
+    _read(VotesMasked(words=_WORDS.reshape(1, 2, 3)), rows=1, bins=2, numbers=3),
     _read(VotesSums(sums=_NUMBERS), bins=2, numbers=3),
     _read(ModelFitted()),
+    _read(Ready()),
+    _read(VotesCall()),
+    _read(VotesDone()),
     _read(Ping(full=True)),
 )
-"""Every message that checks what it reads, and one that holds nothing."""
+"""Every message that checks what it reads, and those that hold nothing."""

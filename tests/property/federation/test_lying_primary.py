@@ -36,10 +36,9 @@ from hypothesis.stateful import (
 from securevfl.core.errors import SecureVflError
 from securevfl.dp.events import Release
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.exchange import EpochMark, RoundPlan
 from securevfl.federation.messages import EpochEnd, Gradient, Mean
 from securevfl.federation.rounds.release import KeptRelease
-from securevfl.federation.run_plan import new_run
+from securevfl.federation.run_plan import EpochMark, RoundPlan, new_run
 from securevfl.federation.session.allowance import Allowance
 from securevfl.ledger import ledger as ledger_module
 

@@ -25,8 +25,8 @@ from helpers.fuzzing.targets import TARGETS
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.data.sources.settings import read_source
+from securevfl.federation.checkpoint import DamagedError, read_state
 from securevfl.federation.messages import Hello
-from securevfl.federation.state_files import DamagedError, read_state
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.transport.message import Message, StarKind
 

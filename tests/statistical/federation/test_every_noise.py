@@ -32,10 +32,9 @@ from helpers.built import Built, built, write_tables
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from securevfl.federation import build
-from securevfl.federation.exchange import Purpose
-from securevfl.federation.rounds import fitting
+from securevfl.federation import build, encoder_fitting
 from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.run_plan import Purpose
 from securevfl.linkage.stage import candidates
 
 CLIP, UPDATE_CLIP, UPDATE_NOISE, CAP, LINKS, PARTIES = 1.5, 0.5, 1.6, 2, 4, 2
@@ -328,7 +327,7 @@ def test_what_a_run_builds_keeps_its_promise(check: Callable[[Path], None], tmp_
         (build, {"ExactDiscreteGaussian": LessOfReleases}, check_records_that_choose, "size"),
         (build, {"GradientNoise": LessOfUpdates}, check_updates, "size"),
         (build, {"NoiseBuffer": NinthBlockTwice}, check_blocks, "twice"),
-        (fitting, {"noised_moments": half_of_moments}, check_moments, "size"),
+        (encoder_fitting, {"noised_moments": half_of_moments}, check_moments, "size"),
         (candidates, {"PoissonSampler": OneSample}, check_samples_of_rounds, "fresh"),
         (candidates, {"PoissonSampler": PublicSample}, check_samples_of_rounds, "fresh"),
         (candidates, {"PoissonSampler": LargerSample}, check_samples_of_rounds, "rate"),

@@ -14,7 +14,7 @@ from securevfl.dp.class_sums import SumFormat, integer_records
 from securevfl.dp.labels import randomised_labels
 from securevfl.federation.class_means import ballot, class_means_stage
 from securevfl.federation.class_means.class_means_stage import VotesSums
-from securevfl.federation.class_means.voter import Voter
+from securevfl.federation.encoder_fitting import Voter
 from securevfl.lab.audit.audit_votes import audit_votes
 from securevfl.lab.audit.settings import AuditSettings
 from securevfl.mpc.dealt_sums import masked_noise, opened

@@ -17,9 +17,10 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
 from securevfl.dp import labels as mechanisms
-from securevfl.federation.assist import assist_primary
-from securevfl.federation.assist.assist_secondary import AssistKind
+from securevfl.federation import assisted_boosting
+from securevfl.federation.assisted_boosting import AssistKind
 from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.session.peers import PeersHere
 from securevfl.models.alone import choice
 from securevfl.models.assist import best_step
 from securevfl.report.page import write_report
@@ -63,27 +64,24 @@ def run(config: Any, tables: Tables, out: Path, **settings: Any) -> RunResult:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Everything that secondaries are told or asked, in order, as bytes."""
     heard: list[tuple[Any, ...]] = []
-    tell, release, end = (
-        getattr(SimulatedExchange, name) for name in ("tell", "release", "end_epoch")
-    )
+    release = SimulatedExchange.release
 
-    def telling(self: Any, message: Any, *, answer: Any = None) -> None:
-        made = message.to_message()
-        tensors = {name: value.tobytes() for name, value in made.tensors.items()}
-        heard.append((made.kind, dict(made.meta), tensors))
-        tell(self, message, answer=answer)
+    def overheard(method: Any) -> Any:
+        def telling(self: Any, message: Any, *more: Any) -> Any:
+            made = message.to_message()
+            tensors = {name: value.tobytes() for name, value in made.tensors.items()}
+            heard.append((made.kind, dict(made.meta), tensors))
+            return method(self, message, *more)
+
+        return telling
 
     def releasing(self: Any, plan: Any) -> Any:
         heard.append((plan.purpose, plan.round_number, plan.rows.tobytes(), plan.active))
         return release(self, plan)
 
-    def ending(self: Any, mark: Any) -> None:
-        heard.append((mark,))
-        end(self, mark)
-
-    monkeypatch.setattr(SimulatedExchange, "tell", telling)
+    for name in ("tell", "ask"):
+        monkeypatch.setattr(PeersHere, name, overheard(getattr(PeersHere, name)))
     monkeypatch.setattr(SimulatedExchange, "release", releasing)
-    monkeypatch.setattr(SimulatedExchange, "end_epoch", ending)
     return heard
 
 
@@ -124,9 +122,9 @@ def test_what_is_sent_is_made_of_drawn_labels_alone(
     # Labels as they are choose lambda too: in the second run the correction counts for nothing.
     scales = iter([1.0, 0.0])
     monkeypatch.setattr(choice, "choose_scale", lambda *_, **__: next(scales))
-    monkeypatch.setattr(assist_primary, "best_step", never_zero)
-    monkeypatch.setattr(assist_primary, "randomised_labels", the_same_again)
-    monkeypatch.setattr(assist_primary, "noised_labels", the_same_again)
+    monkeypatch.setattr(assisted_boosting, "best_step", never_zero)
+    monkeypatch.setattr(assisted_boosting, "randomised_labels", the_same_again)
+    monkeypatch.setattr(assisted_boosting, "noised_labels", the_same_again)
     first = run(config, tables, tmp_path / "first")
     seen = list(sent)
     sent.clear()
@@ -151,7 +149,7 @@ def test_drawn_once_and_charged_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         draws.append(mechanisms.randomised_labels(bins, classes, epsilon))
         return draws[-1]
 
-    monkeypatch.setattr(assist_primary, "randomised_labels", watched)
+    monkeypatch.setattr(assisted_boosting, "randomised_labels", watched)
 
     class PowerCutError(Exception):
         """The simulated crash."""

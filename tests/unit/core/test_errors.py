@@ -21,7 +21,7 @@ from securevfl.core.errors import (
     StorageError,
     of_this_machine,
 )
-from securevfl.transport.failure import kind_of, public_reason
+from securevfl.transport.message import failure_kind, public_reason
 
 PACKAGE = Path(securevfl.__file__).parent
 CLASSES = [
@@ -150,7 +150,7 @@ def test_used_up_memory_is_no_mistake_of_the_program(error: BaseException) -> No
     assert isinstance(known, OutOfMemoryError)
     assert "Make room" in str(known)
     assert public_reason(error) == "OutOfMemoryError: it has run out of memory"
-    assert kind_of(error) == "lost"
+    assert failure_kind(error) == "lost"
 
 
 def test_anothers_used_up_memory_is_not_this_partys() -> None:
@@ -165,10 +165,10 @@ def test_a_full_disk_is_known_by_what_the_system_says() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/home/jane/log.jsonl")
     assert str(of_this_machine(full)).startswith("/home/jane/log.jsonl: cannot be written")
     assert public_reason(full) == "StorageError: it cannot write to its own disk"
-    assert kind_of(full) == "lost"
+    assert failure_kind(full) == "lost"
     for other in (OSError(errno.ENOENT, "No such file"), RuntimeError("shape mismatch")):
         assert of_this_machine(other) is None
-        assert kind_of(other) == "failed"
+        assert failure_kind(other) == "failed"
 
 
 def test_a_text_is_one_line_that_a_terminal_may_show() -> None:

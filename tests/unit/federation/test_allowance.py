@@ -5,7 +5,7 @@ import pytest
 from helpers.secondaries import ROWS, limits
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.exchange import EpochMark, Purpose, RoundPlan
+from securevfl.federation.run_plan import EpochMark, Purpose, RoundPlan
 from securevfl.federation.session.allowance import Allowance
 
 BOTH = (1, 2)

@@ -15,12 +15,10 @@ from helpers.star import make_star, together
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, DataError, PrivacyError, ProtocolError
-from securevfl.federation.exchange import Purpose, RoundPlan
 from securevfl.federation.messages import Announcement
+from securevfl.federation.over_star import SecondaryServer, sum_from_secondary
 from securevfl.federation.rounds.cut import MeanOfPooledRecords, MeanOfRows
-from securevfl.federation.rounds.star_secondary import SecondaryServer
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
-from securevfl.federation.session.peers import sum_from_secondary
+from securevfl.federation.run_plan import Purpose, RoundPlan, RunFacts, RunPlan, plan_run
 
 ROWS, BATCH, CAP, LINKS = 60, 20, 2, 4
 MODEL = {"neighbours": LINKS, "hidden": 8, "heads": 2, "release": "pooled"}
@@ -52,7 +50,7 @@ def ask(one: Built, folder: Path, active: tuple[int, ...], purpose: Purpose) -> 
             ends["bank-1"],
             sum_to,
             one.plan,
-            end_epoch=lambda _mark: None,
+            handlers={},
             log=one.files[1].log,
         )
         primary.broadcast(["bank-1"], Announcement(plan=asked).to_message())

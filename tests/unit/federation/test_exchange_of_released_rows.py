@@ -11,10 +11,11 @@ from torch import Tensor
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.data.rows import consecutive_batches
-from securevfl.federation.exchange import EpochMark, RoundCounter, RoundPlan, active_parties
+from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.messages import EpochEnd
 from securevfl.federation.rounds.cut import Cut
-from securevfl.federation.rounds.released_rows import KeptRows, ReleasedRows, release_once
-from securevfl.federation.state_files import StateFolder
+from securevfl.federation.rounds.exchanges import KeptRows, ReleasedRows, release_once
+from securevfl.federation.run_plan import EpochMark, RoundCounter, RoundPlan, active_parties
 from securevfl.mpc.codec import RingFormat
 
 CUT = Cut(
@@ -66,10 +67,9 @@ def test_cache_answers_by_row_id() -> None:
     )
     assert torch.equal(cache.release(plan), cache.values[[4, 0, 4]])
     cache.return_gradient(plan, torch.ones(3, 1, 2))
-    cache.end_epoch(EpochMark(epoch=1, best=True))
+    cache.peers.tell(EpochEnd(mark=EpochMark(epoch=1, best=True)))
     assert cache.ranks == (1, 2)
-    with pytest.raises(ProtocolError, match="frozen"):
-        cache.average_positions({})
+    assert cache.peers.ranks == ()
 
 
 def test_no_rows(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, PrivacyError
-from securevfl.federation.exchange import RoundPlan
-from securevfl.federation.rounds import fitting
+from securevfl.federation import encoder_fitting
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.federation.run_plan import RoundPlan, RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
@@ -102,15 +101,15 @@ def test_nothing_is_computed_when_the_budget_forbids_it(
     def never(*_args, **_kwargs):
         raise AssertionError("statistics were computed without a charge")
 
-    monkeypatch.setattr(fitting, "noised_moments", never)
+    monkeypatch.setattr(encoder_fitting, "noised_moments", never)
     config = config_of(tmp_path, encoder={"method": "principal"})
-    bottom = fitting.build_direction_bottom(config, config.secondaries[0], num_features=3)
+    bottom = encoder_fitting.build_direction_bottom(config, config.secondaries[0], num_features=3)
     facts = RunFacts(rows=90, train_rows=63, validation_rows=9, test_rows=18)
     plan = plan_run(config, facts)
     ledger = Ledger(None, party="bank-1", plan=plan.releases, noise_share_std=plan.noise_share_std)
     monkeypatch.setattr(Ledger, "charge_fitting", spent)
     records = np.zeros((9, 3), np.float32)
-    fit = fitting.Fitting(plan, bottom, records, ledger, name="bank-1")
+    fit = encoder_fitting.Fitting(plan, bottom, records, ledger, name="bank-1")
     with pytest.raises(BudgetExceededError):
         fit()
 
@@ -119,13 +118,13 @@ def test_secondaries_write_into_blocks_of_their_own_or_all_into_all(tmp_path: Pa
     """Blocks share the width; a sum is as wide as it is."""
     config = config_of(tmp_path)
     made = [
-        fitting.build_direction_bottom(config, party, num_features=3)
+        encoder_fitting.build_direction_bottom(config, party, num_features=3)
         for party in config.secondaries
     ]
     assert [(one.offset, one.components) for one in made] == [(0, 2), (2, 2)]
     summed = config_of(tmp_path, encoder={**FITTED, "layout": "sum"}, model={**MODEL, "hidden": 2})
     made = [
-        fitting.build_direction_bottom(summed, party, num_features=3)
+        encoder_fitting.build_direction_bottom(summed, party, num_features=3)
         for party in summed.secondaries
     ]
     assert [(one.offset, one.components) for one in made] == [(0, 2), (0, 2)]
@@ -207,7 +206,7 @@ def test_more_numbers_than_features_are_refused(tmp_path: Path) -> None:
     """Nothing is padded with directions that do not exist."""
     config = config_of(tmp_path, model={**MODEL, "hidden": 8})
     with pytest.raises(DataError, match="fewer than the 4 numbers"):
-        fitting.build_direction_bottom(config, config.secondaries[0], num_features=3)
+        encoder_fitting.build_direction_bottom(config, config.secondaries[0], num_features=3)
 
 
 def test_fitting_needs_scaling_that_no_record_can_move(tmp_path: Path) -> None:

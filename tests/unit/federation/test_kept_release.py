@@ -9,10 +9,9 @@ from helpers.federations import FROZEN, write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
-from securevfl.federation.exchange import ROUNDS_AHEAD
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.rounds.release import KeptRelease
-from securevfl.federation.run_plan import RunFacts, plan_run
-from securevfl.federation.state_files import StateFolder
+from securevfl.federation.run_plan import ROUNDS_AHEAD, RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks

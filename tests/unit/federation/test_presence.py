@@ -14,11 +14,10 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
-from securevfl.federation.exchange import EpochMark, RoundPlan
-from securevfl.federation.rounds.network_primary import NetworkPrimary
-from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.federation.checkpoint import Checkpoints, StateFolder
+from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.secondary import EpochKeeper, Secondary
+from securevfl.federation.run_plan import EpochMark, RoundPlan, RunFacts, RunPlan, plan_run
 from securevfl.federation.session.allowance import Allowance, SessionLimits
 from securevfl.federation.session.handshake import Rejoin, own_epoch, require_own_run
 from securevfl.federation.session.membership import (
@@ -29,7 +28,6 @@ from securevfl.federation.session.membership import (
     least_secondaries,
     require_active,
 )
-from securevfl.federation.state_files import StateFolder
 from securevfl.models.tasks import TaskHead
 
 NAMES = {1: "bank-1", 2: "bank-2", 3: "bank-3"}

@@ -11,13 +11,12 @@ from helpers.lying_primary import PARTIES, RUN, Played, Promise, world
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.exchange import ROUNDS_AHEAD, RoundPlan
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import Announcement, Share
-from securevfl.federation.rounds.around import ChargedExchange
+from securevfl.federation.over_star import FederatedExchange
 from securevfl.federation.rounds.cut import Cut
-from securevfl.federation.rounds.over_star import FederatedExchange
-from securevfl.federation.rounds.released_rows import KeptRows, release_once
-from securevfl.federation.state_files import StateFolder
+from securevfl.federation.rounds.exchanges import ChargedExchange, KeptRows, release_once
+from securevfl.federation.run_plan import ROUNDS_AHEAD, RoundPlan
 from securevfl.ledger.ledger import Ledger
 from securevfl.mpc.codec import RingFormat
 from securevfl.transport.message import Message

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.exchange import Purpose, RoundPlan
 from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.rounds.network_primary import split_average
+from securevfl.federation.rounds.primaries import split_average
 from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.run_plan import Purpose, RoundPlan
 from securevfl.federation.session.allowance import Allowance
 
 
@@ -44,9 +44,7 @@ def test_update_equals_that_of_one_autograd_graph(active: tuple[int, ...]) -> No
     """Real secondaries behind the ring learn what one graph through the plain average teaches."""
     parties = {rank: make_secondary(seed=rank, clip_norm=2.0) for rank in (1, 2, 3)}
     twins = {rank: copy.deepcopy(party.bottom) for rank, party in parties.items()}
-    exchange = SimulatedExchange(
-        parties, parties[1].contribution.aggregation.cut, end_epoch=lambda _mark: None
-    )
+    exchange = SimulatedExchange(parties, parties[1].contribution.aggregation.cut)
     torch.manual_seed(9)
     top = nn.Sequential(nn.Flatten(), nn.Linear(LINKS * WIDTH, 1), nn.Tanh())
     twin_top = copy.deepcopy(top)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from securevfl.federation.exchange import EpochMark, Purpose, RoundCounter, RoundPlan
-from securevfl.federation.rounds.network_primary import split_average
-from securevfl.transport.message import MessageKind, TypedMessage
+from securevfl.federation.rounds.primaries import split_average
+from securevfl.federation.run_plan import Purpose, RoundCounter, RoundPlan
+from securevfl.federation.session.peers import PeersHere
 
 ROWS = 5
 
@@ -23,6 +23,7 @@ class PlainExchange:
         self.terms: dict[int, Tensor] = {}
         self.returned: list[Tensor] = []
         self.rounds = RoundCounter()
+        self.peers = PeersHere({})
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -41,15 +42,6 @@ class PlainExchange:
         self.returned.append(gradient)
         for term in self.terms.values():
             term.backward(gradient / len(plan.active))
-
-    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(own)
-
-    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:
-        raise AssertionError("split networks are told nothing")
-
-    def end_epoch(self, mark: EpochMark) -> None:
-        return None
 
 
 def models(count: int) -> tuple[dict[int, nn.Module], dict[int, Tensor], nn.Module]:

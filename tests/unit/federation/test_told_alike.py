@@ -19,12 +19,11 @@ from torch import Tensor
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import SecureVflError
-from securevfl.federation.exchange import EpochMark, RoundPlan
 from securevfl.federation.messages import Announcement, AverageRequest, EpochEnd, Mean
+from securevfl.federation.over_star import SecondaryServer, sum_from_secondary
 from securevfl.federation.rounds.cut import position_weights
-from securevfl.federation.rounds.star_secondary import SecondaryServer
-from securevfl.federation.run_plan import RunFacts
-from securevfl.federation.session.peers import sum_from_secondary
+from securevfl.federation.rounds.secondary import keep_nothing
+from securevfl.federation.run_plan import EpochMark, RoundPlan, RunFacts
 from securevfl.mpc.masks import PairwiseMasks, SessionKey
 from securevfl.mpc.sum_to import SumTo
 from securevfl.transport.message import Message
@@ -92,7 +91,7 @@ def left_in_sums(
             line,
             clear,
             one.plan,
-            end_epoch=lambda _mark: None,
+            handlers=one.secondaries[rank].handlers(keep_nothing),
             log=lambda *_words, **_figures: None,
         )
         try:

@@ -11,7 +11,6 @@ from helpers.secondaries import make_secondary
 from torch import Tensor, nn
 
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.exchange import RoundPlan
 from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.updates import (
     DropoutStream,
@@ -20,6 +19,7 @@ from securevfl.federation.rounds.updates import (
     PrivateLesson,
     RowGradients,
 )
+from securevfl.federation.run_plan import RoundPlan
 from securevfl.linkage.links import LinkTable
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig

@@ -13,7 +13,7 @@ from helpers.removal import world
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
-from securevfl.federation.class_means.voter import Voter
+from securevfl.federation.encoder_fitting import Voter
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 

@@ -8,7 +8,7 @@ import torch
 from helpers.learners import SMALL, flat, learner, table
 
 from securevfl.core.errors import ConfigError
-from securevfl.federation.pretraining.learner_with_records import LearnerWithRecords
+from securevfl.federation.pretraining.pretraining_secondary import LearnerWithRecords
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.encoders import (
     FedCSSLConfig,

@@ -7,12 +7,12 @@ from helpers.gradients import CASES, Network, default_dtype, relative_error
 from helpers.secondaries import AnyRound, NoCharge
 from torch import Tensor, nn
 
-from securevfl.federation.exchange import RoundPlan
 from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.rounds.network_primary import split_average
+from securevfl.federation.rounds.primaries import split_average
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream
+from securevfl.federation.run_plan import RoundPlan
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer
@@ -39,7 +39,7 @@ def test_a_round_gives_the_gradients_of_one_graph(label: str, secondaries: int) 
     parties = {
         rank: _secondary(network, rank, bottom) for rank, bottom in enumerate(network.bottoms, 1)
     }
-    exchange = SimulatedExchange(parties, network.aggregation.cut, end_epoch=lambda _mark: None)
+    exchange = SimulatedExchange(parties, network.aggregation.cut)
     rows = np.arange(len(network.inputs.targets), dtype=np.int64)
     plan = RoundPlan(round_number=1, rows=rows, active=tuple(parties), purpose="train")
     network.squares(network.outputs(split_average(exchange, plan))).backward()

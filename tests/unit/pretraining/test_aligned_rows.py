@@ -18,21 +18,21 @@ from securevfl.config.rules import require_covered_channels
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.core.progress import RowsAligned, Warned
 from securevfl.data.rows import split_rows
-from securevfl.federation.pretraining.learner_with_records import (
-    LearnerWithRecords,
-    pretraining_rows,
-)
+from securevfl.federation.over_star import serve
 from securevfl.federation.pretraining.messages import (
     CrossBatch,
     IterationBegin,
     PretrainingValidator,
 )
-from securevfl.federation.pretraining.pretraining_secondary import PretrainingSecondary
-from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.pretraining.pretraining_secondary import (
+    LearnerWithRecords,
+    PretrainingSecondary,
+    pretraining_rows,
+)
+from securevfl.federation.rounds.primaries import NetworkPrimary
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.federation.session.allowance import Allowance, SessionLimits
-from securevfl.federation.session.peers import serve
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.report.page import write_report

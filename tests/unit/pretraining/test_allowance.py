@@ -8,7 +8,6 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.messages import Mean
 from securevfl.federation.pretraining.messages import (
     CrossBatch,
     IterationBegin,
@@ -85,16 +84,12 @@ class Pretraining:
     def end(self, iterations: int, *, last: bool) -> None:
         self.validator.validate_end(IterationEnd(iterations=iterations, last=last))
 
-    def mean(self, number: int) -> None:
-        self.validator.validate_mean(Mean(round_number=number, values={}))
-
     def iteration(self, number: int) -> None:
         self.begin(number)
         self.cross(0, 1, 2, 3)
         self.cross(4, 5, 6, 7)
         self.local(number)
         self.tops()
-        self.mean(self.number)
         self.end(number + 1, last=number == 1)
 
 
@@ -194,25 +189,6 @@ def test_steps_come_once_and_in_order(tmp_path: Path) -> None:
     one.tops()
     with pytest.raises(ProtocolError, match="the step 'aggregate' of pretraining is not due"):
         one.tops()
-
-
-def test_a_mean_follows_its_tops_and_nothing_comes_before_it(tmp_path: Path) -> None:
-    """The mean of the round that was announced, once; until then the iteration goes nowhere."""
-    one = Pretraining(tmp_path)
-    one.begin(0)
-    with pytest.raises(ProtocolError, match="a mean of pretraining is not due"):
-        one.mean(1)
-    one.tops()
-    with pytest.raises(ProtocolError, match="the step 'local' of pretraining is not due"):
-        one.local(0)
-    with pytest.raises(ProtocolError, match="the end of iteration 1 is not due"):
-        one.end(1, last=False)
-    with pytest.raises(ProtocolError, match="a mean of pretraining is not due"):
-        one.mean(one.number + 1)
-    one.mean(one.number)
-    with pytest.raises(ProtocolError, match="a mean of pretraining is not due"):
-        one.mean(one.number)
-    one.end(1, last=False)
 
 
 def test_steps_that_the_family_has_not_are_refused(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.federation.exchange import RoundPlan
+from securevfl.federation.pretraining import pretraining_run
 from securevfl.federation.pretraining.pretraining_run import PretrainingRun
 from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.run_plan import RoundPlan
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
 from securevfl.runtime.run_tables import read_tables
@@ -76,18 +77,18 @@ class Seen:
 
             return projected
 
-        cross, aggregate = PretrainingRun.exchange_projections, PretrainingRun.average_tops
+        cross, average = PretrainingRun.exchange_projections, pretraining_run.average_weights
         back = SimulatedExchange.return_gradient
 
         def crossed(itself: Any, rows: Any, sent: Tensor, **kwargs: Any) -> Any:
             self.sent.setdefault("projections", sent.clone())
             return cross(itself, rows, sent, **kwargs)
 
-        def aggregated(itself: Any, own: Mapping[str, Tensor], **kwargs: Any) -> Any:
+        def averaged(peers: Any, request: Any, own: Mapping[str, Tensor], **kwargs: Any) -> Any:
             now = learners[-1].shared_weights()
             self.had.setdefault("weights", {name: one.clone() for name, one in now.items()})
             self.sent.setdefault("weights", {name: one.clone() for name, one in own.items()})
-            return aggregate(itself, own, **kwargs)
+            return average(peers, request, own, **kwargs)
 
         def returned(itself: Any, plan: RoundPlan, gradient: Tensor) -> None:
             self.sent.setdefault("gradients", gradient.clone())
@@ -95,7 +96,7 @@ class Seen:
 
         patch.setattr(PretrainingRun, "__init__", built)
         patch.setattr(PretrainingRun, "exchange_projections", crossed)
-        patch.setattr(PretrainingRun, "average_tops", aggregated)
+        patch.setattr(pretraining_run, "average_weights", averaged)
         patch.setattr(SimulatedExchange, "return_gradient", returned)
 
 

@@ -15,10 +15,10 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
-from securevfl.federation.exchange import ROUNDS_AHEAD
+from securevfl.federation.checkpoint import read_state
+from securevfl.federation.rounds.exchanges import KeptRows
 from securevfl.federation.rounds.release import KeptRelease
-from securevfl.federation.rounds.released_rows import KeptRows
-from securevfl.federation.state_files import read_state
+from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 

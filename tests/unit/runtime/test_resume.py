@@ -12,8 +12,9 @@ from helpers.secondaries import make_secondary
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone
-from securevfl.federation.checkpoint import Checkpoints, EpochKeeper
-from securevfl.federation.exchange import EpochMark
+from securevfl.federation.checkpoint import Checkpoints
+from securevfl.federation.rounds.secondary import EpochKeeper
+from securevfl.federation.run_plan import EpochMark
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 

@@ -16,10 +16,9 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone, Warned
 from securevfl.data.rows import consecutive_batches
-from securevfl.federation.exchange import RoundCounter, RoundPlan
-from securevfl.federation.rounds.released_rows import ReleasedRows
-from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
-from securevfl.federation.state_files import StateFolder
+from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.rounds.exchanges import ReleasedRows
+from securevfl.federation.run_plan import RoundCounter, RoundPlan, RunPlan, plan_run, run_facts
 from securevfl.lab.contribution import contribution
 from securevfl.ledger.ledger import Ledger
 from securevfl.report.page import write_report

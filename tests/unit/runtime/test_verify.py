@@ -14,7 +14,7 @@ from helpers.federations import save, write_federation
 from securevfl.config.reading import read_federation
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.state_files import write_state
+from securevfl.federation.checkpoint import write_state
 from securevfl.ledger.countersigning import Countersigner, Occasion, forget_party
 from securevfl.ledger.ledger import Ledger
 from securevfl.report.verify import verify_run

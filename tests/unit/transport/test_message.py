@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.assist.assist_secondary import AssistKind
+from securevfl.federation.assisted_boosting import AssistKind
 from securevfl.federation.class_means.class_means_stage import VotingKind
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.pretraining.messages import PretrainingKind

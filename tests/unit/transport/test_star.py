@@ -22,12 +22,10 @@ from securevfl.core.errors import (
 )
 from securevfl.federation.messages import RoundKind
 from securevfl.transport.connection import Outgoing, TransportLimits
-from securevfl.transport.failure import Failure
 from securevfl.transport.framing import EncodedMessage, FrameReader, encode
-from securevfl.transport.identity import Identity, certificate_pem
-from securevfl.transport.message import Message, StarKind
+from securevfl.transport.identity import Identity, certificate_pem, tls_context
+from securevfl.transport.message import Failure, Message, StarKind
 from securevfl.transport.star import PrimaryTransport
-from securevfl.transport.tls import tls_context
 
 PLAN, SHARE = RoundKind.PLAN, RoundKind.SHARE
 

@@ -68,10 +68,10 @@ def test_masked_vectors_come_in_pieces_that_both_sides_know() -> None:
     assert most == 34
     words = np.zeros((most, 1000, 60), dtype=np.uint64)
     shape = {"bins": 1000, "numbers": 60}
-    VotesMasked.from_message(wire(VotesMasked(words=words).to_message()), left=100, **shape)
+    VotesMasked.from_message(wire(VotesMasked(words=words).to_message()), rows=most, **shape)
     with pytest.raises(ProtocolError, match=r"words must have shape \[34, 1000, 60\]"):
         VotesMasked.from_message(
-            wire(VotesMasked(words=words[:-1]).to_message()), left=100, **shape
+            wire(VotesMasked(words=words[:-1]).to_message()), rows=most, **shape
         )
 
 

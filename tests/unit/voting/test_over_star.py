@@ -66,8 +66,8 @@ def test_votes_are_fitted_over_the_star(tmp_path: Path) -> None:
             name = one.plan.secondaries[rank]
             voter = one.secondaries[rank].voter
             voter.finish = lambda sums: found.update({rank: sums})
-            call = ends[name].receive(VotingKind.VOTES_CALL, round_number=0, deadline_s=60)
-            SecondaryVoting.over(place(one, name, ends[name]), one.plan, voter)(call)
+            ends[name].receive(VotingKind.VOTES_CALL, round_number=0, deadline_s=60)
+            SecondaryVoting.over(place(one, name, ends[name]), one.plan, voter)()
 
         results = together(
             [

@@ -22,7 +22,7 @@ from securevfl.federation.class_means.class_means_stage import (
     VotesTurn,
     VotingKind,
 )
-from securevfl.federation.class_means.voter import Voter
+from securevfl.federation.encoder_fitting import Voter
 from securevfl.mpc.dealt_sums import DealtFor, SumDealing, deal
 from securevfl.transport.channels import Lines
 from securevfl.transport.message import Done, StarKind
@@ -220,10 +220,10 @@ class TestLies:
 
         def bank(wires) -> None:
             part = SecondaryVoting(one.plan, one.secondaries[1].voter, wires.of("bank-1"))
-            call = wires.queue("agency", "bank-1").get(timeout=60)
-            part(call)
+            wires.queue("agency", "bank-1").get(timeout=60)
+            part()
             with pytest.raises(ProtocolError, match="calls for votes twice in one session") as told:
-                part(call)
+                part()
             results.append(told.value)
 
         vote_as_threads(one, told, instead={"bank-1": bank})

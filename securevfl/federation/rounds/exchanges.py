@@ -1,12 +1,9 @@
-"""Released rows that the primary keeps, and the exchange that trains on them.
+"""How the primary gets averages: over the star, around another exchange, or from its own folder."""
 
-A row is released once. So a run that was cut goes on behind the last round that lies here. The next
-few (:data:`securevfl.federation.exchange.ROUNDS_AHEAD`) may have been announced and not kept: their
-rows are asked for again, and every secondary answers with what it answered before
-(:mod:`securevfl.federation.rounds.release`).
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +13,227 @@ from torch import Tensor
 
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import Observer, RowsReleased
-from securevfl.federation.exchange import ROUNDS_AHEAD, EpochMark, Exchange, RoundCounter, RoundPlan
-from securevfl.federation.state_files import DamagedError, StateFolder
-from securevfl.transport.message import MessageKind, TypedMessage
+from securevfl.federation.checkpoint import DamagedError, StateFolder
+from securevfl.federation.run_plan import ROUNDS_AHEAD, RoundCounter, RoundPlan, noting
+from securevfl.federation.session.peers import Peers, PeersHere
+from securevfl.ledger.ledger import Ledger
+
+# What every exchange does.
+
+
+@runtime_checkable
+class Exchange(Protocol):
+    """How the primary reaches the secondaries: simulated, between processes, or from a cache."""
+
+    @property
+    def rounds(self) -> RoundCounter:
+        """Gives out the session's round numbers."""
+        ...
+
+    @property
+    def peers(self) -> Peers:
+        """All secondaries, for what is said beside rounds."""
+        ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of all secondaries."""
+        ...
+
+    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
+        """Return the average of the active secondaries' clipped, noised representations.
+
+        Reveals:
+            To the primary: that average. To the secondaries: the row ids of the batch.
+        """
+        ...
+
+    def release_each(
+        self, plans: Iterator[RoundPlan]
+    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+        """Yield the averages of rounds of which none depends on another, in their order.
+
+        Up to :data:`ROUNDS_AHEAD` rounds may be under way at once. A plan is taken from ``plans``
+        when its round is about to be announced, and no round is announced before the caller is
+        done with the average of that many rounds before it.
+
+        Reveals:
+            What :meth:`release` reveals, for each.
+        """
+        ...
+
+    def return_gradient(
+        self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
+    ) -> None:
+        """Hand the gradient of the loss with respect to the aggregate to the active secondaries.
+
+        Reveals:
+            To every active secondary: one and the same tensor, from which labels may be inferred.
+        """
+        ...
+
+
+# An exchange around another one: what it does not change, it passes on.
+
+
+class ExchangeAround(ABC):
+    """Passes everything on but releases, which are what its subclasses are for."""
+
+    def __init__(self, inner: Exchange) -> None:
+        self.inner = inner
+
+    @property
+    def rounds(self) -> RoundCounter:
+        """Gives out the session's round numbers."""
+        return self.inner.rounds
+
+    @property
+    def peers(self) -> Peers:
+        """All secondaries that the inner exchange reaches."""
+        return self.inner.peers
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of all secondaries that the inner exchange reaches."""
+        return self.inner.ranks
+
+    @abstractmethod
+    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
+        """Return the average of the active secondaries' representations.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+
+    @abstractmethod
+    def release_each(
+        self, plans: Iterator[RoundPlan]
+    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+        """Yield the averages of rounds of which none depends on another.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+
+    def return_gradient(
+        self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
+    ) -> None:
+        """Pass the gradient on.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        self.inner.return_gradient(plan, gradient)
+
+
+# Averages in blocks where secondaries are absent: their coordinates are zero.
+
+
+class PresentBlocks(ExchangeAround):
+    """An exchange for a top model that knows averages over all secondaries, a block for each.
+
+    An average over fewer divides each one's numbers by fewer. The number of all of them makes the
+    blocks as large as in training; what else lies in an absent one's block is the others' noise.
+    """
+
+    def __init__(self, inner: Exchange, *, blocks: int) -> None:
+        """Make it.
+
+        Args:
+            inner: Reaches those that are there, whose ranks count from 1.
+            blocks: How many secondaries there are in all.
+        """
+        super().__init__(inner)
+        self.blocks = blocks
+
+    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
+        """Return the sum of those that are there over the number of all.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        return self._present(self.inner.release(plan), plan)
+
+    def release_each(
+        self, plans: Iterator[RoundPlan]
+    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+        """Yield the same of rounds of which none depends on another.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        under_way: deque[RoundPlan] = deque()
+        for average in self.inner.release_each(noting(plans, under_way)):
+            yield self._present(average, under_way.popleft())
+
+    def _present(self, average: Tensor, plan: RoundPlan) -> Tensor:
+        average = average * (len(plan.active) / self.blocks)
+        absent = set(range(1, self.blocks + 1)) - set(plan.active)
+        return without_blocks(average, [rank - 1 for rank in absent], blocks=self.blocks)
+
+
+def without_blocks(
+    aggregate: Float[Tensor, "rows positions width"], absent: Collection[int], *, blocks: int
+) -> Float[Tensor, "rows positions width"]:
+    """Return averages with zeros in the coordinates of some secondaries.
+
+    Args:
+        aggregate: Whose last axis is one block after the other.
+        absent: Numbers of the blocks that become zero, from 0.
+        blocks: How many there are.
+    """
+    masked = aggregate.clone()
+    each = aggregate.shape[-1] // blocks
+    for block in absent:
+        masked[..., each * block : each * (block + 1)] = 0
+    return masked
+
+
+# The primary books every release in its own ledger before it asks for it.
+
+
+class ChargedExchange(ExchangeAround):
+    """An exchange that charges each release to the primary's own ledger before asking for it."""
+
+    def __init__(self, inner: Exchange, ledger: Ledger, heard: Callable[[float], None]) -> None:
+        super().__init__(inner)
+        self.ledger = ledger
+        self.heard = heard
+        self.booked_before: Sequence[Int64[np.ndarray, " batch"]] = ()
+        """Rows of rounds that were booked and asked for when the run was cut, in their order, and
+        that are asked for once more: what comes back are the same releases."""
+
+    def release(self, plan: RoundPlan) -> Tensor:
+        """Charge, then release.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        self._charge(plan)
+        return self.inner.release(plan)
+
+    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[Tensor]:
+        """Charge each round before it is announced, then release.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        return self.inner.release_each(self._charged(plans))
+
+    def _charged(self, plans: Iterator[RoundPlan]) -> Iterator[RoundPlan]:
+        for plan in plans:
+            self._charge(plan)
+            yield plan
+
+    def _charge(self, plan: RoundPlan) -> None:
+        if self.booked_before and np.array_equal(plan.rows, self.booked_before[0]):
+            self.booked_before = self.booked_before[1:]
+            return
+        epsilon = self.ledger.charge(
+            round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose
+        )
+        self.heard(epsilon)
+
 
 # What the primary of a frozen run keeps: every round's rows, from the moment it has them.
 
@@ -167,6 +382,8 @@ class ReleasedRows:
         self._ranks = ranks
         self.rounds = rounds
         self._device = device
+        self.peers = PeersHere({})
+        """No secondary hears what is said beside rounds: a frozen encoder does not train."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -201,36 +418,13 @@ class ReleasedRows:
             Nothing.
         """
 
-    def average_positions(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
-        """Refuse: positional encodings of frozen encoders are equal and stay so.
-
-        Reveals:
-            Nothing.
-        """
-        raise ProtocolError("a frozen encoder has no positional encoding to average")
-
-    def tell(self, message: TypedMessage, *, answer: MessageKind | None = None) -> None:  # noqa: ARG002
-        """Refuse: a frozen encoder learns nothing.
-
-        Reveals:
-            Nothing.
-        """
-        raise ProtocolError("a frozen encoder learns nothing that it could be told")
-
-    def end_epoch(self, mark: EpochMark) -> None:
-        """Do nothing: no secondary trains.
-
-        Reveals:
-            Nothing.
-        """
-
 
 def release_once(
     exchange: Exchange, kept: KeptRows, *, observe: Observer
 ) -> Float[Tensor, "rows positions width"]:
     """Release every row that is not kept yet, and return all aggregates, in the order of row ids.
 
-    A round is announced when the one :data:`securevfl.federation.exchange.ROUNDS_AHEAD` before it
+    A round is announced when the one :data:`securevfl.federation.run_plan.ROUNDS_AHEAD` before it
     is kept, so that a crash loses none but those under way, which every secondary can answer again.
 
     Args:

@@ -1,19 +1,17 @@
-"""The primary of assisted boosting, and the labels that its residuals are made of.
+"""Assisted boosting: messages, their validation, a secondary, and the primary."""
 
-With ``model.label_epsilon`` all that is told is a function of labels that were drawn once a run, of
-the primary's columns, and of what secondaries answered. So that one draw is all that is charged.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Shaped
-from torch import Tensor
+from jaxtyping import Bool, Float, Float32, Int64, Shaped
+from torch import Tensor, nn
 
 from securevfl.config.sections import OWN
+from securevfl.core.conventions import derive_seed
+from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import RoundDone
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.scaling import LabelScaler
@@ -25,22 +23,299 @@ from securevfl.dp.labels import (
     randomised_labels,
     unbiased_indicators,
 )
-from securevfl.federation.assist.assist_secondary import AssistKind, Residuals, Step
+from securevfl.federation.base import own_inputs
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.class_means.ballot import charge_labels, drawn_once, label_release
-from securevfl.federation.own_numbers import own_inputs
 from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
-from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.state_files import StateFolder
+from securevfl.federation.rounds.release import SecondaryRelease
+from securevfl.federation.rounds.secondary import Secondary, SecondaryData
+from securevfl.federation.rounds.updates import DropoutStream
+from securevfl.federation.run_plan import EpochMark, RoundPlan, RunPlan
+from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.federation.session.peers import Handler, Handlers, Reply
 from securevfl.ledger.ledger import Ledger
-from securevfl.models.alone.margins import LEAST_PROBABILITY, cross_fit
+from securevfl.models.alone.margins import LEAST_PROBABILITY
+from securevfl.models.alone.margins import cross_fit as cross_fit_base
 from securevfl.models.assist import (
+    AssistBottom,
     AssistConfig,
     AssistTop,
     best_step,
     constant_margin,
+    cross_fit,
     residuals_of,
+    within_ball,
 )
 from securevfl.models.tasks import TaskHead
+from securevfl.transport.message import DeclaredMessage, Message, MessageKind, wire
+
+# What the primary and the secondaries of assisted boosting tell one another beside rounds.
+
+_ROUNDING: Final = 1e-5
+"""By how much a residual's norm may be over 1: float32 is not exact."""
+
+
+class AssistKind(MessageKind):
+    """What assisted boosting says."""
+
+    RESIDUALS = 40
+    FITTED = 41
+    STEP = 42
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Residuals(DeclaredMessage):
+    """What is left to explain of some training rows' labels, in units of the longest.
+
+    Labels can be read off them: their sign, or the class whose residual is positive. With
+    ``model.label_epsilon`` these are labels that were drawn once.
+    """
+
+    KIND: ClassVar = AssistKind.RESIDUALS
+    WAY: ClassVar = "primary to every secondary"
+
+    epoch: int
+    """The round of boosting, from 1."""
+    rows: Int64[np.ndarray, " some_rows"] = wire(repr=False)
+    """Primary row ids."""
+    residuals: Float32[np.ndarray, "some_rows outputs"] = wire(repr=False)
+    """Each of norm at most 1."""
+
+    @classmethod
+    def from_message(cls, message: Message, **known: Any) -> "Residuals":
+        """Read the primary's.
+
+        Raises:
+            ProtocolError: If there are none, or one is of another shape, not finite or too long.
+        """
+        read = super(Residuals, cls).from_message(message, **known)
+        longest = float(np.linalg.norm(read.residuals.astype(np.float64), axis=1).max())
+        if longest > 1 + _ROUNDING:
+            raise ProtocolError(f"the primary sent a residual of norm {longest:.4g}; 1 is the most")
+        return read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFitted(DeclaredMessage):
+    """The secondary has fitted a model to the round's residuals. Tells nothing else."""
+
+    KIND: ClassVar = AssistKind.FITTED
+    WAY: ClassVar = "secondary to primary"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step(DeclaredMessage):
+    """The weight of a round's models in predictions: how far the primary went along their sum."""
+
+    KIND: ClassVar = AssistKind.STEP
+    WAY: ClassVar = "primary to every secondary"
+
+    epoch: int
+    step: float = wire(least=0)
+
+
+# What the primary may ask for in a run of assisted boosting, and in which order.
+
+_TRAIN: Final = "train"
+
+
+class AssistAllowance(Allowance):
+    """An epoch is a round of boosting, and goes like this.
+
+    Residuals of every training row, each once, and the same rows in all epochs; training rounds of
+    those rows; the step; validation rounds and the epoch's mark, as in any run.
+    """
+
+    def __init__(self, limits: SessionLimits) -> None:
+        super().__init__(limits)
+        self._told: Bool[np.ndarray, " rows"] = np.zeros(limits.rows, dtype=np.bool_)
+        """Rows of which this epoch has residuals."""
+        self._trains: Bool[np.ndarray, " rows"] | None = None
+        """Rows of which the first epoch of this session had residuals."""
+        self._stepped = False
+
+    def admit_residuals(self, epoch: int, rows: Int64[np.ndarray, " some"]) -> bool:
+        """Take residuals into account, or refuse them.
+
+        Returns:
+            Whether the epoch has those of all training rows.
+
+        Raises:
+            ProtocolError: If they are not due; of rows that there are not, twice, or more than the
+                training rows; or of other rows than before.
+        """
+        where = f"residuals of round {epoch}"
+        due = self.next_epoch
+        if epoch != due or self._told_all():
+            now = "training is over" if due is None else f"round {due} is under way"
+            raise ProtocolError(f"{where}: are not due; {now}")
+        if rows.min() < 0 or rows.max() >= self.limits.rows:
+            raise ProtocolError(f"{where}: there are no such rows among {self.limits.rows}")
+        if len(np.unique(rows)) != len(rows) or self._told[rows].any():
+            raise ProtocolError(f"{where}: the primary sends those of a row twice")
+        others = self._trains is not None and not self._trains[rows].all()
+        if others or self.used_for_another(_TRAIN, rows):
+            raise ProtocolError(f"{where}: the primary sends those of rows that do not train")
+        most = self.limits.part_rows[_TRAIN]
+        if int(self._told.sum()) + len(rows) > most:
+            raise ProtocolError(f"{where}: the primary sends more than the {most} training rows'")
+        self._told[rows] = True
+        if not self._told_all():
+            return False
+        self._trains = self._told.copy()
+        return True
+
+    def _told_all(self) -> bool:
+        """Whether the epoch has the residuals of all training rows."""
+        return int(self._told.sum()) == self.limits.part_rows[_TRAIN]
+
+    def admit_round(self, plan: RoundPlan) -> None:
+        """Take a round into account, or refuse it; see :meth:`Allowance.admit_round`.
+
+        Raises:
+            ProtocolError: If it is of training rows whose residuals have not come, or of validation
+                rows before the step.
+        """
+        where = f"round {plan.round_number}"
+        if plan.purpose == _TRAIN:
+            known = (plan.rows >= 0) & (plan.rows < self.limits.rows)
+            if self._stepped or not self._told_all() or not self._told[plan.rows[known]].all():
+                raise ProtocolError(f"{where}: scores of training rows follow their residuals")
+        elif plan.purpose == "validation" and not self._stepped:
+            raise ProtocolError(f"{where}: validation rows follow the step")
+        super().admit_round(plan)
+
+    def admit_step(self, epoch: int) -> None:
+        """Take an epoch's step into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        if epoch != self.next_epoch or self._stepped or not self._trained():
+            raise ProtocolError(f"the step of round {epoch} is not due")
+        self._stepped = True
+
+    def admit_epoch(self, mark: EpochMark) -> None:
+        """Take the end of an epoch into account, or refuse it; see :meth:`Allowance.admit_epoch`.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        if mark.restore_best and self._told.any():
+            raise ProtocolError("the primary ends training within a round of boosting")
+        super().admit_epoch(mark)
+        self._told[:] = False
+        self._stepped = False
+
+
+# A secondary of assisted boosting: it fits models of its own, and answers with their scores.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Round:
+    """The model of the round that is under way."""
+
+    model: Any
+    scores: Float32[np.ndarray, "rows outputs"]
+    """Out of fold, of every row that the primary has; zero where nothing is scored."""
+
+
+class AssistSecondary(Secondary):
+    """Answers for training rows with scores out of fold, of the round's model alone.
+
+    All other rows get the scores of all rounds' models at once. Scores are scaled so that one of
+    norm 1 is as long as the cut allows.
+    """
+
+    def __init__(
+        self,
+        data: SecondaryData,
+        bottom: nn.Module,
+        contribution: SecondaryRelease,
+        *,
+        allowance: AssistAllowance,
+        dropout: DropoutStream,
+        seed: int,
+    ) -> None:
+        """Make it; arguments as of :class:`Secondary`.
+
+        Args:
+            data: Its table and links.
+            bottom: Its models, as far as there are any.
+            contribution: Bounds and books what leaves.
+            allowance: What the primary may ask for in this session.
+            dropout: As every secondary has it; nothing is dropped here.
+            seed: Run seed, of folds and trees.
+        """
+        super().__init__(
+            data, bottom, contribution, allowance=allowance, dropout=dropout, optimizer=None
+        )
+        assert isinstance(bottom, AssistBottom), "the family builds it"
+        self._models = bottom
+        self._admits = allowance
+        self._seed = seed
+        self._told: list[Residuals] = []
+        self._round: _Round | None = None
+
+    def handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
+        """Return what it does with each message type besides rounds'."""
+        return {
+            **super().handlers(end_epoch),
+            Residuals: Handler(self._residuals, lambda: {"outputs": self._models.config.outputs}),
+            Step: Handler(self._step),
+        }
+
+    def _residuals(self, residuals: Residuals, reply: Reply) -> None:
+        """Take residuals; fit a model and say so when those of all training rows have come."""
+        whole = self._admits.admit_residuals(residuals.epoch, residuals.rows)
+        self._told.append(residuals)
+        if whole:
+            self._fit()
+            reply.send(ModelFitted())
+
+    def _step(self, step: Step, _reply: Reply) -> None:
+        """End a round of boosting: its model counts as much as the step says."""
+        self._admits.admit_step(step.epoch)
+        assert self._round is not None, "a step is due after scores"
+        if step.step:
+            self._models.add(self._round.model, step.step)
+        self._round = None
+
+    def _fit(self) -> None:
+        """Fit the round's model to what was told, and score the training rows out of fold."""
+        epoch = self._told[0].epoch
+        rows = np.concatenate([one.rows for one in self._told])
+        residuals = np.concatenate([one.residuals for one in self._told])
+        self._told = []
+        # In one order, however the primary has cut its rows into messages.
+        order = np.argsort(rows)
+        rows, residuals = rows[order], residuals[order]
+        linked, inputs = self._inputs(rows)
+        model, scores = cross_fit(
+            self._models.config,
+            inputs,
+            residuals[linked],
+            seed=derive_seed(self._seed, "assist", self.name, epoch) % 2**32,
+        )
+        whole = np.zeros((self.data.primary_rows, residuals.shape[1]), dtype=np.float32)
+        whole[rows[linked]] = within_ball(scores)
+        self._round = _Round(model=model, scores=whole)
+
+    def _inputs(self, rows: Int64[np.ndarray, " rows"]) -> tuple[Int64[np.ndarray, " linked"], Any]:
+        """Return which of the rows are linked, and what models read of these."""
+        records = self.linked_records(rows)
+        linked = np.flatnonzero(records.present.any(dim=1).cpu().numpy())
+        inputs = self._models.inputs(records.features, records.keys, records.present)
+        return linked, inputs[linked]
+
+    def _of_round(self, plan: RoundPlan) -> Tensor:
+        longest = self.contribution.aggregation.clip_norm
+        if plan.purpose != "train":
+            return longest * super()._of_round(plan)
+        assert self._round is not None, "scores are due after residuals"
+        scores = torch.from_numpy(self._round.scores[plan.rows]).unsqueeze(1)
+        return longest * scores.to(self.device)
+
 
 # What assisted boosting tells secondaries of labels: labels as they are, or drawn once.
 
@@ -191,7 +466,7 @@ def _base_of_drawn(
     else:
         labels = np.zeros(len(data.targets), dtype=np.int64)
         labels[rows] = drawn
-    fitted = cross_fit(estimator, own_inputs(table), labels, head, train=rows, seed=seed)
+    fitted = cross_fit_base(estimator, own_inputs(table), labels, head, train=rows, seed=seed)
     margins = torch.from_numpy(fitted.margins[rows])
     if head.task == "regression":
         return margins
@@ -275,14 +550,15 @@ class AssistPrimary(CorrectingTopModel, Primary):
         residuals = residuals_of(margins, told.targets, self.head)
         longest = float(torch.linalg.vector_norm(residuals, dim=1).max())
         parts = consecutive_batches(rows, batch_size=self.batch_size)
-        sent = 0
+        sent, peers = 0, self.exchange.peers
         for part in parts:
             some = residuals[sent : sent + len(part)] / max(longest, 1e-12)
             sent += len(part)
-            self.exchange.tell(
-                Residuals(epoch=epoch, rows=part, residuals=some.float().cpu().numpy()),
-                answer=AssistKind.FITTED if sent == len(rows) else None,
-            )
+            message = Residuals(epoch=epoch, rows=part, residuals=some.float().cpu().numpy())
+            if sent < len(rows):
+                peers.tell(message)
+            else:
+                peers.ask(message, ModelFitted)
         before = float(self.head.loss(start + self._scale * known, targets))
         scores = []
         for done, part in enumerate(parts, 1):
@@ -294,7 +570,7 @@ class AssistPrimary(CorrectingTopModel, Primary):
         # Scores as long as the cut allows are of norm 1, and what comes back is their average.
         unit = len(self.exchange.ranks) / self.plan.config.privacy.clip_norm
         step = best_step(margins, found * unit, told.targets, self.head, unit=longest)
-        self.exchange.tell(Step(epoch=epoch, step=step))
+        peers.tell(Step(epoch=epoch, step=step))
         self._stands_still = step == 0
         self._sum = known + step * unit * found
         self._total += step * unit

@@ -1,1 +1,0 @@
-"""Assisted boosting: secondaries fit their own models to the primary's residuals."""
