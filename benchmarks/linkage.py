@@ -296,7 +296,7 @@ def cells(size: Sizes) -> dict[str, Any]:
         first, second = deal(len(rows), len(records), 2)
         one = primary_share(mine[rows], first, masked_keys(theirs[records], second))
         other = secondary_share(theirs[records], second, masked_keys(mine[rows], first))
-        return links_from_shares(one, other, k, key_dim=2, step=1.0)
+        return links_from_shares(one, other, k, key_dim=2)
 
     width = size(1024, 8192)
     by_cell, peak, found = measured(

@@ -251,23 +251,6 @@ class KeyScaler:
         constant = deviation <= 1e-12 * np.abs(keys).max(axis=0)
         return cls(centre=keys.mean(axis=0), width=np.where(constant, 1.0, deviation))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return what :meth:`from_json` reads."""
-        return {"centre": self.centre.tolist(), "width": self.width.tolist()}
-
-    @classmethod
-    def from_json(cls, content: Any, *, where: str = "key scaler") -> "KeyScaler":
-        """Read a saved scaler.
-
-        Raises:
-            DataError: If it is damaged.
-        """
-        kept = _kept(_KeptScaler, content, where=where)
-        return cls(
-            centre=np.array(kept.centre, dtype=np.float64),
-            width=np.array(kept.width, dtype=np.float64),
-        )
-
     def apply(
         self, keys: Float64[np.ndarray, "rows key_dim"]
     ) -> Float32[np.ndarray, "rows key_dim"]:
@@ -330,11 +313,13 @@ class LabelScaler:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _KeptScaler:
-    """Centres and widths as JSON has them."""
+class _KeptFeatureScaler:
+    """A feature scaler as JSON has it."""
 
     centre: tuple[float, ...]
     width: tuple[float, ...]
+    limit: float | None
+    data_independent: bool
 
     def __post_init__(self) -> None:
         if len(self.centre) != len(self.width):
@@ -343,16 +328,6 @@ class _KeptScaler:
             raise ConfigError("centre must be finite")
         for value in self.width:
             checks.positive(width=value)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _KeptFeatureScaler(_KeptScaler):
-    limit: float | None
-    data_independent: bool
-
-    def __post_init__(self) -> None:
-        # dataclass(slots=True) makes a new class, which super() without arguments misses.
-        _KeptScaler.__post_init__(self)
         if self.limit is not None:
             checks.positive(limit=self.limit)
 

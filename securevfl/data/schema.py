@@ -305,29 +305,17 @@ def _read(cls: type[TableSchema], content: Any) -> TableSchema:
     kept = rest.pop("format", None)
     if kept != FORMAT:
         raise ConfigError(f"format: must be {FORMAT}, got {kept!r}")
-    label, missing = rest.pop("label", None), rest.pop("missing", None)
-    if missing not in ("fill", "refuse"):
-        raise ConfigError(f"missing: must be 'fill' or 'refuse', got {missing!r}")
-    schema = cls(
-        columns=tuple(_read_column(*entry) for entry in _entries(rest, "columns")),
-        keys=tuple(_entry(KeyColumn, *entry) for entry in _entries(rest, "keys")),
-        data_dependent=tuple(
-            _entry(Dependence, *entry) for entry in _entries(rest, "data_dependent")
-        ),
-        label=None if label is None else _entry(LabelColumn, label, "label"),
-        missing=missing,
-    )
-    names = [column.name for column in schema.columns]
-    if rest or len(set(names)) < len(names):
-        raise ConfigError(f"has unknown or repeated entries: {', '.join([*rest, *names])[:200]}")
-    return schema
-
-
-def _entries(content: dict[str, Any], name: str) -> list[tuple[Any, str]]:
-    value = content.pop(name, None)
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{name}: must be a list, got {type(value).__name__}")
-    return [(entry, f"{name}[{place}]") for place, entry in enumerate(value)]
+    for name in {one.name for one in dataclasses.fields(cls)} - {*rest}:
+        raise ConfigError(f"{name}: is missing")
+    columns = rest["columns"]
+    if not isinstance(columns, list | tuple):
+        raise ConfigError(f"columns: must be a list, got {type(columns).__name__}")
+    schema = read_settings(cls, {**rest, "columns": ()}, where="schema")
+    read = tuple(_read_column(one, f"columns[{place}]") for place, one in enumerate(columns))
+    twice = [name for name, count in Counter(one.name for one in read).items() if count > 1]
+    if twice:
+        raise ConfigError(f"columns: two are called {twice[0]!r}")
+    return dataclasses.replace(schema, columns=read)
 
 
 def _read_column(table: Any, where: str) -> Column:
@@ -337,10 +325,4 @@ def _read_column(table: Any, where: str) -> Column:
     for name, value in table.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{where}.{name}: must be finite, got {value}")
-    return _entry(_KINDS[kind], table, where)
-
-
-def _entry(cls: type[T], table: Any, where: str) -> T:
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where}: must be a table, got {type(table).__name__}")
-    return read_settings(cls, table, where=where)
+    return read_settings(_KINDS[kind], table, where=where)

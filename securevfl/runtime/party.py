@@ -24,7 +24,7 @@ from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.ledger.countersigning import Countersigner, Occasion
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import OwnPlace, help_to_link, reveals_of
+from securevfl.linkage.stage.linking import LinkageInput, help_to_link, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_folder import finite_or_none, write_federation
 from securevfl.runtime.run_options import PartyJob
@@ -120,12 +120,12 @@ class PartyLife:
             self.observe(Warned(text=f"{self.job.name}: {text}"))
         return self.files.checkpoints.run
 
-    def place(self, table: PartyTable, facts: RunFacts) -> OwnPlace:
+    def place(self, table: PartyTable, facts: RunFacts) -> LinkageInput:
         """Return what this party brings to linking with those that take part."""
         spec = link_spec(self.config)
         absent = frozenset(absent_names(self.config, facts.active))
         spec = replace(spec, roles=replace(spec.roles, absent=absent))
-        return OwnPlace(
+        return LinkageInput(
             spec=spec,
             keys=keys_of(spec.keys, table),
             data_root=self.job.data_root,

@@ -48,7 +48,7 @@ from securevfl.federation.session.membership import (
 )
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import OwnPlace, link_as_primary, reveals_of
+from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.party import PartyLife, countersigner
 from securevfl.runtime.predicting import (
@@ -424,7 +424,7 @@ class PredictingPrimary:
             )
             self._countersigning.start()
         observe(Stage(text="linking", of=len(plan.secondaries)))
-        place = OwnPlace(
+        place = LinkageInput(
             spec=spec,
             keys=request.keys,
             data_root=life.job.data_root,

@@ -36,7 +36,12 @@ from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import Countersigning, LedgerKind, epoch_point
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import OwnPlace, help_to_link, link_as_secondary, reveals_of
+from securevfl.linkage.stage.linking import (
+    LinkageInput,
+    help_to_link,
+    link_as_secondary,
+    reveals_of,
+)
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import SumTo
@@ -393,7 +398,7 @@ class _Requests:
             )
         self._sum.bind(request.to_message().digest(), request.active)
         spec = prediction_spec(config, model, active=star.facts.active)
-        place = OwnPlace(
+        place = LinkageInput(
             spec=spec,
             keys=keys_of(spec.keys, self._table),
             data_root=life.job.data_root,

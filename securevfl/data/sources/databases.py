@@ -5,7 +5,7 @@ Nothing is ever written: DuckDB is opened read-only, and other transactions are 
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -63,8 +63,9 @@ def read_duckdb(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> 
             rows = database.sql(query)
             if rows is None:
                 raise DataError(f"{where}: query: gives no rows; it must be a SELECT")
-            batches = rows.to_arrow_reader(_ROWS_OF_A_PIECE)
-            return _collected(_tables(batches), wanted, where=where)
+            reader = rows.to_arrow_reader(_ROWS_OF_A_PIECE)
+            names = list(reader.schema.names)
+            return _collected(names, (batch.columns for batch in reader), wanted, where=where)
     except duckdb.Error as error:
         raise DataError(f"{where}: can't be read: {_reason(error)}") from None
 
@@ -122,7 +123,7 @@ def read_url(
         if not result.returns_rows:
             raise DataError(f"{where}: query: gives no rows; it must be a SELECT")
         names = [str(name) for name in result.keys()]  # noqa: SIM118 - it is no dict
-        return _collected(_rows(result, names), wanted, where=where)
+        return _collected(names, _pieces(result), wanted, where=where)
 
 
 def read_sqlite(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> pd.DataFrame:
@@ -292,7 +293,8 @@ def _select(table: str, columns: Sequence[str], order: Sequence[str]) -> "sqlalc
     return sqlalchemy.select(*chosen).select_from(source).order_by(*map(sqlalchemy.column, order))
 
 
-def _rows(result: Any, names: list[str]) -> "Iterator[tuple[list[str], Mapping[str, Any]]]":
+def _pieces(result: Any) -> "Iterator[list[pa.Array]]":
+    """Yield the columns of some rows at a time."""
     import pyarrow as pa
 
     def column(cells: Sequence[Any]) -> "pa.Array":
@@ -302,34 +304,25 @@ def _rows(result: Any, names: list[str]) -> "Iterator[tuple[list[str], Mapping[s
             # Of several types, as SQLite may hold them: their texts.
             return pa.array([None if cell is None else _spelled(cell) for cell in cells])
 
-    yield names, {}
     while rows := result.fetchmany(_ROWS_OF_A_PIECE):
-        columns = zip(*rows, strict=True)
-        yield names, dict(zip(names, map(column, columns), strict=False))
+        yield [column(cells) for cells in zip(*rows, strict=True)]
 
 
 def _spelled(cell: Any) -> str:
     return format(cell, "f") if isinstance(cell, Decimal) else str(cell)
 
 
-def _tables(reader: Any) -> "Iterator[tuple[list[str], Mapping[str, Any]]]":
-    names = list(reader.schema.names)
-    yield names, {}
-    for batch in reader:
-        yield names, dict(zip(names, batch.columns, strict=False))
-
-
 def _collected(
-    batches: "Iterator[tuple[list[str], Mapping[str, Any]]]", wanted: Wanted, *, where: str
+    names: list[str], pieces: "Iterable[Sequence[Any]]", wanted: Wanted, *, where: str
 ) -> pd.DataFrame:
-    """Put pieces together; the first has names and no rows."""
+    """Put the wanted columns of all pieces together; each piece has a column of Arrow a name."""
     import pyarrow as pa
 
-    names, _ = next(batches)
     columns = wanted.choose(names, where=where)
-    pieces = Pieces(exact=wanted.exact)
-    pieces.add(pd.DataFrame({name: [] for name in columns}))
-    for _, batch in batches:
-        table = pa.table({name: batch[name] for name in columns})
-        pieces.add(to_pandas(table, as_text=wanted.as_text))
-    return pieces.frame()[columns]
+    collected = Pieces(exact=wanted.exact)
+    collected.add(pd.DataFrame({name: [] for name in columns}))
+    for piece in pieces:
+        by_name = dict(zip(names, piece, strict=True))
+        table = pa.table({name: by_name[name] for name in columns})
+        collected.add(to_pandas(table, as_text=wanted.as_text))
+    return collected.frame()[columns]

@@ -49,9 +49,6 @@ class MixedKeys(ComparedKeys):
     missing_similarity: float = 0.5
     """Similarity of a field that one of two rows does not have, in [0, 1]."""
 
-    workers: int = 1
-    """Threads; -1 takes every core."""
-
     @property
     def num_rows(self) -> int:
         """Primary rows."""
@@ -80,7 +77,6 @@ class MixedKeys(ComparedKeys):
             k,
             missing_similarity=self.missing_similarity,
             eligible=eligible,
-            workers=self.workers,
         )
 
     def distances(
@@ -97,7 +93,6 @@ class MixedKeys(ComparedKeys):
                 theirs.value_of[records],
                 field,
                 self.missing_similarity,
-                workers=self.workers,
             )
             distance += field.weight / total * (1 - similarity)
         return distance
@@ -168,7 +163,6 @@ def nearest_mixed(
     *,
     missing_similarity: float = 0.5,
     eligible: Bool[np.ndarray, " records"] | None = None,
-    workers: int = 1,
 ) -> LinkTable:
     """Link every primary row to the ``k`` records of the smallest weighted distance.
 
@@ -179,7 +173,6 @@ def nearest_mixed(
         k: Links a row, at most the number of records.
         missing_similarity: Similarity of a field that one of the two does not have, in [0, 1].
         eligible: Records that may be linked (a round's sample); None allows all.
-        workers: Threads; -1 takes every core.
 
     Returns:
         Exact links, distances in [0, 1], ascending by (distance, record number).
@@ -208,7 +201,7 @@ def nearest_mixed(
         distance = np.zeros((end - start, len(ids)))
         for field, mine, theirs in pairs:
             part = mine.take(np.arange(start, end))
-            similarity = _similarity(part, theirs, field, missing_similarity, workers=workers)
+            similarity = _similarity(part, theirs, field, missing_similarity)
             distance += field.weight / total * (1 - similarity)
         return distance
 
@@ -259,12 +252,12 @@ class _Column:
 
 
 def _similarity(
-    mine: _Column, theirs: _Column, field: Field, missing: float, *, workers: int
+    mine: _Column, theirs: _Column, field: Field, missing: float
 ) -> Float64[np.ndarray, "chunk records"]:
     """Return similarities of all pairs: compared once for each pair of different values."""
     table = np.full((len(mine.values) + 1, len(theirs.values) + 1), missing)
     if len(mine.values) and len(theirs.values):
-        table[:-1, :-1] = _value_similarity(mine.values, theirs.values, field, workers=workers)
+        table[:-1, :-1] = _value_similarity(mine.values, theirs.values, field)
     # -1 picks the last row or column, which stands for a missing value.
     return table[mine.value_of][:, theirs.value_of]
 
@@ -276,8 +269,6 @@ def _pair_similarity(
     record_value: Int64[np.ndarray, " pairs"],
     field: Field,
     missing: float,
-    *,
-    workers: int,
 ) -> Float64[np.ndarray, " pairs"]:
     """Return similarities pair by pair: compared once for each pair of different values."""
     similarity = np.full(len(row_value), missing)
@@ -300,12 +291,12 @@ def _pair_similarity(
         else:
             pairs = zip(first, second, strict=True)
             longest = np.array([max(len(a), len(b), 1) for a, b in pairs], dtype=np.int64)
-            found = 1 - pair_edits(first, second, workers=workers) / np.maximum(longest, 1)
+            found = 1 - pair_edits(first, second) / np.maximum(longest, 1)
     similarity[there] = found[of_pair]
     return similarity
 
 
-def _value_similarity(mine: Any, theirs: Any, field: Field, *, workers: int) -> np.ndarray:
+def _value_similarity(mine: Any, theirs: Any, field: Field) -> np.ndarray:
     if field.kind == "number":
         assert field.scale is not None
         return np.maximum(0, 1 - np.abs(mine[:, None] - theirs[None]) / field.scale)
@@ -314,7 +305,7 @@ def _value_similarity(mine: Any, theirs: Any, field: Field, *, workers: int) -> 
     longest = np.maximum(
         np.array([len(word) for word in mine])[:, None], np.array([len(word) for word in theirs])
     )
-    return 1 - edit_distances(mine, theirs, workers=workers) / longest
+    return 1 - edit_distances(mine, theirs) / longest
 
 
 def _length(columns: Columns, fields: Sequence[Field], *, whose: str) -> int:

@@ -49,9 +49,6 @@ class EuclideanKeys(ComparedKeys):
     records: Float64[np.ndarray, "records other_dim"]
     """The secondary's keys."""
 
-    workers: int = 1
-    """Threads of the tree search; -1 takes every core."""
-
     def __post_init__(self) -> None:
         check_keys(self.primary, self.records)
 
@@ -71,7 +68,7 @@ class EuclideanKeys(ComparedKeys):
             index = self._indexes[k] = RecordIndex(self.records, k)
         else:
             index = self._indexes[k]
-        return index.links(keys, workers=self.workers)
+        return index.links(keys)
 
     @cached_property
     def _indexes(self) -> dict[int, "RecordIndex"]:
@@ -105,7 +102,6 @@ def nearest_records(
     k: int,
     *,
     eligible: Bool[np.ndarray, " records"] | None = None,
-    workers: int = 1,
 ) -> LinkTable:
     """Link every primary row to its ``k`` nearest records.
 
@@ -115,7 +111,6 @@ def nearest_records(
         k: Links a row, at most the number of records.
         eligible: Records that may be linked (a round's sample); None allows all. Rows are left
             with fewer than ``k`` links if fewer records are eligible.
-        workers: Threads of the tree search; -1 takes every core.
 
     Returns:
         Exact links, ascending by (distance, record number).
@@ -125,7 +120,7 @@ def nearest_records(
             1e150, or ``k`` exceeds the number of records.
     """
     check_keys(primary_keys, record_keys)
-    return RecordIndex(record_keys, k, eligible=eligible).links(primary_keys, workers=workers)
+    return RecordIndex(record_keys, k, eligible=eligible).links(primary_keys)
 
 
 class RecordIndex:
@@ -156,16 +151,14 @@ class RecordIndex:
         self._points = record_keys[self._ids]
         self._tree = scipy.spatial.cKDTree(self._points) if len(ids) else None
 
-    def links(
-        self, primary_keys: Float64[np.ndarray, "rows key_dim"], *, workers: int = 1
-    ) -> LinkTable:
+    def links(self, primary_keys: Float64[np.ndarray, "rows key_dim"]) -> LinkTable:
         """Return the exact links of rows with these keys; see :func:`nearest_records`."""
         indices, distances = empty_links(len(primary_keys), self._k)
         if not len(self._ids):
             return LinkTable(indices=indices, distances=distances)
         # Rows at one place (flats of one block) have one answer, so each place is searched once.
         first_row, place_of = _places(primary_keys)
-        self._search(primary_keys, first_row, indices, distances, workers)
+        self._search(primary_keys, first_row, indices, distances)
         found_at = first_row[place_of]
         copies = np.flatnonzero(found_at != np.arange(len(primary_keys)))
         step = max(1, _CHUNK_CELLS // self._k)
@@ -180,7 +173,6 @@ class RecordIndex:
         pending: Int64[np.ndarray, " chosen"],
         indices: Int64[np.ndarray, "rows links"],
         distances: Float64[np.ndarray, "rows links"],
-        workers: int,
     ) -> None:
         """Write the links of the pending rows to their places in ``indices`` and ``distances``."""
         assert self._tree is not None, "there are records"
@@ -191,9 +183,7 @@ class RecordIndex:
             step = max(1, _CHUNK_CELLS // width)
             for start in range(0, len(pending), step):
                 rows = pending[start : start + step]
-                answer = self._tree.query(
-                    primary_keys[rows], k=np.arange(1, width + 1), workers=workers
-                )
+                answer = self._tree.query(primary_keys[rows], k=np.arange(1, width + 1))
                 found, position = np.asarray(answer[0]), np.asarray(answer[1])
                 # If the last candidate is as far as the k-th, others as far may be still outside.
                 limit = found[:, wanted - 1] * (1 + _RELATIVE_SLACK) + _ABSOLUTE_SLACK
@@ -300,9 +290,6 @@ class EarthKeys(ComparedKeys):
     records: Float64[np.ndarray, "records 2"]
     """The secondary's keys."""
 
-    workers: int = 1
-    """Threads of the tree search; -1 takes every core."""
-
     def nearest(
         self,
         rows: Int64[np.ndarray, " chosen"] | None,
@@ -334,7 +321,6 @@ class EarthKeys(ComparedKeys):
         return EuclideanKeys(
             primary=unit_vectors(self.primary, whose="the primary"),
             records=unit_vectors(self.records, whose="the secondary"),
-            workers=self.workers,
         )
 
 

@@ -178,7 +178,6 @@ def nearest_texts(
     k: int,
     *,
     eligible: Bool[np.ndarray, " records"] | None = None,
-    workers: int = 1,
 ) -> LinkTable:
     """Link every primary row to the ``k`` records whose texts need the fewest edits.
 
@@ -189,7 +188,6 @@ def nearest_texts(
         record_texts: One text a record.
         k: Links a row, at most the number of records.
         eligible: Records that may be linked (a round's sample); None allows all.
-        workers: Threads; -1 takes every core.
 
     Returns:
         Exact links, ascending by (distance, record number).
@@ -203,7 +201,6 @@ def nearest_texts(
         checked_texts(record_texts, whose="the secondary"),
         k,
         eligible=eligible,
-        workers=workers,
     )
 
 
@@ -213,7 +210,6 @@ def nearest_normal_texts(
     k: int,
     *,
     eligible: Bool[np.ndarray, " records"] | None = None,
-    workers: int = 1,
 ) -> LinkTable:
     """Link texts that are in normal form already; see :func:`nearest_texts`."""
     ids = eligible_ids(len(records), k, eligible)
@@ -223,15 +219,13 @@ def nearest_normal_texts(
     chosen = [records[record] for record in ids]
 
     def block(start: int, end: int) -> UInt[np.ndarray, "chunk records"]:
-        return edit_distances(different[start:end], chosen, workers=workers)
+        return edit_distances(different[start:end], chosen)
 
     links = nearest_by_block(block, rows=len(different), ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
     return links.take(np.array([position[text] for text in rows], dtype=np.int64))
 
 
-def edit_distances(
-    rows: Sequence[str], records: Sequence[str], *, workers: int = 1
-) -> UInt[np.ndarray, "rows records"]:
+def edit_distances(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarray, "rows records"]:
     """Return the Levenshtein distance of every pair, in the fewest bytes that hold it.
 
     Raises:
@@ -241,14 +235,12 @@ def edit_distances(
     longest = max(max(map(len, rows), default=0), max(map(len, records), default=0))
     dtype = np.uint8 if longest <= _LONGEST_FOR_ONE_BYTE else np.uint16
     found: np.ndarray = process.cdist(
-        rows, records, scorer=distance.Levenshtein.distance, dtype=dtype, workers=workers
+        rows, records, scorer=distance.Levenshtein.distance, dtype=dtype
     )
     return found
 
 
-def pair_edits(
-    rows: Sequence[str], records: Sequence[str], *, workers: int = 1
-) -> UInt[np.ndarray, " pairs"]:
+def pair_edits(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarray, " pairs"]:
     """Return the Levenshtein distance of each row to the record at its place.
 
     Raises:
@@ -256,7 +248,7 @@ def pair_edits(
     """
     process, distance = _rapidfuzz()
     found: np.ndarray = process.cpdist(
-        rows, records, scorer=distance.Levenshtein.distance, dtype=np.uint16, workers=workers
+        rows, records, scorer=distance.Levenshtein.distance, dtype=np.uint16
     )
     return found
 
@@ -415,9 +407,6 @@ class TextKeys(ComparedKeys):
     records: Sequence[str]
     """The secondary's texts."""
 
-    workers: int = 1
-    """Threads; -1 takes every core."""
-
     def nearest(
         self,
         rows: Int64[np.ndarray, " chosen"] | None,
@@ -429,9 +418,7 @@ class TextKeys(ComparedKeys):
         texts = self.normal_primary
         if rows is not None:
             texts = [texts[row] for row in rows]
-        return nearest_normal_texts(
-            texts, self.normal_records, k, eligible=eligible, workers=self.workers
-        )
+        return nearest_normal_texts(texts, self.normal_records, k, eligible=eligible)
 
     def distances(
         self, rows: Int64[np.ndarray, " pairs"], records: Int64[np.ndarray, " pairs"]
@@ -441,7 +428,6 @@ class TextKeys(ComparedKeys):
         edits = pair_edits(
             [mine[row] for row in rows.tolist()],
             [theirs[record] for record in records.tolist()],
-            workers=self.workers,
         )
         return edits.astype(np.float64)
 

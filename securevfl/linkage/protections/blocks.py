@@ -198,7 +198,6 @@ def links_from_shares(
     k: int,
     *,
     key_dim: int,
-    step: float,
 ) -> LinkTable:
     """Add two shares and link, as the coordinator does.
 
@@ -207,7 +206,6 @@ def links_from_shares(
         secondary: From :func:`securevfl.linkage.protections.shares.secondary_share`.
         k: Links a row.
         key_dim: Dimensions of the keys, which bound the largest distance.
-        step: Width of a unit, to bring distances back to the keys' unit.
 
     Returns:
         The links of :func:`~securevfl.linkage.metrics.points.nearest_records` on quantised keys.
@@ -224,7 +222,7 @@ def links_from_shares(
     if squared.size and int(squared.max()) > largest:
         raise DataError("shares of distances: do not belong together; deal anew and link again")
     near = nearest_in_block(squared, k)
-    distances = np.where(near.present, np.sqrt(near.distances) * step, np.inf)
+    distances = np.where(near.present, np.sqrt(near.distances), np.inf)
     return LinkTable(indices=near.indices, distances=distances)
 
 
@@ -574,7 +572,7 @@ class Search:
             for part, (one, other) in zip(some, itertools.islice(shares, len(some)), strict=True):
                 ours, theirs = (one.T, other.T) if self._capped else (one, other)
                 most = min(k, len(part.records))
-                tables.append(links_from_shares(ours, theirs, most, key_dim=key_dim, step=1.0))
+                tables.append(links_from_shares(ours, theirs, most, key_dim=key_dim))
             yield LinkTable(
                 indices=np.concatenate([table.indices for table in tables]),
                 distances=np.concatenate([table.distances for table in tables]),

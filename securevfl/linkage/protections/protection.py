@@ -56,20 +56,31 @@ HelperRole = Literal["coordinator", "dealer"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DataParty:
-    """What a data party brings to linking, and its lines to the others."""
+class LinkageHelper:
+    """A party without a table that helps to link, and its channels to the others."""
 
     spec: LinkSpec
     """Settings of the linkage."""
-
-    keys: KeyTable
-    """Its own keys."""
 
     rows: int
     """Number of the primary's rows."""
 
     lines: Lines
     """Channels to all other parties."""
+
+    cache: LinkCache
+    """Cache of a coordinator's links and their noise."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DataParty(LinkageHelper):
+    """A party with a table that takes part in linking, and its channels to the others."""
+
+    cache: LinkCache
+    """Cache of its links, or the key of the tag that identifies its table to a coordinator."""
+
+    keys: KeyTable
+    """Its own keys."""
 
     session: bytes
     """The session's id."""
@@ -77,28 +88,8 @@ class DataParty:
     secret: LinkageSecret | None
     """The linkage secret of the data parties, if the protection needs one."""
 
-    cache: LinkCache
-    """Its cache of links, or the key of the tag that identifies its table to a coordinator."""
-
     observe: Observer
     """Receives progress events."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LinkageHelper:
-    """A party that holds no table and helps to link."""
-
-    spec: LinkSpec
-    """Settings of the linkage."""
-
-    rows: int
-    """Number of the primary's rows."""
-
-    lines: Lines
-    """Channels to all other parties."""
-
-    cache: LinkCache
-    """Where a coordinator keeps links and their noise."""
 
 
 def linked_primary(

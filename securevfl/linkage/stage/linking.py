@@ -95,7 +95,7 @@ def reveals_of(spec: LinkSpec, role: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OwnPlace:
+class LinkageInput:
     """What a data party contributes to linking."""
 
     spec: LinkSpec
@@ -132,7 +132,7 @@ class OwnPlace:
 
 
 def link_as_primary(
-    place: OwnPlace, transport: PrimaryTransport, observe: Observer
+    place: LinkageInput, transport: PrimaryTransport, observe: Observer
 ) -> LinkedPrimary:
     """Link all secondaries to the primary, as the file's protection says.
 
@@ -156,7 +156,7 @@ def link_as_primary(
 
 
 def link_as_secondary(
-    place: OwnPlace,
+    place: LinkageInput,
     transport: SecondaryTransport,
     sealed: Mapping[str, SealedLine],
     *,

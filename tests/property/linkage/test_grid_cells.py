@@ -32,7 +32,7 @@ def by_shares(rows: np.ndarray, records: np.ndarray) -> PassLinker:
         first, second = deal(len(mine), len(theirs), rows.shape[1])
         one = primary_share(rows[mine], first, masked_keys(records[theirs], second))
         other = secondary_share(records[theirs], second, masked_keys(rows[mine], first))
-        return links_from_shares(one, other, k, key_dim=rows.shape[1], step=1.0)
+        return links_from_shares(one, other, k, key_dim=rows.shape[1])
 
     def link_blocks(blocks: Sequence[CellBlock], k: int) -> Iterator[LinkTable]:
         return (link(b.rows, b.records, min(k, len(b.records))) for b in blocks)

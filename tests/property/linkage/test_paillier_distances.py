@@ -42,7 +42,7 @@ def test_links_equal_the_unprotected_ones(
     fresh = obfuscators(keyholder.modulus, len(packed.packs) * len(records))
     ((answers, theirs),) = masked_distances([(packed, records)], fresh)
     (ours,) = keyholder.share([(rows, answers)])
-    links = links_from_shares(ours, theirs, 4, key_dim=key_dim, step=1.0)
+    links = links_from_shares(ours, theirs, 4, key_dim=key_dim)
     plain = nearest_records(rows.astype(np.float64), records.astype(np.float64), 4)
 
     assert len(packed.packs) > 1

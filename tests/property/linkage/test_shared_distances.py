@@ -41,7 +41,7 @@ def test_links_equal_the_unprotected_ones(seed: int, key_dim: int, extreme: bool
     tables = [rng.integers(0, LARGEST_UNIT + 1, size=(count, key_dim)) for count in (rows, records)]
     if extreme:
         tables = [LARGEST_UNIT * (table % 2) for table in tables]
-    links = links_from_shares(*shares(*tables), k, key_dim=key_dim, step=1.0)
+    links = links_from_shares(*shares(*tables), k, key_dim=key_dim)
     plain = nearest_records(*(table.astype(np.float64) for table in tables), k)
 
     assert np.array_equal(links.indices, plain.indices)
@@ -88,7 +88,7 @@ def test_shares_of_two_dealings_are_noticed() -> None:
     one, other = shares(rows, records), shares(rows, records)
 
     with pytest.raises(DataError, match="do not belong together"):
-        links_from_shares(one[0], other[1], 2, key_dim=2, step=1.0)
+        links_from_shares(one[0], other[1], 2, key_dim=2)
 
 
 def test_bad_keys_are_refused() -> None:

@@ -31,7 +31,7 @@ def shared(mine: np.ndarray, theirs: np.ndarray, k: int) -> LinkTable:
     first, second = deal(len(mine), len(theirs), mine.shape[1])
     one = primary_share(mine, first, masked_keys(theirs, second))
     other = secondary_share(theirs, second, masked_keys(mine, first))
-    return links_from_shares(one, other, k, key_dim=mine.shape[1], step=1.0)
+    return links_from_shares(one, other, k, key_dim=mine.shape[1])
 
 
 Make = Callable[[int, int], KeyMetric]
