@@ -34,7 +34,7 @@ class Channel:
 
 
 def leaves_secondary(channel: Mapping[str, str]) -> bool:
-    """Return whether a channel of :func:`channels` tells anybody anything of a secondary's."""
+    """Return whether a channel of :func:`channels` reveals anything of a secondary."""
     return channel["whose"] != "primary" and channel["guarantee"] != _NOTHING
 
 
@@ -74,14 +74,14 @@ def sparse_masks(config: FederationConfig) -> Channel | None:
 
 
 def presence(config: FederationConfig) -> Channel | None:
-    """Describe what becomes visible where a run goes on without a secondary that is lost."""
+    """Describe what becomes visible where a run continues without a lost secondary."""
     if not config.continues_on_loss:
         return None
-    least, everybody = config.least_in_training, len(config.secondaries)
+    least, all_of_them = config.least_in_training, len(config.secondaries)
     return Channel(
         "who takes part",
         f"every party: which secondaries are there, from epoch to epoch. The primary may leave out "
-        f"any, lost or not, down to {least} of {everybody}, and then learns what the others' sum "
+        f"any, lost or not, down to {least} of {all_of_them}, and then learns what the others' sum "
         f"is without these: of rows that it asks for before and after, the difference is theirs",
         _covered_by_noise(config),
         whose="secondaries",
@@ -155,7 +155,7 @@ def linkage(config: FederationConfig) -> Channel:
 
 
 def aligned_rows(config: FederationConfig) -> Channel | None:
-    """Describe what parties learn of which rows are linked."""
+    """Describe who learns which rows are linked."""
     if not link_spec(config).tells_rows:
         return None
     return Channel(
@@ -209,8 +209,8 @@ def publication(_config: FederationConfig) -> Channel:
     """Describe what a published model shows."""
     return Channel(
         "publication of the model",
-        "whoever gets the primary's model: a function of the aggregates and of the primary's own "
-        "data",
+        "every recipient of the primary's model: a function of the aggregates and of the "
+        "primary's own data",
         "secondaries' records are covered as the aggregates are; the primary's are not",
         whose="all",
     )
@@ -276,7 +276,7 @@ def fitting(config: FederationConfig) -> Channel | None:
         return Channel(
             "fitting of encoders",
             "the primary: each secondary's sum of records for each class, behind that secondary's "
-            "noise; the dealer, who must collude with nobody: sizes",
+            "noise; the dealer, which must collude with no party: sizes",
             _covered_by_noise(config),
             whose="secondaries",
         )

@@ -45,8 +45,8 @@ class EncoderSettings:
     sends labels behind randomised response; ``shown`` sends them as they are."""
 
     label_epsilon: float = 2.0
-    """What the labels that votes are fitted to may cost: with ``shares`` against each secondary by
-    itself, with ``randomised`` against all of them together."""
+    """Epsilon of the labels that votes are fitted to: with ``shares`` against each single
+    secondary, with ``randomised`` against all of them together."""
 
     whiten: bool = False
     """Whether votes are along a linear discriminant's directions, for which half of ``share`` goes

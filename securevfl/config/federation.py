@@ -130,7 +130,7 @@ class FederationConfig:
 
     @property
     def top_corrects(self) -> bool:
-        """Whether the top model says what the base lacks, and is no model by itself."""
+        """Whether the top model corrects a base, and is no model of its own."""
         return self.family.assisted or (self.top is not None and self.top.corrects)
 
     @property
@@ -251,7 +251,7 @@ def key_spec(config: FederationConfig) -> KeySpec:
 
 
 def tells_rows(config: FederationConfig) -> bool:
-    """Whether the primary is told which of its rows are linked, to learn from these alone.
+    """Whether the primary learns which of its rows are linked, to train on these alone.
 
     Cross-party pretraining needs that, and so does ``training.rows = "aligned"``.
     """

@@ -47,7 +47,7 @@ class LinkageSettings:
     ask."""
 
     truth: str | None = None
-    """Column that tells true matches; never a feature."""
+    """Column that identifies true matches; never a feature."""
 
     fields: dict[str, dict[str, Any]] | None = None
     """For ``mixed``: kind, weight and scale of every key column, by the primary's column names."""
@@ -82,7 +82,7 @@ class LinkageSettings:
     key columns (``["postcode, left(surname, 3)", "born, given"]``): rows and records are compared
     that have equal, present values of all terms of at least one rule. They need
     ``securevfl[sql]``. For ``levenshtein`` also a number in (0, 1): the least cosine of two texts'
-    sets of q-grams. What either loses is measured and told."""
+    sets of q-grams. What either loses is measured and reported."""
 
     code_bits: int | None = None
     """Bits of a code (``bloom``): 1024 for texts as one and for each field, 2048 for a point."""

@@ -373,7 +373,7 @@ def _inherited(model: Mapping[str, Any], family: str) -> tuple[dict[str, Any], t
     notes = []
     if other.links_to_one:
         shared.pop("neighbours", None)
-        notes.append("one link a row, whatever model.neighbours is")
+        notes.append("one link a row, for any model.neighbours")
     left_out = sorted(key for key in given if key not in shared and key != "neighbours")
     if left_out:
         notes.append(

@@ -41,7 +41,7 @@ class TopEstimator:
 
     @property
     def corrects(self) -> bool:
-        """Whether it says what the base lacks, and is no model by itself."""
+        """Whether it corrects a base, and is no model of its own."""
         return self.name == "tied"
 
 

@@ -61,7 +61,7 @@ class Findings:
     """Mistakes of a federation file. The first one is raised; a subclass collects them."""
 
     def wrong(self, error: Exception, about: str) -> None:  # noqa: ARG002
-        """Take an error about a section or a ``section.field``; a subclass lets reading go on."""
+        """Take an error about a section or a ``section.field``; a subclass may collect it."""
         raise error
 
     def attempt(self, work: Callable[[], T], *, otherwise: T, about: str) -> T:
@@ -182,7 +182,7 @@ def _linkable(source: Mapping[str, Any]) -> FederationConfig:
 
 
 def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationConfig:
-    """Read every section of a parsed federation file by itself.
+    """Read every section of a parsed federation file, each for itself.
 
     Args:
         source: The file.

@@ -425,7 +425,7 @@ def _require_covered_pretraining(config: FederationConfig) -> None:
 
 
 def require_continuable(config: FederationConfig) -> None:
-    """Refuse ``on_loss = "continue"`` where a run could not go on, or a promise would not hold.
+    """Refuse ``on_loss = "continue"`` where a run could not continue, or a promise would not hold.
 
     Raises:
         ConfigError: Naming the reason and what to write instead.
@@ -474,10 +474,10 @@ def _why_not(config: FederationConfig) -> str | None:
 
 
 def _require_enough(config: FederationConfig) -> None:
-    """Refuse numbers under which nobody may be missing, or one would be seen by itself."""
-    everybody, colluding = len(config.secondaries), config.privacy.colluding
+    """Refuse numbers under which no secondary may be missing, or the sum would be one's own."""
+    all_of_them, colluding = len(config.secondaries), config.privacy.colluding
     noised = config.privacy.mechanism != "none"
-    told, least = config.runtime.least_secondaries, config.least_in_training
+    written, least = config.runtime.least_secondaries, config.least_in_training
     enough = colluding + (1 if noised else 2)
     if least < enough:
         raise ConfigError(
@@ -485,15 +485,15 @@ def _require_enough(config: FederationConfig) -> None:
             f"{colluding}{'' if noised else ' and no noise'}, got {least}; with fewer the sum "
             f"would be one secondary's own numbers"
         )
-    if least < everybody:
+    if least < all_of_them:
         return
-    if told is None and enough < everybody:
+    if written is None and enough < all_of_them:
         raise ConfigError(
-            f"runtime.least_secondaries: by default {least} must stay, and there are {everybody}; "
+            f"runtime.least_secondaries: by default {least} must stay of {all_of_them}; "
             f"write {enough} if all agree that one secondary's numbers may be hidden by its own "
             f'noise alone, or on_loss = "wait"'
         )
     raise ConfigError(
-        f"runtime.least_secondaries: {least} must stay, and there are {everybody} secondaries, so "
+        f"runtime.least_secondaries: {least} of {all_of_them} secondaries must stay, so "
         f'none could ever be missing; write on_loss = "wait"'
     )

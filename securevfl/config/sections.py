@@ -22,7 +22,7 @@ OWN = "python"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseSettings:
-    """The ``[base]`` table: the model of the primary alone beside which the joint model answers."""
+    """The ``[base]`` table: the local model that the joint model is weighed against."""
 
     estimator: Literal["best", "boosting", "linear", "none", "python"] = "best"
     """The model of the primary's own columns and numeric keys: ``boosting``, scikit-learn's
@@ -129,7 +129,7 @@ class TrainingSettings:
     """Step size of every party's optimizer. Default: 0.003; of ``fedhssl`` and its parts 0.001."""
 
     schedule: Schedule = "constant"
-    """How step sizes go on from epoch to epoch: ``constant``, or ``cosine``, half a period of it
+    """Step sizes from epoch to epoch: ``constant``, or ``cosine``, half a period of it
     from ``learning_rate`` down, which would reach 0 one epoch after the last of ``epochs`` ([SGDR]
     equation 5, by epochs)."""
 
@@ -141,7 +141,7 @@ class TrainingSettings:
 
     metric: str | None = None
     """Which of the task's metrics chooses the best epoch, ends training by ``patience``, and stands
-    first in results; the others are reported beside it. Default: rmse, auc (binary) or accuracy
+    first in results; the others are reported too. Default: rmse, auc (binary) or accuracy
     (multiclass)."""
 
     threshold: Rule = "half"
@@ -152,7 +152,7 @@ class TrainingSettings:
 
     iso_gradients: float = 0.0
     """lambda of the ISO noise on the gradients that the primary returns to secondaries ([FedHSSL]
-    section VI), of which the longest in the batch sets the size; 0 adds none. It hides labels by a
+    section VI); the longest in the batch sets its size, 0 adds none. It hides labels by a
     heuristic, and promises nothing."""
 
     patience: int = 10
@@ -217,11 +217,11 @@ class TrainingSettings:
 class PredictionSettings:
     """The ``[prediction]`` table: what a trained model may be asked for.
 
-    It can be changed later: a kept model goes on with it.
+    It can be changed later, for a saved model too.
     """
 
     epsilon: float | None = None
-    """What all predictions of the model may spend together, at ``privacy.delta`` and beside
+    """Epsilon of all predictions of the model together, at ``privacy.delta`` and apart from
     training; default: ``privacy.epsilon`` once more. Each request is charged to every party's
     ledger like a run."""
 
@@ -278,8 +278,8 @@ class RuntimeSettings:
 
     on_loss: OnLoss = "stop"
     """What becomes of the run when a party is killed, hangs, is cut off or is too slow: ``stop``
-    ends it, and ``--resume`` goes on with it; with ``wait`` all others keep what they have, wait
-    until the party is there again, and go on from the last epoch that all have saved, or from the
+    ends it, and ``--resume`` continues it; with ``wait`` all others keep what they have, wait
+    until the party is there again, and continue from the last epoch that all have saved, or the
     last row that was released; with ``continue`` a secondary that is not back within
     ``continue_after_s`` is left out, and may come back whenever an epoch ends. What is done again
     is charged again, within the run's budget; with ``privacy.epsilon`` and an encoder that trains,
@@ -291,16 +291,16 @@ class RuntimeSettings:
 
     continue_after_s: float = 60.0
     """With ``on_loss = "continue"``: seconds that a lost secondary may take to come back before the
-    others go on without it."""
+    others continue without it."""
 
     least_secondaries: int | None = None
-    """With ``on_loss = "continue"``: how few secondaries may go on; noise is made for so few from
-    the first round on. Every secondary holds the primary to it. Default: all but one, but at
-    least two more than ``privacy.colluding``. With noise it may be one more: that one's numbers are
-    then hidden by its own noise alone."""
+    """With ``on_loss = "continue"``: the fewest secondaries that may continue; noise is made for so
+    few from the first round on. Every secondary holds the primary to it. Default: all but one,
+    but at least two more than ``privacy.colluding``. With noise it may be one more: that one's
+    numbers are then hidden by its own noise alone."""
 
     most_losses: int = 20
-    """After how many losses a run that waits, or goes on, ends all the same."""
+    """After how many losses a run that waits, or continues, ends all the same."""
 
     def __post_init__(self) -> None:
         checks.one_of(get_args(OnLoss), on_loss=self.on_loss)
@@ -408,7 +408,7 @@ class PartySettings:
             raise ConfigError(
                 f"name: must be 1 to {_LONGEST_NAME} letters, digits, '-' or '_', got {self.name!r}"
             )
-        checks.file_name(name=self.name)  # "con" is none on some systems, "--out" an option
+        checks.file_name(name=self.name)  # "con" is a device on some systems, "--out" an option
         if self.is_helper:
             self._check_helper()
         else:

@@ -129,7 +129,7 @@ def file_name(**values: str) -> None:
     """Check that every named value can be the name of a file or folder on any system.
 
     It has 1 to 100 printable characters, is no path, starts with no dot and no hyphen (commands
-    would take it for an option), ends with no dot or space, and is none of the names that Windows
+    would take it for an option), ends with no dot or space, and is no name that Windows
     keeps for devices.
     """
     for name, value in values.items():
@@ -179,7 +179,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     return "" if near is None else f"; did you mean {near!r}?"
 
 
-# JSON of others, read so that whoever computes with it or prints it meets no surprise.
+# JSON of other parties, read so that it is safe to compute with and to print.
 
 _MOST_WHOLE: Final = 1 << 63
 _MOST_DIGITS: Final = 20

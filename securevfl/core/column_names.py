@@ -104,11 +104,11 @@ def _numbers_something(words: list[str]) -> bool:
 
 
 def names_one_person(name: str, kind: str) -> bool:
-    """Return whether a column's name says that it tells one person: no feature to learn from.
+    """Return whether a column's name says that it identifies a person: no feature to learn from.
 
     Args:
         name: The column's name.
-        kind: What it holds. A number or truth value is nobody's name, and a weight at birth is no
+        kind: What it holds. Numbers and truth values are no names, and a weight at birth is no
             date of it.
     """
     words = set(words_of(name))
@@ -122,7 +122,7 @@ def names_one_person(name: str, kind: str) -> bool:
 
 
 def spelled_in_digits(name: str) -> bool:
-    """Return whether what tells a person apart may be a number: a postcode, a date of birth."""
+    """Return whether what identifies a person may be a number: a postcode, a date of birth."""
     return bool(set(words_of(name)) & _DIGITS)
 
 

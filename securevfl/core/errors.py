@@ -4,8 +4,8 @@ SecureVflError                            exit code 1
 +-- ConfigError (ValueError)              2   a setting is impossible: fix the file or the argument
 +-- DataError (ValueError)                2   a table is not what it should be: fix the table
 +-- EncodingRangeError (ValueError)       2   a value does not fit the fixed-point ring
-+-- StorageError                          2   a file cannot be written: make room, and go on
-+-- OutOfMemoryError                      2   this machine has no memory left: make room, and go on
++-- StorageError                          2   a file cannot be written: make room, and resume
++-- OutOfMemoryError                      2   this machine has no memory left: make room, and resume
 +-- PrivacyError                          4   the guarantee asked for does not hold
 |   +-- BudgetExceededError               4   a release would spend more than was granted
 +-- ProtocolError (RuntimeError)          3   the parties disagree: the run must stop
@@ -13,7 +13,7 @@ SecureVflError                            exit code 1
     +-- PartyFailedError                  3   a party raised or died
     +-- PartyTimeoutError                 3   a party was silent past its deadline
 
-An error's text is for the party that it happens to. What the others are told is
+An error's text is for the party that it happens to. What the others are sent is
 :meth:`SecureVflError.for_others`.
 """
 
@@ -42,7 +42,7 @@ _LOCAL: Final = re.compile(
 
 
 def shown(text: str, most: int) -> str:
-    """Return text of somebody else's without control characters, cut to ``most`` characters.
+    """Return text of another program without control characters, cut to ``most`` characters.
 
     What arrives is shown on a terminal, and a terminal obeys control characters.
     """
@@ -60,7 +60,7 @@ class SecureVflError(Exception):
     exit_code: ClassVar[int] = 1
 
     TOLD: ClassVar[str | None] = ""
-    """What other parties are told instead of the text; None tells the text if it names nothing of
+    """What other parties are sent instead of the text; None sends the text if it names nothing of
     this machine."""
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class SecureVflError(Exception):
         """Return what other organisations may read about this error.
 
         Reveals:
-            To whoever is told: the kind of error, and for settings, for promises and for the
+            To the recipients: the kind of error, and for settings, for promises and for the
             protocol the text, unless it names a file. Never a record, a path, or what was spent.
         """
         text = self.TOLD
@@ -155,7 +155,7 @@ class OutOfMemoryError(SecureVflError):
             if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
                 return True
             error = error.__cause__ or error.__context__
-        return False  # or it tells of another party's memory
+        return False  # or it is about another party's memory
 
 
 def of_this_machine(
@@ -225,7 +225,7 @@ class PartyAbsentError(PartyTimeoutError):
 
 
 def in_one_line(error: Exception) -> str:
-    """Return what an error of somebody else's code says, and where it was raised."""
+    """Return what an error of another package says, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     # The innermost place that its author can look into: not Python's import machinery, nor torch.
     *_, last = (

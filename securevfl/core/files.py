@@ -8,8 +8,8 @@ Numpy's archives, torch's files and skops' models are zip archives. A few bytes 
 gigabytes, and an array in it can say that it has more numbers than the archive has bytes. Readers
 make room for what is declared; so what is declared is checked first.
 
-Linux and macOS lock the open file itself, and nothing is left beside it. Windows has no ``fcntl``:
-there :mod:`filelock` holds ``NAME.lock`` beside the file, and lookers keep one another out too.
+Linux and macOS lock the open file itself, and nothing is left next to it. Windows has no ``fcntl``:
+there :mod:`filelock` holds ``NAME.lock`` next to the file, and lookers keep one another out too.
 """
 
 import errno
@@ -119,7 +119,7 @@ def read_text(path: Path, *, most: int = MOST_OF_JSON) -> str:
         UnicodeDecodeError: If it is no such text.
     """
     with path.open("rb") as file:
-        # Of a device the system tells no size.
+        # A device has no size.
         large = os.fstat(file.fileno()).st_size > most
         content = b"" if large else file.read(most + 1)
     if large or len(content) > most:
@@ -222,7 +222,7 @@ def remove_unfinished_of(path: Path) -> None:
 
 
 def beside(path: Path) -> Path:
-    """Return a name that nobody has, for what will be a file when it is whole."""
+    """Return an unused name next to a file, for its content until it is whole."""
     return path.with_name(f".{path.name}.{secrets.token_hex(_SUFFIX_BYTES)}")
 
 
@@ -298,7 +298,7 @@ def _require_honest(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> None:
             raise ValueError(f"{part.filename} says that it is larger than it is")
 
 
-# One process at a time at a file that is open: by the system's own lock, or a file beside it.
+# One process at a time at a file that is open: by the system's own lock, or a file next to it.
 
 _ON_ITSELF: bool
 try:

@@ -28,7 +28,7 @@ RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 def peak_memory_bytes() -> int | None:
     """Return the largest resident memory that this process has had since its program began.
 
-    None where the system does not tell (Windows).
+    None where the system does not say (Windows).
 
     The system's usual figure (``ru_maxrss``) is inherited by a started program: on Linux it is
     never below what its parent held. ``VmHWM`` begins anew with the program.
@@ -68,7 +68,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_memory() -> bool:
-    """Free what nobody can reach any more, and hand the pages of all that is free to the system.
+    """Free unreachable objects, and return all free pages to the system.
 
     For the time between two sessions of a run. What a session frees leaves holes, which the next
     one does not fill evenly: a primary that lost many would grow a little with each.

@@ -1,4 +1,4 @@
-"""What a run tells of its progress, and how long the rest of a step will take."""
+"""Progress events of a run, and how long the rest of a step will take."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ class Listening:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionLost:
-    """A party was lost, and this one waits for it, to go on from what all have saved."""
+    """A party was lost, and this one waits for it, to continue from what all have saved."""
 
     EVENT: ClassVar[str] = "lost"
 
@@ -59,7 +59,7 @@ class SessionLost:
     wait_s: float
     """Seconds that it may take to come back."""
     goes_on_after_s: float | None = None
-    """After so many seconds the others go on without it, if enough are left; None: they wait."""
+    """After so many seconds the others continue without it, if enough are left; None: they wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class PresenceChanged:
     absent: Sequence[str] = ()
     back: Sequence[str] = ()
     secondaries: int
-    """How many go on."""
+    """How many continue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,7 +270,7 @@ ProgressEvent = (
     | CoalitionsValued
     | PartyDone
 )
-"""Everything that a run may tell."""
+"""Every progress event of a run."""
 
 Observer = Callable[[ProgressEvent], None]
 """Hears of progress: figures and words, never a row or a record."""
@@ -346,7 +346,7 @@ def alignment_in_words(figures: Mapping[str, Any]) -> str:
 
 
 def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
-    """Return the event that another process told; None if it is not one of a run's.
+    """Return the event that another process reported; None if it is not one of a run.
 
     Args:
         name: Its ``EVENT``.

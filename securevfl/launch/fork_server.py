@@ -129,7 +129,7 @@ class ForkServer:
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self.is_lost = False
-        """Whether it has ended by itself; it forks nothing any more."""
+        """Whether it has ended unasked; it forks nothing any more."""
         self.why_lost: str | None = None
         """What is said of a fork server that was silent for too long."""
         self._ended: dict[int, tuple[int, int]] = {}
@@ -277,7 +277,7 @@ def fork_children(run: Callable[[], None]) -> None:
 
 
 def _children_wanted(wire: socket.socket) -> dict[str, Any] | None:
-    """Fork what the launcher asks for until it is gone: None; in a child, what it is to be."""
+    """Fork children until the launcher is gone, then return None; in a child, return its task."""
     children: dict[int, int] = {}
     with selectors.PollSelector() as selector:
         selector.register(wire, selectors.EVENT_READ)

@@ -47,7 +47,7 @@ Again = Callable[[PartyCommand, PartyFailure | None], PartyCommand | None]
 """Returns how a party that was killed is started again, or, without a failure, one that ended well
 and may be needed once more; None: it is not."""
 MayBeMissing = Callable[[str], bool]
-"""Says, by a party's name, whether the run goes on, or has ended well, without it."""
+"""Says, by a party's name, whether the run continues, or has ended well, without it."""
 
 # How long the other parties may take to hear of a failure and to end by themselves.
 GRACE_S: Final = 5.0
@@ -241,7 +241,7 @@ class Launch:
             failure = party.own_failure()
             if failure is None:
                 continue
-            # An error of its own is nothing that others can go on without hearing of.
+            # An error of its own concerns all others, who must be shown it.
             if failure.exit_code in _OF_ITS_OWN or not may_be_missing(party.name):
                 return failure
         return None

@@ -1,7 +1,7 @@
 """The lines of a ledger read: sessions, runs, totals and the owner's limit.
 
 A run is all sessions with one id: the first, and those that resumed it. Runs add up, and so do a
-run's sessions; but sessions of a frozen run that go on with one and the same release (the same
+run's sessions; but sessions of a frozen run that continue one and the same release (the same
 links, secret sample and encoder) are parts of one fixed answer, and cost what the answer costs.
 """
 
@@ -20,35 +20,20 @@ from securevfl.core.settings import read_settings
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import Release
 from securevfl.dp.labels import LabelRelease
-from securevfl.dp.privacy import Privacy
+from securevfl.dp.privacy import Privacy, UnitName
 from securevfl.dp.release_plan import ReleasePlan, fitting_from
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, OtherLedgers
 
-# The ledger's line for what secondaries are told of labels, and how it is read.
-
 LABELS: Final = "labels"
-"""Kind of the line."""
-
-_FIELDS: Final = ("mechanism", "epsilon", "delta", "parties", "digest")
-
-
-def labels_from(entry: Mapping[str, Any]) -> LabelRelease:
-    """Read a line.
-
-    Raises:
-        ConfigError: If a field is out of range.
-        KeyError: If one is missing.
-    """
-    return LabelRelease(**{name: entry[name] for name in _FIELDS})
-
+"""Kind of a line about labels that secondaries are sent."""
 
 # How often each row was released, and row ids in few characters.
 
-# More rows than any table has; an id above it is not one.
-_MOST_ROWS: Final = 2**31
+MOST_ROWS: Final = 2**31
+"""More rows than any table has; an id above it is not one."""
 
 
-class RowUses:
+class ReleaseCounts:
     """How often each row was released: one small number a row."""
 
     def __init__(self) -> None:
@@ -91,7 +76,7 @@ def ranges_from(written: Iterable[Iterable[int]], *, rows: int) -> list[tuple[in
         ValueError: If these are no ranges, or not of so many rows.
     """
     ranges = [(int(first), int(last)) for first, last in written]
-    sizes = [last - first + 1 for first, last in ranges if 0 <= first <= last < _MOST_ROWS]
+    sizes = [last - first + 1 for first, last in ranges if 0 <= first <= last < MOST_ROWS]
     if len(sizes) < len(ranges) or sum(sizes) != rows:
         raise ValueError(f"released: is not {rows} rows in ranges")
     return ranges
@@ -132,15 +117,15 @@ class Session:
     updates: int = 0
     last_round: int = 0
     release: str | None = None
-    """Digest of what a frozen run's release is made with; None if nobody has named it."""
+    """Digest of what a frozen run's release is made with; None before it is named."""
     released: list[tuple[int, int]] = field(default_factory=list)
     """Rows that a frozen session released, in ranges with both ends in them."""
     labels: list[LabelRelease] = field(default_factory=list)
-    """What secondaries were told of the primary's labels: another promise, never in epsilon."""
+    """Releases of the primary's labels to secondaries: another promise, never in epsilon."""
     _known: tuple[tuple[int, ...], list[Release]] | None = field(
         default=None, init=False, repr=False, compare=False
     )
-    """What :meth:`events` has said, and of which counts: every charge asks all earlier ones."""
+    """Cached :meth:`events`, with the counts they were made for: every charge asks for all."""
 
     def __post_init__(self) -> None:
         checks.non_negative(noise_share_std=self.noise_share_std)
@@ -173,9 +158,9 @@ class Session:
             passes=max(self.passes, passes),
         )
 
-    def goes_on_in(self, later: "Session") -> bool:
+    def continues_in(self, later: "Session") -> bool:
         """Return whether a later session made further parts of the same fixed answer."""
-        # One that fitted and released nothing told nobody anything: what it fitted is lost.
+        # One that fitted and released nothing revealed nothing: what it fitted is lost.
         only_fitted = self.release is None and self.rounds == 0
         return (
             self.frozen
@@ -199,7 +184,7 @@ class Session:
         return self._known[1]
 
     def _events(self) -> list[Release]:
-        # A release of a fitted encoder has its fitting behind it, whoever booked it.
+        # A release of a fitted encoder has its fitting behind it, in any session.
         fitting = self.plan.fitting_releases() if self.spent else []
         if self.rounds == 0:
             return fitting
@@ -237,15 +222,15 @@ class Session:
 class Limit:
     """What the owner of a table lets all runs on it spend together, for one unit."""
 
-    unit: str
+    unit: UnitName
     epsilon: float
     delta: float
-    """At which epsilon is taken, whatever a federation file says."""
+    """At which epsilon is taken; no federation file changes it."""
     time: str = ""
     """When it was set, in UTC."""
 
     def __post_init__(self) -> None:
-        Privacy(epsilon=self.epsilon, delta=self.delta, unit=self.unit)  # type: ignore[arg-type]
+        Privacy(epsilon=self.epsilon, delta=self.delta, unit=self.unit)
 
     def line(self) -> dict[str, Any]:
         """Return its ``limit`` line."""
@@ -295,7 +280,7 @@ class LedgerBook:
         kind = entry.get("kind")
         reader = _KINDS.get(kind) if isinstance(kind, str) else None
         if reader is None or not (self.sessions or kind in _FIRST):
-            raise PrivacyError(f"{where}: is not a line that a ledger starts or goes on with")
+            raise PrivacyError(f"{where}: is not a line that a ledger can have there")
         if kind in _FIRST and entry.get("version") != VERSION:
             raise ConfigError(
                 f"{where}: was written in version {entry.get('version')!r} of the format; this "
@@ -409,11 +394,12 @@ class LedgerBook:
         self.sessions[-1].release = str(entry["digest"])
 
     def _labels(self, entry: Mapping[str, Any]) -> None:
-        self.sessions[-1].labels.append(labels_from(entry))
+        names = ("mechanism", "epsilon", "delta", "parties", "digest")
+        self.sessions[-1].labels.append(LabelRelease(**{name: entry[name] for name in names}))
 
     def _limit(self, entry: Mapping[str, Any]) -> None:
         names = ("unit", "epsilon", "delta", "time")
-        limit = Limit(**{name: entry[name] for name in names})
+        limit = read_settings(Limit, {name: entry[name] for name in names}, where="limit")
         self.limits[limit.unit] = limit
 
     def _of_others(self, entry: Mapping[str, Any]) -> None:
@@ -452,7 +438,7 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
         # Only sessions of one run can be parts of one answer.
         own = parts.setdefault(session.run, [])
         for number, part in enumerate(own):
-            if part.goes_on_in(session):
+            if part.continues_in(session):
                 more = part.with_more(
                     rounds=session.rounds,
                     rows=session.row_releases,

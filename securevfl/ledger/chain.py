@@ -1,9 +1,9 @@
 """Hash-chained file of JSON lines, append only, under a lock.
 
 The head after a line is ``SHA-256(head before it || SHA-256(line))``. Whoever knows a head can be
-shown by the hashes of later lines alone that a chain goes on from it: lines themselves stay at
-home. Each line holds a random salt, so that its hash tells nothing that could be guessed, and the
-head before it, so that an edit in the middle shows to whoever reads the file.
+shown by the hashes of later lines alone that a chain continues it: lines themselves stay at
+home. Each line holds a random salt, so that its hash reveals nothing that could be guessed, and the
+head before it, so that an edit in the middle shows to every reader of the file.
 
 An edit in the middle shows at once. :attr:`ChainedFile.head`, kept elsewhere, shows a cut at the
 end too, and a file that was written anew. Every line is synced to the disk before
@@ -262,7 +262,7 @@ class ChainedFile:
 
         Raises:
             PrivacyError: Saying what was done; later appends raise too.
-            StorageError: If the system cannot tell.
+            StorageError: If the system cannot say.
         """
         if self._handle is None or self._place is None:
             return

@@ -1,9 +1,9 @@
 """Countersigning: parties sign the heads of their ledgers, and keep one another's signatures.
 
-A ledger is its owner's own file: cut, emptied or written anew it looks whole to whoever reads it
-alone. So parties tell one another their ledger's head at a session's start, at the end of every
+A ledger is its owner's own file: cut, emptied or written anew it looks whole when it is read
+alone. So parties send one another their ledger's head at a session's start, at the end of every
 epoch, when a frozen encoder has released all rows and at the end. Everybody keeps what the others
-signed, and at the next meeting every ledger must be shown to go on from there.
+signed, and at the next meeting every ledger must be shown to continue from there.
 
 The primary relays all of it and is trusted with none of it: every text is signed by a long-term
 identity over the federation file, the run, the meeting and the point. A meeting is known by fresh
@@ -30,7 +30,7 @@ from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 T = TypeVar("T")
 
-# What parties tell one another of their ledgers: hashes, numbers of lines and signatures.
+# Messages about ledgers: hashes, numbers of lines and signatures.
 
 NONCE_BYTES: Final = 16
 MOST_LINES: Final = 1 << 18
@@ -44,7 +44,7 @@ Request = Literal["released", "end"]
 
 
 class LedgerKind(MessageKind):
-    """What parties tell one another of their ledgers."""
+    """Messages about ledgers."""
 
     MEMORIES = 17
     HEADS = 18
@@ -63,7 +63,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedHead:
-    """One party's ledger as it is now: head, number of lines, and how it goes on."""
+    """One party's ledger as it is now: head, number of lines, and the proof that it continues."""
 
     head: bytes
     lines: int
@@ -78,7 +78,7 @@ class SignedHead:
 class Memories(TypedMessage):
     """Which heads of the others' ledgers the sender remembers from earlier runs, signed.
 
-    With them comes a fresh random number. It tells whom the sender has met before, and how many
+    With them comes a fresh random number. It reveals whom the sender has met before, and how many
     lines their ledgers had then.
     """
 
@@ -132,7 +132,7 @@ class Heads(TypedMessage):
     """The head of the sender's ledger and its number of lines, signed.
 
     With them come salted hashes of the lines that are new to the others, as proof that the ledger
-    goes on from what they remember. They tell how many lines were added, so how often something
+    continues what they remember. They reveal how many lines were added, so how often something
     was charged, in other federations too; not what, for whom or how much.
     """
 
@@ -234,7 +234,7 @@ class Remembered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadStatement:
-    """What a party signs of its own ledger, beside the :class:`Occasion`."""
+    """What a party signs of its own ledger, next to the :class:`Occasion`."""
 
     meeting: str
     """Names the session; see :meth:`Countersigner.open`."""
@@ -249,14 +249,14 @@ class HeadStatement:
     since: int
     """After how many lines the proof begins that came with it."""
     proof: str
-    """SHA-256 of that proof, so that whoever passes it on cannot alter it unnoticed."""
+    """SHA-256 of that proof, so that the primary, which passes it on, cannot alter it unnoticed."""
 
     def text(self, occasion: Occasion) -> bytes:
         """Return what is signed."""
         return _text("ledger head", {**asdict(occasion), **asdict(self)})
 
     def line(self) -> dict[str, Any]:
-        """Return what a line keeps of it, beside what all statements of the line share."""
+        """Return what a line keeps of it, without what all statements of the line share."""
         kept = asdict(self)
         del kept["meeting"], kept["point"]
         return kept
@@ -332,7 +332,7 @@ def forget_party(path: Path, *, party: str) -> list[str]:
         PrivacyError: If the ledger was altered.
     """
     if not path.exists():
-        raise ConfigError(f"ledger {path}: does not exist, so it remembers nobody")
+        raise ConfigError(f"ledger {path}: does not exist, so it remembers no party")
     remembered = OtherLedgers()
     ledger = ChainedFile(path, take=remembered.take)
     try:
@@ -342,7 +342,7 @@ def forget_party(path: Path, *, party: str) -> list[str]:
             others = sorted({other for parties in known.values() for other in parties})
             raise ConfigError(
                 f"ledger {path}: remembers nothing of {party!r}; it knows of "
-                f"{', '.join(map(repr, others)) or 'nobody'}"
+                f"{', '.join(map(repr, others)) or 'no party'}"
             )
         for name in federations:
             ledger.append({"kind": FORGOTTEN, "time": now(), "federation": name, "party": party})
@@ -408,7 +408,7 @@ class Countersigner:
         return self._own
 
     def open(self, memories: Mapping[str, Memory]) -> None:
-        """Learn what everybody remembers; it names this meeting.
+        """Take in what all parties remember; it names this meeting.
 
         Args:
             memories: Every party's, this one's as it was sent.
@@ -465,7 +465,7 @@ class Countersigner:
         Raises:
             AuthenticationError: If one is not signed by the identity that is pinned, for this
                 point of this meeting.
-            ProtocolError: Naming a party whose ledger does not go on from what it signed before.
+            ProtocolError: Naming a party whose ledger does not continue what it signed before.
         """
         statements = {name: self._statement(point, name, stated[name]) for name in self.others}
         for name, one in statements.items():
@@ -499,7 +499,7 @@ class Countersigner:
         }
 
     def _require_continued(self, name: str, one: SignedHead) -> None:
-        """Refuse a ledger that does not go on from the one that is remembered."""
+        """Refuse a ledger that does not continue the one that is remembered."""
         known = self._remembered.get(name)
         if known is None:
             return
@@ -508,7 +508,7 @@ class Countersigner:
             if head_after(known.head, rest) == one.head:
                 return
         error = ProtocolError(
-            f"party {name!r}: its ledger does not go on from the one that it signed on "
+            f"party {name!r}: its ledger does not continue the one that it signed on "
             f"{known.time} (rolled back, emptied or rewritten); it must restore it from a copy. "
             f"If there is a good reason, {self.name!r} forgets the old one: securevfl ledger "
             f"forget TABLE --party {name}"
@@ -566,7 +566,7 @@ _NO_ROUND: Final = 0
 class Countersigning:
     """One party's end: all parties' texts go over the primary, and each party checks all of them.
 
-    The primary collects and passes on, and only then checks, like everybody else.
+    The primary collects and passes on, and only then checks, like every party.
     """
 
     def __init__(

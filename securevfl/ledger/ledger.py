@@ -3,7 +3,7 @@
 One file a table, for all runs on it (:mod:`securevfl.ledger.ledger`), hash-chained
 (:mod:`securevfl.ledger.chain`). ``open`` lines hold a session's plan, ``charge`` lines one release
 each, ``fit`` the fitting of a frozen encoder, ``release`` what its release is made with, ``labels``
-what secondaries are told of labels, ``limit`` the owner's limit (:mod:`securevfl.ledger.book`).
+what secondaries are sent of labels, ``limit`` the owner's limit (:mod:`securevfl.ledger.book`).
 """
 
 import hashlib
@@ -26,10 +26,11 @@ from securevfl.data.sources.settings import file_behind
 from securevfl.dp.labels import LabelTotal, labels_total
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import (
+    MOST_ROWS,
     LedgerBook,
     Limit,
     Outlook,
-    RowUses,
+    ReleaseCounts,
     Session,
     epsilon_of_sessions,
     ranges_of,
@@ -40,7 +41,7 @@ from securevfl.ledger.chain import MOST_LEVELS, ChainedFile, now
 
 
 class LedgerFile(ChainedFile):
-    """A table's ledger, held open: nobody else writes to it until it is closed."""
+    """A table's ledger, held open: no other process writes to it until it is closed."""
 
     def __init__(self, path: Path | None, *, durable: bool = True, read_only: bool = False) -> None:
         """Open the file and read all its lines; see :class:`ChainedFile`.
@@ -57,8 +58,8 @@ class LedgerFile(ChainedFile):
 # Where a table's ledger lies, so that every later run on that table finds it again.
 
 Book = Literal["ledger", "pretraining-ledger"]
-"""``ledger`` books what a run's averages tell of secondaries' records; ``pretraining-ledger`` what
-the primary's own vectors tell of its rows."""
+"""``ledger`` records what a run's averages reveal of secondaries' records;
+``pretraining-ledger`` what the primary's own vectors reveal of its rows."""
 
 _HASH_DIGITS: Final = 16
 
@@ -66,10 +67,10 @@ _HASH_DIGITS: Final = 16
 def ledger_of_table(table: Path, *, book: Book = "ledger") -> Path:
     """Return the path of a table's ledger, be it there yet or not.
 
-    It lies beside the table, ``bank.csv.ledger.jsonl``. Where the table's folder cannot be written
+    It lies next to the table, ``bank.csv.ledger.jsonl``. Where the table's folder cannot be written
     it lies in the user's state folder, under a name made of the table's own path. Links are
-    followed first, and source files too: one table has one ledger, by whatever name it is called.
-    That of a database lies beside the source file that has its address.
+    followed first, and source files too: one table has one ledger, under all its names.
+    That of a database lies next to the source file that has its address.
 
     Args:
         table: The party's table; relative to the working directory, if it is relative.
@@ -125,7 +126,7 @@ def require_size(plan: ReleasePlan, rows: int, *, party: str, what: str) -> None
 
 
 def require_planned(own: Session, after: Session, *, what: str) -> None:
-    """Refuse what a session's noise was not chosen for, whatever epsilon it comes to.
+    """Refuse what a session's noise was not chosen for, at any epsilon.
 
     Args:
         own: The session.
@@ -171,7 +172,7 @@ def require_rows(sessions: Sequence[Session], most: int | None, *, more: int) ->
 def budget_of(sessions: Sequence[Session]) -> float | None:
     """Return the epsilon that sessions of one budget keep together; None where nothing bounds it.
 
-    With ``noise_multiplier`` it is what the run's first session planned, whatever later ones plan.
+    With ``noise_multiplier`` it is what the run's first session planned, for all later ones.
     Predictions then have no epsilon to keep.
 
     Args:
@@ -244,8 +245,6 @@ def over_limit(book: LedgerBook, after: Session, *, what: str) -> BudgetExceeded
 
 # A party's record of its releases and of the privacy spent: charge, then release.
 
-# More rows than any table has; an id above it is not one.
-_MOST_ROWS = 2**31
 _OF_A_FILE = ("federation", "settings", "party", "noise_share_std", "model")
 
 
@@ -273,7 +272,7 @@ class Ledger:
         settings: str = "",
         model: str = "",
     ) -> None:
-        """Open a ledger, or go on with the one that lies there.
+        """Open a ledger: a new one, or the one that lies there.
 
         Args:
             file: Its path, or the file, open; None keeps the record in memory only (the simulator).
@@ -313,7 +312,7 @@ class Ledger:
             raise
 
     def _enter(self, own: Session) -> None:
-        self.run, self._own, self._uses = own.run, own, RowUses()
+        self.run, self._own, self._uses = own.run, own, ReleaseCounts()
         self._go_on()
         self._book.sessions.append(own)
         # Every charge keeps the plan: a limit that covers all of it need not be asked again.
@@ -359,7 +358,7 @@ class Ledger:
 
     @property
     def file(self) -> ChainedFile:
-        """The record itself, for those who show to others that it goes on."""
+        """The file itself, for countersigning."""
         return self._file
 
     @property
@@ -418,7 +417,7 @@ class Ledger:
         return bool(self._book.runs())
 
     def outlook(self) -> Outlook:
-        """Return what the run may spend, beside what was spent on its table before."""
+        """Return what the run may spend, and what was spent on its table before."""
         return self._book.outlook(self._own, self._whole, budget=budget_of(self.budgeted))
 
     def require_room(self, *, rounds: int, row_releases: int, passes: int) -> None:
@@ -475,7 +474,7 @@ class Ledger:
                 f"a retry needs a new round number"
             )
         require_size(plan, len(rows), party=self.party, what=what)
-        if not 0 <= int(rows.min()) <= int(rows.max()) < _MOST_ROWS:
+        if not 0 <= int(rows.min()) <= int(rows.max()) < MOST_ROWS:
             raise PrivacyError(f"{self.party}: {what} asks for rows that no table has")
         passes = self._uses.most_with(rows)
         if self._own.frozen and passes > plan.releases_per_row:
@@ -526,7 +525,7 @@ class Ledger:
         Sessions of one run that name the same are one fixed answer; others add up.
 
         Args:
-            digest: Of everything that the release is a function of beside its rows and its noise:
+            digest: Of all that the release is a function of, but for its rows and its noise:
                 links, secret sample, encoder.
 
         Raises:
@@ -598,13 +597,10 @@ class Ledger:
         if budget is not None and not epsilon <= budget:  # written so that NaN fails
             spent = self.spent, epsilon_of_sessions(earlier, delta=self._delta)
             raise over_budget(self._own, epsilon, budget=budget, spent=spent, what=what)
-        self._require_limit(after, what=what)
-        return epsilon
-
-    def _require_limit(self, after: Session, *, what: str) -> None:
-        """Refuse what the table's owner does not allow, whatever a federation file says."""
+        # What the table's owner does not allow, no federation file changes.
         if not (self._covered or self._book.limit_covers(after)):
             raise over_limit(self._book, after, what=what)
+        return epsilon
 
 
 def _or_none(epsilon: float) -> float | None:
@@ -616,18 +612,18 @@ def _or_none(epsilon: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelsSpent(LabelTotal):
-    """What runs on a table told secondaries of its labels."""
+    """Label releases of all runs on a table."""
 
     runs: int
 
 
 def labels_spent(sessions: Iterable[Session]) -> LabelsSpent | None:
-    """Return what sessions told of labels together; None where they told nothing."""
-    told = [session for session in sessions if session.labels]
-    total = labels_total(one for session in told for one in session.labels)
+    """Return what sessions released of labels together; None without such a release."""
+    released = [session for session in sessions if session.labels]
+    total = labels_total(one for session in released for one in session.labels)
     if total is None:
         return None
-    return LabelsSpent(runs=len({one.run for one in told}), **asdict(total))
+    return LabelsSpent(runs=len({one.run for one in released}), **asdict(total))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -673,7 +669,7 @@ class LedgerSummary:
     """In the order in which they began."""
     units: tuple[UnitSpent, ...]
     labels: LabelsSpent | None
-    """Of the table's own labels, which only a primary has; None where nobody was told of them."""
+    """Of the table's own labels, which only a primary has; None where none was released."""
     head: str
     """Hash of the last line."""
 
@@ -702,7 +698,7 @@ def summary_of(path: Path) -> LedgerSummary:
 
 
 def set_limit(path: Path, limit: Limit) -> UnitSpent:
-    """Append a limit to a table's ledger, making one if there is none; the newest one holds.
+    """Append a limit to a table's ledger, making the file where needed; the newest one holds.
 
     Returns:
         What is spent of it.
@@ -733,7 +729,7 @@ def _run_spent(sessions: list[Session]) -> RunSpent:
         sessions=len(sessions),
         unit=privacy.unit,
         encoder=privacy.encoder,
-        epsilon=epsilon if math.isfinite(epsilon) else None,
+        epsilon=_or_none(epsilon),
         delta=privacy.delta,
         releases=sum(one.rounds for one in sessions),
         row_releases=sum(one.row_releases for one in sessions),
@@ -747,7 +743,7 @@ def _unit_spent(book: LedgerBook, unit: str) -> UnitSpent:
     epsilon = book.total(unit, delta=delta)
     return UnitSpent(
         unit=unit,
-        epsilon=epsilon if math.isfinite(epsilon) else None,
+        epsilon=_or_none(epsilon),
         delta=delta,
         runs=len(runs),
         limit=limit.epsilon if limit else None,
@@ -803,7 +799,7 @@ def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, floa
     Returns:
         ``epsilon`` of the run and ``total_epsilon`` of all runs on the table, both at the run's
         delta and for its unit (None: no bound), ``releases`` and ``row_releases``; and those of
-        labels, ``labels.epsilon`` and so on (None too where nothing was told of them).
+        labels, ``labels.epsilon`` and so on (None too where none was released).
 
     Raises:
         PrivacyError: If they are no ledger's lines, or hold nothing of the run.
@@ -824,7 +820,7 @@ def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, floa
 
 
 def _label_figures(own: LabelsSpent | None, table: LabelsSpent | None) -> dict[str, float | None]:
-    """Return the figures of labels by name; None where a run told nothing of them."""
+    """Return the figures of labels by name; None where a run released none."""
     if own is None or table is None:
         names = ("epsilon", "together", "delta", "total_epsilon", "total_together", "runs")
         return {f"labels.{name}": None for name in names}

@@ -1,7 +1,7 @@
 """Checks of a federation file and of one party's table, before a run.
 
 A setting that cannot be read is noted, replaced by what was probably meant or left out, and the
-reading goes on. Problems that follow from such a setting are not noted.
+reading continues. Problems that follow from such a setting are not noted.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -56,7 +56,7 @@ _STAND_INS: Final[Mapping[str, Any]] = {
     "party.address": "127.0.0.1:0",
     "party.bounds": [0.0, 1.0],
 }
-"""Values for required settings that are missing or impossible, so that reading can go on."""
+"""Values for required settings that are missing or impossible, so that reading can continue."""
 
 _UNREADABLE: Final[Mapping[str, Mapping[str, Any]]] = {
     "federation": {"name": "federation", "task": "regression"},
@@ -464,7 +464,7 @@ class Check:
         }
 
     def _labels(self) -> str | None:
-        """Return what is promised of the primary's labels; None where nobody is told of them."""
+        """Return what is promised of the primary's labels; None where none is released."""
         release = None if self.config is None else label_release(self.config)
         total = labels_total([] if release is None else [release])
         if release is None or total is None:
@@ -502,7 +502,7 @@ def check_federation(
         ConfigError: If ``name`` is no party of the file.
 
     Reveals:
-        Nothing leaves the process. What is told of a table is for its owner: problems may quote a
+        Nothing leaves the process. What is said of a table is for its owner: problems may quote a
         cell.
     """
     collected = Collected(path)
@@ -510,7 +510,7 @@ def check_federation(
     check = Check(
         file=path,
         problems=collected.problems,
-        # Of settings that were made up nothing is told: a promise least of all.
+        # Nothing is said of settings that were made up: a promise least of all.
         config=collected.config if readable else None,
     )
     parties = list(collected.config.parties if collected.config else collected.parties)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.multiprocess
 
 OTHERS = ("agency", "bank-2")
 NAMES = (*OTHERS, "bank-1")
-NAMED = "party 'bank-1': its ledger does not go on from the one that it signed on "
+NAMED = "party 'bank-1': its ledger does not continue the one that it signed on "
 
 
 def federation(folder: Path) -> Path:

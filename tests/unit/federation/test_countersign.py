@@ -26,7 +26,7 @@ from securevfl.ledger.countersigning import (
 )
 from securevfl.transport.message import Message
 
-NAMED = "party 'rental': its ledger does not go on from the one that it signed on"
+NAMED = "party 'rental': its ledger does not continue the one that it signed on"
 
 
 @pytest.fixture

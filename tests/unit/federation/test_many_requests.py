@@ -69,7 +69,7 @@ def test_requests_are_not_compared_with_one_another(monkeypatch: pytest.MonkeyPa
         raise AssertionError
 
     sessions = [asked(number, plan_of(1)) for number in range(50)]
-    monkeypatch.setattr(Session, "goes_on_in", compared)
+    monkeypatch.setattr(Session, "continues_in", compared)
     assert 0 < epsilon_of_sessions(sessions, delta=DELTA) < np.inf
 
 

@@ -50,7 +50,7 @@ def test_every_run_is_charged_to_the_tables_ledger(tmp_path: Path) -> None:
     assert len({run.run for run in summary.runs}) == 3
 
 
-def test_a_resumed_run_goes_on_in_the_tables_ledger(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_in_the_tables_ledger(tmp_path: Path) -> None:
     """Its sessions add up in its own epsilon, and are one run of the table."""
     plan, table = planned(tmp_path), tmp_path / "bank-1.csv"
     folder = tmp_path / "run" / "parties" / "bank-1"
