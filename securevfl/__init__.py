@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from securevfl.lab.audit.settings import AuditSettings
     from securevfl.lab.contribution import Contribution, contribution
     from securevfl.lab.entry_points import compare, link, sweep
+    from securevfl.lab.study import StudyOptions
     from securevfl.models.family import PretrainingSettings
     from securevfl.runtime.entry import simulate, train
     from securevfl.runtime.predictions import Predictions
@@ -41,6 +42,7 @@ __all__ = [
     "PretrainingSettings",
     "RunResult",
     "SecureVflError",
+    "StudyOptions",
     "TrainingSettings",
     "__version__",
     "audit",
@@ -75,6 +77,7 @@ _HOME = {
     "PretrainingSettings": "securevfl.models.family",
     "RunResult": "securevfl.runtime.simulation",
     "SecureVflError": "securevfl.core.errors",
+    "StudyOptions": "securevfl.lab.study",
     "TrainingSettings": "securevfl.config.sections",
     "audit": "securevfl.lab.audit.audit_report",
     "compare": "securevfl.lab.entry_points",

@@ -3,7 +3,6 @@
 Imports neither torch nor CrypTen, and the accountants, with all of scipy, only to answer.
 """
 
-import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -224,12 +223,12 @@ def _draw(budget: "Budget", *, path: Path, around: float) -> None:
         ConfigError: If the file's name does not end in ``.svg``.
         StorageError: If it cannot be written.
     """
-    import matplotlib as mpl
     import numpy as np
     from matplotlib.figure import Figure
 
-    from securevfl.core.files import write_bytes
+    from securevfl.core.files import write_text
     from securevfl.dp.budget import curves
+    from securevfl.report.plots import GREY, svg
 
     if path.suffix != ".svg":
         raise ConfigError(f"--plot: the file's name must end in .svg, got {path}")
@@ -243,7 +242,7 @@ def _draw(budget: "Budget", *, path: Path, around: float) -> None:
         if points:
             style = "--" if name == "as-published" else "-"
             axes.plot(*zip(*points, strict=True), style, label=label)
-    axes.axvline(around, color="0.7", linewidth=1)
+    axes.axvline(around, color=GREY, linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("noise multiplier of one round, z")
@@ -254,11 +253,7 @@ def _draw(budget: "Budget", *, path: Path, around: float) -> None:
     )
     axes.grid(visible=True, which="both", linewidth=0.3)
     axes.legend(fontsize="small")
-    buffer = io.BytesIO()
-    # A fixed salt and no date: the same plan gives the same bytes.
-    with mpl.rc_context({"svg.hashsalt": "securevfl", "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    write_bytes(path, buffer.getvalue(), for_others=True)
+    write_text(path, svg(figure), for_others=True)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
@@ -131,8 +131,17 @@ def init(
         typer.Option("--truth", metavar="COLUMN", help="A column that tells true matches."),
     ] = None,
     task: Annotated[
-        Literal["regression", "binary", "multiclass"] | None,
-        typer.Option("--task", help="Default: by the label."),
+        str | None,
+        typer.Option("--task", help="regression, binary or multiclass. Default: by the label."),
+    ] = None,
+    positive: Annotated[
+        str | None,
+        typer.Option(
+            "--positive",
+            metavar="WORD",
+            help="Of a label with two values, the one that probabilities are about; default: the "
+            "one that sorts last.",
+        ),
     ] = None,
     epsilon: Annotated[float, typer.Option("--epsilon", help="What is promised.")] = 8.0,
     bounds: _Bounds = None,
@@ -159,17 +168,21 @@ def init(
     """Look at tables and write a federation file with a reason for every choice."""
     with loading():
         from securevfl.core import checks, files
+        from securevfl.core.conventions import TASKS
         from securevfl.setup.init import declared_by_options, proposed
         from securevfl.setup.proposal import Wishes
 
     if out.exists() and not overwrite:
         raise ConfigError(f"--out {out}: is there already; add --overwrite, or choose another name")
     checks.positive(epsilon=epsilon)
+    if task is not None and task not in TASKS:
+        raise ConfigError(f"--task: must be one of {', '.join(TASKS)}; got {task!r}")
     wishes = Wishes(
         label=label,
         keys=tuple(key or ()),
         truth=truth,
-        task=task,
+        task=None if task is None else TASKS[task],
+        positive=positive,
         epsilon=epsilon,
         bounds_from_data=bounds_from_data,
         name=name or out.name.removesuffix(".toml"),

@@ -4,7 +4,7 @@ Noise and masks are never among them: they come from the operating system's entr
 """
 
 import hashlib
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -17,6 +17,9 @@ PRIMARY_RANK: Final = 0
 
 Task = Literal["regression", "binary", "multiclass"]
 """A number, one of two classes, or one of several."""
+
+TASKS: Final[dict[str, Task]] = {one: one for one in get_args(Task)}
+"""Every task by its name."""
 
 
 # One run seed, many named streams: initialisation, shuffling, dropout.

@@ -465,6 +465,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         neighbours: Any = None,
         model_settings: Any = None,
         exclude: Any = (),
+        positive: Any = None,
         linkage: Any = "euclidean",
         bounds: Any = None,
         privacy: Any = None,
@@ -488,6 +489,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         self.neighbours = neighbours
         self.model_settings = model_settings
         self.exclude = exclude
+        self.positive = positive
         self.linkage = linkage
         self.bounds = bounds
         self.privacy = privacy
@@ -741,6 +743,8 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         neighbours: K, links of a row at every secondary; None: the model's own.
         model_settings: Further fields of the ``[model]`` table, such as ``{"hidden": 32}``.
         exclude: Columns of ``X`` that are neither keys nor features.
+        positive: Of two classes, the one that F1, AUC, thresholds and calibration are about, such
+            as ``"yes"``; None: the one that sorts last. ``classes_`` stays in sorted order.
         linkage: A metric of keys, such as ``"euclidean"`` or ``"exact"``, or
             :class:`securevfl.LinkageSettings`.
         bounds: Declared ranges, as :func:`securevfl.simulate` takes them.
@@ -799,7 +803,7 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         """
         found = self.predictions(X)
         assert found.classes is not None, "of a classifier"
-        place = {value: number for number, value in enumerate(found.classes)}
+        place = {value: number for number, value in enumerate(self._values)}
         chosen: np.ndarray = self.classes_[[place[value] for value in found.values]]
         return chosen
 
@@ -817,7 +821,8 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         """
         found = self.predictions(X)
         assert found.probabilities is not None, "of a classifier"
-        return found.probabilities
+        assert found.classes is not None, "of a classifier"
+        return found.probabilities[:, [found.classes.index(value) for value in self._values]]
 
     def _target(self, y: Any) -> Target:
         values = column_or_1d(
@@ -829,16 +834,28 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
             raise ValueError(
                 f"y has one class, {self.classes_[0]!r}; a classifier needs two at least"
             )
+        self._values: tuple[Any, ...] = tuple(range(len(self.classes_)))
+        """What the run calls the classes, in the order of ``classes_``."""
+        task: Task = "binary" if len(self.classes_) == 2 else "multiclass"
+        if self.positive is None:
+            return Target(task=task, labels=numbers.astype(np.int64), classes=self._values)
+        if task != "binary" or self.positive not in self.classes_.tolist():
+            said = ", ".join(map(repr, self.classes_.tolist()))
+            raise ConfigError(
+                f"positive: must be one of two classes, got {self.positive!r}; y has {said}"
+            )
+        # The class of number 1 is the positive one, everywhere in a run.
+        last = self.classes_[1] == self.positive
         return Target(
-            task="binary" if len(self.classes_) == 2 else "multiclass",
-            labels=numbers.astype(np.int64),
-            classes=tuple(range(len(self.classes_))),
+            task=task,
+            labels=(numbers if last else 1 - numbers).astype(np.int64),
+            classes=self._values if last else self._values[::-1],
         )
 
     def _take(self, task: Task, classes: Sequence[Any] | None) -> None:
         if classes is None:
             raise ConfigError(f"run: has learned a {task}; take FederatedRegressor")
-        self.classes_ = np.array(classes)
+        self.classes_, self._values = np.array(classes), tuple(classes)
 
 
 class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[misc]
@@ -863,6 +880,8 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
         return self.predictions(X).values
 
     def _target(self, y: Any) -> Target:
+        if self.positive is not None:
+            raise ConfigError("positive: is one of two classes; leave it out of a regression")
         values = check_array(y, ensure_2d=False, dtype="numeric", input_name="y")
         numbers = column_or_1d(values, warn=True).astype(np.float64)
         if numbers.min() == numbers.max():

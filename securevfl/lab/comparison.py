@@ -1,6 +1,6 @@
 """Comparison of methods in the simulator on equal rows and seeds, and its table."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,6 @@ from securevfl.core import checks, files
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.tables import PartyTable
-from securevfl.lab.engine import Done, Tell
 from securevfl.lab.one_run import LeftOut, Recipe, Run, Task, run_digest
 from securevfl.lab.pooled_methods import require_fitting
 from securevfl.lab.run_figures import (
@@ -26,7 +25,7 @@ from securevfl.lab.run_figures import (
     over_seeds,
     spread,
 )
-from securevfl.lab.study import Engines, Study, TableStore, digest_of_tables, tables_for
+from securevfl.lab.study import Study, StudyOptions, TableStore, digest_of_tables, tables_for
 from securevfl.models.registry import family_named, require_installed
 from securevfl.models.task_metrics import TaskMetric, metrics_of
 from securevfl.version import __version__
@@ -222,7 +221,7 @@ def write_comparison(
 
 # Methods side by side in the simulator, on equal rows and seeds; finished runs are kept.
 
-_HERE: Final = Engines()
+_DEFAULTS: Final = StudyOptions()
 
 AUTO: Final = "auto"
 """The method that is, with each seed, the best of the others on validation rows."""
@@ -297,11 +296,7 @@ class Comparison:
 
 def compare_methods(
     comparison: Comparison,
-    *,
-    engines: Engines = _HERE,
-    tell: Tell = lambda _run, _event: None,
-    done: Done = lambda _run, _result: None,
-    leave_out: Callable[[LeftOut], None] = lambda _method: None,
+    options: StudyOptions = _DEFAULTS,
 ) -> list[dict[str, Any]]:
     """Train every method with every seed, or take what was trained before.
 
@@ -309,11 +304,7 @@ def compare_methods(
 
     Args:
         comparison: What is compared.
-        engines: Where runs are trained, and how many at a time; default: one after another in
-            this process.
-        tell: Hears of progress.
-        done: Gets each run's result as soon as it is there, those found first.
-        leave_out: Gets each method that has no figures, and why.
+        options: How runs are trained and reported; default: one after another in this process.
 
     Returns:
         One result a run of every method that has all of its runs, in the order of
@@ -328,7 +319,7 @@ def compare_methods(
     Reveals:
         Everything is inside one organisation: a comparison protects nobody's table.
     """
-    engines.require_there(comparison.device)
+    options.require_there(comparison.device)
     tables = tables_for(comparison.config, comparison.trained, comparison.data_root)
     config = _with_outputs(comparison, tables)
     comparison = replace(comparison, config=config)
@@ -339,12 +330,12 @@ def compare_methods(
             out[method] = LeftOut(name=method, status="skipped", reason=reason)
     _require_some(comparison, out)
     fitting = [method for method in comparison.trained if method not in out]
-    if engines.elsewhere:
+    if options.elsewhere:
         # Other processes read the file itself first, and so the family that it names.
         for one in (config, *(method_config(config, method) for method in fitting)):
             require_installed(one.family, by="comparing in other processes")
     for skipped in out.values():
-        leave_out(skipped)
+        options.leave_out(skipped)
     recipes = {method: Recipe(source=config.source, method=method) for method in fitting}
     store = TableStore(comparison.data_root)
     everyone = store.keep(tables)
@@ -367,10 +358,7 @@ def compare_methods(
         folder=comparison.folder,
         device=comparison.device,
         tables=store.by_digest,
-        engines=engines,
-        tell=tell,
-        done=done,
-        leave_out=leave_out,
+        options=options,
     ) as study:
         results = study.train(tasks)
         out |= study.failed

@@ -1,10 +1,11 @@
 """Where linkage alone, comparisons and sweeps start, from Python and the command line alike."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from securevfl.core import files
 from securevfl.core.progress import Observer
@@ -15,16 +16,17 @@ from securevfl.lab.comparison import (
     summary,
     write_comparison,
 )
-from securevfl.lab.engine import Done, Tell
 from securevfl.lab.links_alone import LinkStudy, study_links
 from securevfl.lab.one_run import LeftOut
 from securevfl.lab.search import search as search_settings
-from securevfl.lab.study import Engines
+from securevfl.lab.study import StudyOptions
 from securevfl.lab.sweep import Sweep, train_grid
 from securevfl.lab.sweep_settings import setting_of
 from securevfl.lab.sweep_table import search_summary, write_search, write_sweep
 from securevfl.lab.sweep_table import summary as grid_summary
 from securevfl.runtime.run_options import FederationSource, opened
+
+_DEFAULTS: Final = StudyOptions()
 
 
 def link(
@@ -68,17 +70,11 @@ def compare(
     methods: Sequence[str],
     *,
     seeds: int = 5,
-    jobs: int | None = None,
     out: Path | None = None,
     metric: str | None = None,
     device: str = "cpu",
     data_root: Path | None = None,
-    engine: str = "local",
-    address: str | None = None,
-    gpus_per_run: float | None = None,
-    tell: Tell = lambda _run, _event: None,
-    done: Done = lambda _run, _result: None,
-    leave_out: Callable[[LeftOut], None] = lambda _method: None,
+    options: StudyOptions = _DEFAULTS,
 ) -> dict[str, Any]:
     """Train methods side by side in the simulator, and return how they compare.
 
@@ -89,8 +85,6 @@ def compare(
             ``boosting-combine``, ``fedcvt``; names of the file's ``[methods.NAME]`` tables; and
             ``auto``, with each seed the family among them that is best on validation rows.
         seeds: How many run seeds, counting up from the file's.
-        jobs: Runs at a time, with one thread each; default: one, and on Ray as many as there is
-            room for.
         out: Folder that gets the table and a folder a run, and where a comparison that was cut off
             goes on; default: a temporary one that is removed.
         metric: Which of the task's metrics the methods are compared by; nothing is trained again
@@ -98,12 +92,8 @@ def compare(
         device: ``"cpu"`` or ``"cuda"``.
         data_root: Where relative data paths start; default: next to the file, and the current
             folder if there is no file.
-        engine: ``"local"``, or ``"ray"`` for the nodes of one organisation's Ray cluster.
-        address: Of the Ray cluster, ``"auto"`` or ``"HOST:PORT"``; default: this machine alone.
-        gpus_per_run: GPUs that a run takes of a Ray node, such as 0.25.
-        tell: Hears of the progress of each run.
-        done: Gets each run's result as soon as it is there.
-        leave_out: Gets each method that does not fit or has failed; the others go on.
+        options: How runs are trained and reported: so many at a time, on a Ray cluster; default:
+            one after another in this process.
 
     Returns:
         What ``comparison.json`` holds; see :func:`securevfl.lab.comparison.summary`.
@@ -117,7 +107,6 @@ def compare(
     Reveals:
         Everything is inside one organisation: a comparison protects nobody's table.
     """
-    engines = Engines(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
     config, root = opened(federation, data_root)
     with _kept_or_temporary(out) as folder:
         comparison = Comparison(
@@ -129,30 +118,18 @@ def compare(
             device=device,
             metric=metric,
         )
-        figures = compare_and_write(
-            comparison, engines=engines, tell=tell, done=done, leave_out=leave_out
-        )
+        figures = compare_and_write(comparison, options)
         if out is None:
             del figures["folder"]
         return figures
 
 
-def compare_and_write(
-    comparison: Comparison,
-    *,
-    engines: Engines,
-    tell: Tell,
-    done: Done,
-    leave_out: Callable[[LeftOut], None],
-) -> dict[str, Any]:
+def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str, Any]:
     """Train what is compared, and write ``comparison.json``, ``.csv`` and ``.md``.
 
     Args:
         comparison: What is compared, and where.
-        engines: Where runs are trained, and how many at a time.
-        tell: Hears of the progress of each run.
-        done: Gets each run's result as soon as it is there.
-        leave_out: Gets each method that has no figures, and why.
+        options: How runs are trained and reported.
 
     Returns:
         What ``comparison.json`` holds.
@@ -164,9 +141,9 @@ def compare_and_write(
 
     def note(one: LeftOut) -> None:
         out.append(one)
-        leave_out(one)
+        options.leave_out(one)
 
-    results = compare_methods(comparison, engines=engines, tell=tell, done=done, leave_out=note)
+    results = compare_methods(comparison, replace(options, leave_out=note))
     federation = comparison.config.federation
     figures = summary(
         results,
@@ -186,17 +163,11 @@ def sweep(
     settings: Mapping[str, str | Sequence[Any]],
     *,
     search: int | None = None,
-    jobs: int | None = None,
     out: Path | None = None,
     metric: str | None = None,
     device: str = "cpu",
     data_root: Path | None = None,
-    engine: str = "local",
-    address: str | None = None,
-    gpus_per_run: float | None = None,
-    tell: Tell = lambda _run, _event: None,
-    done: Done = lambda _run, _result: None,
-    leave_out: Callable[[LeftOut], None] = lambda _point: None,
+    options: StudyOptions = _DEFAULTS,
 ) -> dict[str, Any]:
     """Train one federation file under many settings in the simulator, and return how they compare.
 
@@ -207,8 +178,6 @@ def sweep(
             ``"1,10,50"``, ``"0..4"``, and for a search ``"16..256"`` or ``"log:1e-4..1e-1"``.
         search: None trains every combination; a number lets Optuna choose so many of them, by
             validation rows alone.
-        jobs: Runs at a time, with one thread each; default: one, and on Ray as many as there is
-            room for.
         out: Folder that gets the table and a folder a run, and where a sweep that was cut off goes
             on; default: a temporary one that is removed.
         metric: Which of the task's metrics settings are compared by. Default: the one that training
@@ -216,12 +185,8 @@ def sweep(
         device: ``"cpu"`` or ``"cuda"``.
         data_root: Where relative data paths start; default: next to the file, and the current
             folder if there is no file.
-        engine: ``"local"``, or ``"ray"`` for the nodes of one organisation's Ray cluster.
-        address: Of the Ray cluster, ``"auto"`` or ``"HOST:PORT"``; default: this machine alone.
-        gpus_per_run: GPUs that a run takes of a Ray node, such as 0.25.
-        tell: Hears of the progress of each run.
-        done: Gets each run's result as soon as it is there.
-        leave_out: Gets each point of the grid that has failed; the others go on.
+        options: How runs are trained and reported: so many at a time, on a Ray cluster; default:
+            one after another in this process.
 
     Returns:
         What ``sweep.json`` holds, or ``search.json``; see
@@ -237,39 +202,25 @@ def sweep(
     Reveals:
         Everything is inside one organisation: a sweep protects nobody's table.
     """
-    engines = Engines(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
     config, root = opened(federation, data_root)
     tried = tuple(setting_of(name, values) for name, values in settings.items())
     with _kept_or_temporary(out) as folder:
         asked = Sweep(
             config=config, tried=tried, data_root=root, folder=folder, device=device, metric=metric
         )
-        figures = sweep_and_write(
-            asked, trials=search, engines=engines, tell=tell, done=done, leave_out=leave_out
-        )
+        figures = sweep_and_write(asked, options, trials=search)
         if out is None:
             del figures["folder"]
         return figures
 
 
-def sweep_and_write(
-    asked: Sweep,
-    *,
-    trials: int | None,
-    engines: Engines,
-    tell: Tell,
-    done: Done,
-    leave_out: Callable[[LeftOut], None],
-) -> dict[str, Any]:
+def sweep_and_write(asked: Sweep, options: StudyOptions, *, trials: int | None) -> dict[str, Any]:
     """Train what is asked, and write ``sweep.json``, ``.csv`` and ``.md``, or ``search``'s.
 
     Args:
         asked: What is tried, and where.
+        options: How runs are trained and reported.
         trials: None trains every combination; a number searches with so many trials.
-        engines: Where runs are trained, and how many at a time.
-        tell: Hears of the progress of each run.
-        done: Gets each run's result as soon as it is there.
-        leave_out: Gets each point that has no figures, and why.
 
     Returns:
         What the JSON file holds.
@@ -277,14 +228,13 @@ def sweep_and_write(
     Raises:
         SecureVflError: As :func:`sweep`.
     """
-    heard: dict[str, Any] = {"tell": tell, "done": done, "leave_out": leave_out}
     if trials is None:
-        results, out = train_grid(asked, engines=engines, **heard)
+        results, out = train_grid(asked, options)
         figures = grid_summary(asked, results, left_out=out)
         figures["folder"] = str(asked.folder)
         write_sweep(asked.folder, figures, results)
         return figures
-    found = search_settings(asked, trials=trials, engines=engines, **heard)
+    found = search_settings(asked, options, trials=trials)
     figures = search_summary(asked, found)
     figures["folder"] = str(asked.folder)
     write_search(asked.folder, figures, found)

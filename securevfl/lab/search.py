@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
-from securevfl.lab.engine import Done, Tell
 from securevfl.lab.one_run import LeftOut, Run
 from securevfl.lab.run_figures import mean
-from securevfl.lab.study import Engines, Study
+from securevfl.lab.study import Study, StudyOptions
 from securevfl.lab.sweep import Plan, Point, Sweep, complete, reasons
 from securevfl.lab.sweep_settings import Range, Setting, text_of
 
@@ -53,12 +52,9 @@ class SearchResult:
 
 def search(
     sweep: Sweep,
+    options: StudyOptions,
     *,
     trials: int,
-    engines: Engines,
-    tell: Tell,
-    done: Done,
-    leave_out: Callable[[LeftOut], None],
 ) -> SearchResult:
     """Try settings that Optuna suggests, until there are so many trials.
 
@@ -69,11 +65,8 @@ def search(
 
     Args:
         sweep: What is tried; each setting has one range, or values.
+        options: How runs are trained and reported.
         trials: How many in all, those of earlier calls among them.
-        engines: Where runs are trained, and how many trials at a time.
-        tell: Hears of progress.
-        done: Gets each run's result as soon as it is there, those found first.
-        leave_out: Gets each point that has no figures, and why.
 
     Raises:
         ConfigError: If Optuna is missing, a setting is impossible, or the folder's trials are of
@@ -92,13 +85,13 @@ def search(
         raise ConfigError("search: name a setting to search, such as model.hidden=16..256")
     for setting in sweep.settings:
         setting.require_searchable()
-    plan = Plan(sweep, engines)
+    plan = Plan(sweep, options)
     first = {setting.name: setting.ends()[0] for setting in sweep.settings}
     for setting in sweep.settings:
         for value in setting.ends():
             plan.tasks(Point(settings={**first, setting.name: value}))
-    with plan.study(tell=tell, done=done, leave_out=leave_out) as study:
-        trying = _Search(sweep, plan, study, leave_out)
+    with plan.study() as study:
+        trying = _Search(sweep, plan, study, options.leave_out)
         tried = trying.until(trials)
         alone = plan.alone()
         results = complete(alone, study.train(alone), without=study.failed)

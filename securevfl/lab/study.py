@@ -14,8 +14,7 @@ from securevfl.config.methods import ALONE, method_family
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.lab.engine import Done, Engine, Place, RunObservers, Tell
-from securevfl.lab.local_workers import Here, Workers
+from securevfl.lab.engine import Done, Engine, Here, Place, RunObservers, Tell, Workers
 from securevfl.lab.on_ray import RayEngine
 from securevfl.lab.one_run import LeftOut, Run, RunFailure, Task, finished_run
 from securevfl.runtime.run_options import device_named
@@ -116,8 +115,8 @@ def digest_of_tables(tables: Iterable[PartyTable]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Engines:
-    """Where runs are trained, and how many at a time; results do not depend on it."""
+class StudyOptions:
+    """How a study's runs are trained and reported; results do not depend on it."""
 
     engine: str = "local"
     """``"local"``: on this machine; ``"ray"``: on the nodes of a Ray cluster."""
@@ -130,6 +129,15 @@ class Engines:
 
     gpus_per_run: float | None = None
     """GPUs that a run takes of a Ray node, such as 0.25; default: 1 with ``device="cuda"``."""
+
+    tell: Tell = lambda _run, _event: None
+    """Called with each event of a run."""
+
+    done: Done = lambda _run, _result: None
+    """Called with each run's result as soon as it is there, those of finished runs first."""
+
+    leave_out: Callable[[LeftOut], None] = lambda _one: None
+    """Called with each method or point that is skipped or has failed; the others continue."""
 
     def __post_init__(self) -> None:
         if self.engine not in ("local", "ray"):
@@ -183,10 +191,7 @@ class Study:
         folder: Gets one folder for each run.
         device: Where models are computed.
         tables: Every party's table, by the digest that tasks name; more may come later.
-        engines: Where runs are trained.
-        tell: Hears of progress.
-        done: Gets each run's result as soon as it is there, those found first.
-        leave_out: Gets each name of which a run has failed; the others go on.
+        options: How runs are trained and reported.
 
     Raises:
         ConfigError: If the folder cannot be written.
@@ -198,15 +203,11 @@ class Study:
         folder: Path,
         device: str,
         tables: Mapping[str, Mapping[str, PartyTable]],
-        engines: Engines,
-        tell: Tell,
-        done: Done,
-        leave_out: Callable[[LeftOut], None],
+        options: StudyOptions,
     ) -> None:
         files.require_writable_folder(folder, what="folder")
         self._place = Place(folder=folder, device=device, tables=tables)
-        self._engines = engines
-        self._tell, self._done, self._leave_out = tell, done, leave_out
+        self._options = options
         self._engine: Engine | None = None
         self.failed: dict[str, LeftOut] = {}
         """Names of which a run has failed."""
@@ -243,20 +244,20 @@ class Study:
                 missing.append(task)
             else:
                 results[task.run] = found
-                self._done(task.run, found)
+                self._options.done(task.run, found)
 
         def keep(run: Run, result: dict[str, Any]) -> None:
             results[run] = result
-            self._done(run, result)
+            self._options.done(run, result)
 
         if missing:
-            hearing = RunObservers(tell=self._tell, done=keep, failed=self._fail)
+            hearing = RunObservers(tell=self._options.tell, done=keep, failed=self._fail)
             self._started().train(missing, hearing)
         return results
 
     def _started(self) -> Engine:
         if self._engine is None:
-            self._engine = self._engines.opened(self._place)
+            self._engine = self._options.opened(self._place)
         return self._engine
 
     def _fail(self, run: Run, failure: RunFailure) -> None:
@@ -269,4 +270,4 @@ class Study:
         if run.name not in self.failed:
             one = LeftOut(name=run.name, status="failed", reason=reason)
             self.failed[run.name] = one
-            self._leave_out(one)
+            self._options.leave_out(one)

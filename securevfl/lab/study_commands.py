@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,7 @@ from securevfl.core.shown_progress import bars
 
 if TYPE_CHECKING:
     from securevfl.lab.one_run import LeftOut, Run
+    from securevfl.lab.study import StudyOptions
 
 app = typer.Typer()
 
@@ -106,7 +108,7 @@ def compare(
         from securevfl.core import files
         from securevfl.lab.comparison import Comparison
         from securevfl.lab.entry_points import compare_and_write
-        from securevfl.lab.study import Engines
+        from securevfl.lab.study import StudyOptions
         from securevfl.report.plots import comparison_plot
         from securevfl.runtime.run_options import warnings_about
 
@@ -122,19 +124,13 @@ def compare(
         device=device,
         metric=metric,
     )
-    engines = Engines(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
+    options = StudyOptions(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
     _warn(warnings_about(config))
     keep_freed_memory()
     with StudyProgress(
         names=len(comparison.trained), seeds=seeds, folder=comparison.folder
     ) as shown:
-        figures = compare_and_write(
-            comparison,
-            engines=engines,
-            tell=shown,
-            done=shown.done,
-            leave_out=shown.left_out,
-        )
+        figures = compare_and_write(comparison, shown.reporting(options))
     values = {
         name: one["seeds"] for name, one in figures["methods"].items() if one["mean"] is not None
     }
@@ -231,7 +227,7 @@ def sweep(
         from securevfl.config.reading import read_federation
         from securevfl.core import files
         from securevfl.lab.entry_points import sweep_and_write
-        from securevfl.lab.study import Engines
+        from securevfl.lab.study import StudyOptions
         from securevfl.lab.sweep import Sweep
         from securevfl.lab.sweep_settings import parse_setting
         from securevfl.report.plots import search_plot, sweep_plot
@@ -247,21 +243,14 @@ def sweep(
         device=device,
         metric=metric,
     )
-    engines = Engines(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
+    options = StudyOptions(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
     _warn(warnings_about(config))
     keep_freed_memory()
     points = len(asked.grid()) if search is None else search
     with StudyProgress(
         names=points + asked.has_alone, seeds=len(asked.seeds), folder=asked.folder
     ) as shown:
-        figures = sweep_and_write(
-            asked,
-            trials=search,
-            engines=engines,
-            tell=shown,
-            done=shown.done,
-            leave_out=shown.left_out,
-        )
+        figures = sweep_and_write(asked, shown.reporting(options), trials=search)
     draw = sweep_plot if kind == "sweep" else search_plot
     files.write_text(asked.folder / f"{kind}.svg", draw(figures), for_others=True)
     if as_json:
@@ -418,6 +407,10 @@ class StudyProgress:
                 total=event.epochs,
                 figures=f"validation {written(event.validation)}",
             )
+
+    def reporting(self, options: "StudyOptions") -> "StudyOptions":
+        """Return options by which a study reports here."""
+        return replace(options, tell=self, done=self.done, leave_out=self.left_out)
 
     def done(self, run: "Run", result: Mapping[str, Any]) -> None:
         """Take a finished run's result."""

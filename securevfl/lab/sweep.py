@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +15,8 @@ from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.federation.base import require_estimator
-from securevfl.lab.engine import Done, Tell
 from securevfl.lab.one_run import LeftOut, Recipe, Run, Task, run_digest
-from securevfl.lab.study import Engines, Study, TableStore
+from securevfl.lab.study import Study, StudyOptions, TableStore
 from securevfl.lab.sweep_settings import SEED, Setting, text_of
 from securevfl.models.registry import require_installed
 from securevfl.models.task_metrics import TaskMetric, metrics_of
@@ -213,16 +212,16 @@ class Plan:
 
     Args:
         sweep: What is tried.
-        engines: Where runs will be trained.
+        options: How runs will be trained and reported.
 
     Raises:
         ConfigError: If a package or a device is missing.
     """
 
-    def __init__(self, sweep: Sweep, engines: Engines) -> None:
-        engines.require_there(sweep.device)
+    def __init__(self, sweep: Sweep, options: StudyOptions) -> None:
+        options.require_there(sweep.device)
         self._sweep = sweep
-        self._engines = engines
+        self._options = options
         self.store = TableStore(sweep.data_root)
         """Every party's table, read once."""
 
@@ -235,7 +234,7 @@ class Plan:
             DataError: If a table is not what it should be.
         """
         recipe, config = point.recipe(self._sweep.source)
-        if self._engines.elsewhere:
+        if self._options.elsewhere:
             require_installed(config.family, by="sweeping in other processes")
         return self._tasks(point.name, recipe, self.store.digest_for(config))
 
@@ -258,26 +257,18 @@ class Plan:
             for run in runs
         ]
 
-    def study(self, *, tell: Tell, done: Done, leave_out: Callable[[LeftOut], None]) -> Study:
+    def study(self) -> Study:
         """Return what trains runs in the sweep's folder."""
         return Study(
             folder=self._sweep.folder,
             device=self._sweep.device,
             tables=self.store.by_digest,
-            engines=self._engines,
-            tell=tell,
-            done=done,
-            leave_out=leave_out,
+            options=self._options,
         )
 
 
 def train_grid(
-    sweep: Sweep,
-    *,
-    engines: Engines,
-    tell: Tell,
-    done: Done,
-    leave_out: Callable[[LeftOut], None],
+    sweep: Sweep, options: StudyOptions
 ) -> tuple[list[dict[str, Any]], dict[str, LeftOut]]:
     """Train every point with every seed, or take what was trained before.
 
@@ -297,10 +288,10 @@ def train_grid(
     Reveals:
         Everything is inside one organisation: a sweep protects nobody's table.
     """
-    plan = Plan(sweep, engines)
+    plan = Plan(sweep, options)
     rows = [plan.alone(), *(plan.tasks(point) for point in sweep.grid())]
     tasks = [task for of_seed in zip(*filter(None, rows), strict=True) for task in of_seed]
-    with plan.study(tell=tell, done=done, leave_out=leave_out) as study:
+    with plan.study() as study:
         results = study.train(tasks)
         out = study.failed
     if all(point.name in out for point in sweep.grid()):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from securevfl.config.reading import parse_federation
 from securevfl.core import files
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.formatting import written
@@ -147,6 +148,7 @@ def write_report(run: Path) -> Path:
     if metrics["bytes"]:
         figures.append(plots.bytes_plot(metrics["bytes"]))
     source = (run / "federation.toml").read_text(encoding="utf-8")
+    config = parse_federation(tomllib.loads(source), file=str(run / "federation.toml"))
     measured = read_contribution(run, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
@@ -163,7 +165,7 @@ def write_report(run: Path) -> Path:
         promised=_promised(privacy),
         figures=figures,
         learned=_learned(run, metrics),
-        keys_in_clear=_keys_in_clear(source),
+        keys_in_clear=keys_in_clear(config.linkage.protection, config.primary.key),
         federation=source,
     )
     path = run / "report.html"
@@ -173,14 +175,6 @@ def write_report(run: Path) -> Path:
             write_pictures(party)
     write_secondary_pages(run)
     return path
-
-
-def _keys_in_clear(source: str) -> str | None:
-    """Return the warning of keys of people that were shown, by the federation file."""
-    settings = tomllib.loads(source)
-    primary = next(one for one in settings["party"] if one["role"] == "primary")
-    protection = settings.get("linkage", {}).get("protection", "none")
-    return keys_in_clear(protection, primary.get("key", []))
 
 
 def write_pictures(party: Path) -> Path:

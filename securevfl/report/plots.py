@@ -16,19 +16,31 @@ from matplotlib.ticker import MaxNLocator
 SIZE: Final = (6.4, 2.9)
 """Inches of most plots."""
 
-BLUE: Final = "#2f5d8a"
+# Each has a contrast of 3 and more with a white page and with a dark one (#14181d).
+BLUE: Final = "#3f7fbf"
 ORANGE: Final = "#c8661a"
 GREY: Final = "#8a8f98"
+INK: Final = "#1d2733"
+"""Text on a light cell, whatever the page."""
+
+_STYLE: Final = '<style type="text/css">'
+_PAGE_COLOURS: Final = (
+    "svg{color:#1d2733}@media (prefers-color-scheme:dark){svg{color:#dfe4ea}}"
+    "text{fill:currentColor}"
+)
+"""Axes and text have the colour of the page's text, light or dark."""
 
 
 def svg(figure: Figure) -> str:
-    """Return a figure as an SVG element; equal figures give equal texts."""
+    """Return a figure as an SVG element without a ground; equal figures give equal texts."""
     buffer = io.StringIO()
     # Text stays text (smaller, selectable); a fixed salt makes equal runs give equal files.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "securevfl"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
+    text = buffer.getvalue().replace("#000000", "currentColor")
+    return text[text.index("<svg") :].replace(_STYLE, _STYLE + _PAGE_COLOURS, 1)
 
 
 def new_axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
@@ -80,8 +92,8 @@ def metric_plot(
     figure, axes = new_axes(f"{metric} by epoch", "epoch", metric)
     epochs = [row["epoch"] for row in history]
     style = by_count(axes, epochs)
-    for name, colour, label in (("train", GREY, "training"), ("validation", BLUE, "validation")):
-        axes.plot(epochs, [row[name] for row in history], color=colour, label=label, **style)
+    for part, colour, label in (("train", GREY, "training"), ("validation", BLUE, "validation")):
+        axes.plot(epochs, [row[part] for row in history], color=colour, label=label, **style)
     if alone is not None:
         axes.axhline(alone, color=ORANGE, linestyle="--", label=name)
     axes.legend(fontsize=8, frameon=False)
@@ -151,7 +163,7 @@ def confusion_plot(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> s
     if size <= _NUMBERED_CLASSES:
         for row, numbers in enumerate(counts):
             for column, number in enumerate(numbers):
-                colour = "white" if shares[row][column] > _DARK else "black"
+                colour = "white" if shares[row][column] > _DARK else INK
                 place = (column + 0.5, row + 0.5)
                 axes.annotate(
                     f"{number:,}", place, ha="center", va="center", fontsize=8, color=colour

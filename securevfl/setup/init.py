@@ -211,6 +211,10 @@ def _party(proposal: Proposal, number: int) -> str:
     ]
     if not number:
         lines.append(f"label = {_toml(proposal.label)}")
+        if proposal.positive is not None:
+            lines.append(
+                f"positive = {_toml(proposal.positive)}" + _aside("what probabilities are about")
+            )
     excluded = [use for use in uses if use.use == "excluded"]
     if excluded:
         lines.append("exclude = [")

@@ -13,6 +13,7 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.data.cells import amounts_of, dates_of, texts_of
 from securevfl.data.columns import is_row_number
+from securevfl.data.keys_and_labels import encode_labels
 from securevfl.data.scaling import MAX_CATEGORIES
 from securevfl.setup.estimates import LIMITS, RowsServed
 from securevfl.setup.proposed_columns import Bounds, Column, Table, no_such_column
@@ -83,6 +84,9 @@ class Wishes:
     keys: tuple[str, ...] = ()
     truth: str | None = None
     task: Task | None = None
+    positive: str | None = None
+    """Of a binary task, the label that probabilities are about."""
+
     epsilon: float = 8.0
     bounds_from_data: bool = False
     name: str | None = None
@@ -103,6 +107,7 @@ class Proposal:
     task: Task
     task_reason: str
     label: str
+    positive: str | None
     truth: str | None
     some_unlabelled: bool
     """Whether rows of the primary lack a label."""
@@ -183,8 +188,9 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
         wishes: What the user asks for.
 
     Raises:
-        ConfigError: If the label or the truth is missing, a key cannot be found, or a party would
-            have no feature.
+        ConfigError: If the label or the truth is missing, a key cannot be found, a party would
+            have no feature, or a positive class is wished for a task without one.
+        DataError: If no row has the positive class.
     """
     primary, *secondaries = tables
     label = _column(primary, "--label", wishes.label)
@@ -201,6 +207,7 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
         for table in tables
     }
     task, why = _task_of(label) if wishes.task is None else (wishes.task, "as you asked")
+    _require_positive(wishes.positive, label, task)
     counts = {name: sum(use.use == "feature" for use in own) for name, own in uses.items()}
     for name, count in counts.items():
         if count == 0:
@@ -216,6 +223,7 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
         task=task,
         task_reason=why,
         label=wishes.label,
+        positive=wishes.positive,
         truth=wishes.truth,
         some_unlabelled=bool(label.found and label.found.missing),
         epsilon=wishes.epsilon,
@@ -265,6 +273,17 @@ def _task_of(label: Column) -> tuple[Task, str]:
     if label.found.different <= _MOST_CLASSES and bool((present % 1 == 0).all()):
         return "multiclass", 'the label has few whole numbers; write "regression" if they are sizes'
     return "regression", "the label is a number"
+
+
+def _require_positive(positive: str | None, label: Column, task: Task) -> None:
+    """Refuse a positive class that is none of two, as far as the label's values are known."""
+    if positive is None:
+        return
+    if task != "binary":
+        raise ConfigError(f"--positive {positive}: is one of two classes; the task is {task}")
+    if label.values is not None:
+        where = f"--label {label.name}"
+        encode_labels(label.values.dropna(), task=task, where=where, positive=positive)
 
 
 def _classes_of(label: Column, task: Task) -> int | None:

@@ -40,10 +40,11 @@ def test_a_file_may_name_it_where_one_process_does_all(
     assert sv.read_federation(path).family.name == "plain"
     with pytest.raises(ConfigError, match="'plain' is registered in this process alone, and train"):
         sv.train(path, out=tmp_path / "run")
+    options = sv.StudyOptions(jobs=2)
     with pytest.raises(
         ConfigError, match="in this process alone, and comparing in other processes"
     ):
-        sv.compare(path, ["plain", "fet"], jobs=2, out=tmp_path / "run")
+        sv.compare(path, ["plain", "fet"], out=tmp_path / "run", options=options)
     assert not (tmp_path / "run").exists()
 
 

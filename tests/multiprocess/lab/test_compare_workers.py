@@ -17,10 +17,9 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.config.reading import read_federation
 from securevfl.lab.comparison import Comparison, compare_methods
-from securevfl.lab.engine import Place, RunObservers
-from securevfl.lab.local_workers import Workers
+from securevfl.lab.engine import Place, RunObservers, Workers
 from securevfl.lab.one_run import LeftOut, Recipe, Run, RunFailure, Task
-from securevfl.lab.study import Engines, TableStore
+from securevfl.lab.study import StudyOptions, TableStore
 
 # Each spawns interpreters that load torch: seconds on an idle machine, minutes on a crowded one.
 pytestmark = pytest.mark.multiprocess
@@ -124,7 +123,7 @@ def test_failures_are_told_alike_by_workers_and_here(tmp_path: Path) -> None:
             folder=tmp_path / f"out-{jobs}",
         )
         out: list[LeftOut] = []
-        (result,) = compare_methods(plan, engines=Engines(jobs=jobs), leave_out=out.append)
+        (result,) = compare_methods(plan, StudyOptions(jobs=jobs, leave_out=out.append))
         assert result["name"] == "solo"
         combine, fet = sorted(out, key=lambda one: one.name)
         assert (combine.name, combine.status) == ("combine", "skipped")

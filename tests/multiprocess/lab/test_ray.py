@@ -14,7 +14,7 @@ from securevfl.lab.comparison import Comparison, compare_methods
 from securevfl.lab.engine import Place, RunObservers
 from securevfl.lab.on_ray import RayEngine
 from securevfl.lab.one_run import LeftOut, Recipe, Run, RunFailure, Task
-from securevfl.lab.study import Engines, TableStore
+from securevfl.lab.study import StudyOptions, TableStore
 
 cluster_utils = pytest.importorskip(
     "ray.cluster_utils", reason="securevfl[ray] is not installed", exc_type=ImportError
@@ -74,9 +74,12 @@ def test_numbers_and_files_are_those_of_this_machine(tmp_path: Path, address: st
     heard: set[str] = set()
     on_ray = compare_methods(
         plan("ray", "fet", "wide", "solo"),
-        engines=Engines(engine="ray", address=address),
-        tell=lambda run, _: heard.add(run.name),
-        leave_out=out.append,
+        StudyOptions(
+            engine="ray",
+            address=address,
+            tell=lambda run, _: heard.add(run.name),
+            leave_out=out.append,
+        ),
     )
     here = compare_methods(plan("here", "fet", "solo"))
     assert without_times(on_ray) == without_times(here)
@@ -87,7 +90,7 @@ def test_numbers_and_files_are_those_of_this_machine(tmp_path: Path, address: st
     assert names[0] == names[1] > {"result.json", "metrics.json", "federation.toml"}
     for name in ("predictions.csv", "federation.toml"):
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
-    assert compare_methods(plan("ray", "fet", "solo"), tell=pytest.fail) == on_ray
+    assert compare_methods(plan("ray", "fet", "solo"), StudyOptions(tell=pytest.fail)) == on_ray
 
 
 def test_a_worker_that_dies_is_replaced_once(tmp_path: Path, address: str) -> None:

@@ -68,6 +68,27 @@ def test_partners_are_worth_what_they_know() -> None:
     assert alone.score(own, pays) < 0.8
 
 
+def test_the_positive_class_can_be_named() -> None:
+    """Metrics and the threshold are about it; labels and their order stay those of scikit-learn."""
+    own, pays, theirs = bank()
+    named = classifier(theirs, epochs=12, positive="no").fit(own, pays)
+    assert named.run_ is not None
+    assert named.run_.metrics["evaluation"]["confusion"]["classes"] == ["1", "0"]
+    assert named.classes_.tolist() == ["no", "yes"]
+    assert named.score(own, pays) > 0.9
+    proba = named.predict_proba(own)
+    assert (named.classes_[proba.argmax(axis=1)] == named.predict(own)).all()
+    last = classifier(theirs, positive="yes").fit(own, pays)
+    default = classifier(theirs).fit(own, pays)
+    assert last.predict_proba(own).tolist() == default.predict_proba(own).tolist()
+    alone = clone(named).set_params(secondaries=()).fit(own, pays)
+    assert alone.predict_proba(own).shape == (len(own), 2)
+    with pytest.raises(ConfigError, match="positive: must be one of two classes, got 'maybe'"):
+        classifier(theirs, positive="maybe").fit(own, pays)
+    with pytest.raises(ConfigError, match="leave it out of a regression"):
+        sv.FederatedRegressor(key=["id"], secondaries=[theirs], positive=1).fit(own, own["age"])
+
+
 def test_tables_come_as_they_are(tmp_path: Path) -> None:
     """Frames of other libraries, tables by name, files and a party's own table: one model."""
     own, pays, theirs = bank()

@@ -13,6 +13,7 @@ import onnxruntime
 import pandas as pd
 import pytest
 import torch
+from helpers.assisted import write_assisted
 from helpers.command_line import securevfl
 from helpers.federations import FROZEN, KEYS, write_federation
 from helpers.kept import FEATURES, kept, write_kept_run
@@ -207,6 +208,28 @@ def test_what_is_missing_is_said_in_one_line(
     )
     with pytest.raises(ConfigError, match=r"needs onnx; pip install 'securevfl\[export\]'"):
         FORMATS["onnx"].require_installed()
+
+
+def test_a_primary_with_labels_alone_has_a_half_too(tmp_path: Path) -> None:
+    """It reads what the secondaries release, and keys; its features are an empty input."""
+    path = write_federation(tmp_path, rows=60, training={"epochs": 1, "batch_size": 32}, model=FET)
+    table = tmp_path / "agency.csv"
+    pd.read_csv(table)[[*KEYS, "y"]].to_csv(table, index=False)
+    config = read_federation(path)
+    run = tmp_path / "run"
+    tables = read_tables(config, tmp_path)
+    simulate_federation(config, tables, run, device=torch.device("cpu"), with_alone=False)
+    for kind in FORMATS:
+        written = export_run(config, run, kind=kind)
+        assert [one.party for one in written] == ["agency", "bank-1", "bank-2"]
+        told = json.loads(written[0].path.with_suffix(".json").read_text())
+        assert told["features"] == []
+
+
+def test_halves_of_scikit_learn_are_refused_in_one_line(tmp_path: Path) -> None:
+    config = read_federation(write_assisted(tmp_path))
+    with pytest.raises(ConfigError, match="go into none of the formats; use securevfl predict"):
+        export_run(config, tmp_path)
 
 
 def test_the_command_says_what_it_wrote(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from securevfl.lab.comparison import (
     write_comparison,
 )
 from securevfl.lab.one_run import LeftOut, Recipe, Run, run_config
+from securevfl.lab.study import StudyOptions
 from securevfl.runtime import primary_run
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
@@ -87,11 +88,11 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
         trained.add(run)
 
     plan = comparison(tmp_path, "fet", "wide", seeds=2)
-    results = compare_methods(plan, tell=tell)
+    results = compare_methods(plan, StudyOptions(tell=tell))
     assert results[0] == first[0]
     assert trained == set(plan.runs) - {Run(name="fet", seed=3)}
     assert not list((tmp_path / "out").rglob("parties"))
-    assert compare_methods(plan, tell=pytest.fail) == results
+    assert compare_methods(plan, StudyOptions(tell=pytest.fail)) == results
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
@@ -108,7 +109,7 @@ def test_interrupted_run_goes_on(epoch: int, tmp_path: Path) -> None:
 
     plan = comparison(tmp_path, "solo", "fet", seeds=1)
     with pytest.raises(KeyboardInterrupt):
-        compare_methods(plan, tell=tell, done=lambda _, result: kept.append(result))
+        compare_methods(plan, StudyOptions(tell=tell, done=lambda _, result: kept.append(result)))
     assert [one["name"] for one in kept] == ["solo"]
     results = compare_methods(plan)
     # The federation's name and data are the same; where it lies does not matter.
@@ -237,7 +238,7 @@ def test_a_defect_in_one_method_leaves_the_others_their_figures(
     monkeypatch.setattr("securevfl.lab.one_run.simulate_federation", fail)
     plan = comparison(tmp_path, "fet", "solo", "fedcvt", seeds=2, federation={"task": "regression"})
     out: list[LeftOut] = []
-    results = compare_methods(plan, leave_out=out.append)
+    results = compare_methods(plan, StudyOptions(leave_out=out.append))
     assert [(one["name"], one["seed"]) for one in results] == [("solo", 3), ("solo", 4)]
     assert [(one.name, one.status) for one in out] == [("fedcvt", "skipped"), ("fet", "failed")]
     assert out[0].reason == "is a method for classes, not for numbers to predict"
@@ -265,7 +266,7 @@ def test_runs_with_noise_are_started_afresh(tmp_path: Path) -> None:
 
     plan = comparison(tmp_path, "fet", seeds=1, privacy=privacy)
     with pytest.raises(KeyboardInterrupt):
-        compare_methods(plan, tell=tell)
+        compare_methods(plan, StudyOptions(tell=tell))
     (result,) = compare_methods(plan)
     assert result["epochs"] == 2
     assert result["cpu_seconds"] is not None

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.lab.study import Engines
+from securevfl.lab.study import StudyOptions
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from securevfl.lab.study import Engines
 def test_what_does_not_go_together(asked: dict[str, object], complaint: str) -> None:
     """Whatever is installed."""
     with pytest.raises(ConfigError, match=complaint):
-        Engines(**asked)
+        StudyOptions(**asked)
 
 
 def test_ray_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,11 +29,11 @@ def test_ray_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda _name: None)
         with pytest.raises(ConfigError, match=r"pip install 'securevfl\[ray\]'"):
-            Engines(engine="ray").require_there("cpu")
+            StudyOptions(engine="ray").require_there("cpu")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
     with pytest.raises(ConfigError, match="has no use with device cpu"):
-        Engines(engine="ray", gpus_per_run=0.5).require_there("cpu")
+        StudyOptions(engine="ray", gpus_per_run=0.5).require_there("cpu")
     with pytest.raises(ConfigError, match="device cuda needs more than 0"):
-        Engines(engine="ray", gpus_per_run=0).require_there("cuda")
+        StudyOptions(engine="ray", gpus_per_run=0).require_there("cuda")
     # The GPU is on the nodes, not here.
-    Engines(engine="ray").require_there("cuda")
+    StudyOptions(engine="ray").require_there("cuda")

@@ -14,7 +14,7 @@ from securevfl.core.progress import EpochDone
 from securevfl.lab.entry_points import sweep_and_write
 from securevfl.lab.one_run import LeftOut, Run
 from securevfl.lab.search import search
-from securevfl.lab.study import Engines
+from securevfl.lab.study import StudyOptions
 from securevfl.lab.sweep import Sweep
 from securevfl.lab.sweep_settings import parse_setting
 from securevfl.report.plots import search_plot
@@ -46,7 +46,7 @@ def look(sweep: Sweep, trials: int, **heard: Any) -> dict[str, Any]:
         "leave_out": pytest.fail,
         **heard,
     }
-    return sweep_and_write(sweep, trials=trials, engines=Engines(), **heard)
+    return sweep_and_write(sweep, StudyOptions(**heard), trials=trials)
 
 
 def test_a_search_that_is_cut_off_ends_as_it_would_have(tmp_path: Path) -> None:
@@ -133,8 +133,5 @@ def test_trials_that_fail_count_and_the_others_go_on(tmp_path: Path) -> None:
         search(
             asked(tmp_path, "model.neighbours=61,62", out="other"),
             trials=1,
-            engines=Engines(),
-            tell=lambda _run, _event: None,
-            done=lambda _run, _result: None,
-            leave_out=out.append,
+            options=StudyOptions(leave_out=out.append),
         )

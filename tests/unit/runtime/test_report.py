@@ -8,6 +8,7 @@ from helpers.federations import write_federation
 from helpers.undisturbed import simulated
 
 from securevfl.core.column_names import keys_in_clear
+from securevfl.report import plots
 from securevfl.report.page import write_report
 from securevfl.report.plots import epsilon_plot, loss_plot, metric_plot, search_plot
 
@@ -32,6 +33,9 @@ def test_a_curve_of_one_epoch_is_drawn() -> None:
         assert paths[0] > 0
         assert re.search(r'clip-path="[^"]*">\s*<use', draw(one))
         assert not re.search(r'clip-path="[^"]*">\s*<use', draw(two))
+    assert ">the primary alone<" in metric_plot(
+        one, metric="auc", alone=0.5, name="the primary alone"
+    )
     figures = {"metric": "auc", "federation": "f", "higher_is_better": True}
     search_plot({**figures, "trials": [{"number": 0, "validation": 0.5}]})
 
@@ -54,6 +58,27 @@ def test_keys_of_people_in_clear_are_a_warning(name: str) -> None:
     assert name in (keys_in_clear("none", ["x", name]) or "")
     assert keys_in_clear("bloom", [name]) is None
     assert keys_in_clear("none", ["lon", "lat", "x0"]) is None
+
+
+@pytest.mark.parametrize("ground", ["#ffffff", "#14181d"])
+def test_plots_can_be_read_on_a_light_and_a_dark_page(ground: str) -> None:
+    """They have no ground of their own, axes take the page's colour, and lines show on both."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        red, green, blue = (
+            one / 12.92 if one <= 0.03928 else ((one + 0.055) / 1.055) ** 2.4 for one in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    drawn = plots.loss_plot([{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0}])
+    assert "#000000" not in drawn
+    assert "fill: #ffffff" not in drawn
+    assert "text{fill:currentColor}" in drawn
+    assert "stroke: currentColor" in drawn
+    for colour in (plots.BLUE, plots.ORANGE, plots.GREY):
+        low, high = sorted((luminance(colour), luminance(ground)))
+        assert (high + 0.05) / (low + 0.05) >= 3, colour
 
 
 def test_a_report_has_a_box_of_keys_in_clear(tmp_path: Path) -> None:

@@ -341,6 +341,7 @@ def test_a_form_of_dates_is_proposed_where_one_reads_all(days: list[str], form: 
             "--reading.dates: must name the day, the month and all four",
         ),
         (("--task", "guess"), "--task: must be one of regression, binary, multiclass"),
+        (("--positive", "yes"), "--positive yes: is one of two classes; the task is regression"),
         (("--columns", "nowhere.json"), "column list nowhere.json: can't be read"),
         (("--epsilon", "0"), "epsilon must be finite and > 0"),
     ],
@@ -353,6 +354,18 @@ def test_bad_input_is_one_line(
     assert ended.code == 2
     assert ended.complaint.startswith(said)
     assert not out.exists()
+
+
+def test_the_positive_class_stands_in_the_file(tmp_path: Path, capfd: Capture) -> None:
+    """By the label's own word; a word that no row has is refused."""
+    tables = of_people(tmp_path)
+    words = sorted(pd.read_csv(tmp_path / "bank.csv")["default"].astype(str).unique())
+    ended, out = init(capfd, tmp_path, *tables, "--positive", words[0])
+    assert ended.code == 0, ended.err
+    assert read_federation(out).primary.positive == words[0]
+    ended, _ = init(capfd, tmp_path, *tables, "--positive", "perhaps", "--overwrite")
+    assert ended.code == 2
+    assert "positive: is 'perhaps'" in ended.complaint
 
 
 def test_a_file_that_is_there_stays(tmp_path: Path, capfd: Capture) -> None:
