@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Int64
+from pandas.api.types import is_numeric_dtype
 
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError, NoRowsError
@@ -486,7 +487,10 @@ def from_frame(
     link_columns = key_table_of_frame(
         whole,
         name=name,
-        key={column: kind or _kind_with_gaps(whole[column]) for column, kind in kinds.items()},
+        key={
+            column: kind or ("number" if is_numeric_dtype(whole[column]) else "text")
+            for column, kind in kinds.items()
+        },
         truth=truth,
         where=where,
     )
@@ -543,10 +547,6 @@ def _kinds(frame: pd.DataFrame, key: Sequence[str]) -> dict[str, KeyKind | None]
         column: "number" if _is_number(frame[column]) and frame[column].notna().all() else None
         for column in key
     }
-
-
-def _kind_with_gaps(values: "pd.Series[Any]") -> KeyKind:
-    return "number" if pd.api.types.is_numeric_dtype(values) else "text"
 
 
 def _is_number(values: "pd.Series[Any]") -> bool:
@@ -681,21 +681,16 @@ def columns_of_schema(schema: TableSchema, *, truth: str | None = None) -> Wante
     keys = [column.name for column in schema.keys]
     label = [] if schema.label is None else [schema.label.name]
     special = [*keys, *([truth] if truth is not None else [])]
+    words: dict[str, Sequence[str]] = {
+        one.name: one.words for one in schema.columns if isinstance(one, WordsColumn)
+    }
+    if schema.label is not None and schema.label.classes is not None:
+        classes = schema.label.classes
+        words[schema.label.name] = [value for value in classes if isinstance(value, str)]
     return Wanted(
         columns=[*special, *(column.name for column in schema.columns)],
         if_there=label,
         needed=special,
         exact=[*special, *label],
-        words={**_words_of(schema), **_classes_of(schema)},
+        words=words,
     )
-
-
-def _words_of(schema: TableSchema) -> dict[str, Sequence[str]]:
-    return {one.name: one.words for one in schema.columns if isinstance(one, WordsColumn)}
-
-
-def _classes_of(schema: TableSchema) -> dict[str, Sequence[str]]:
-    label = schema.label
-    if label is None or label.classes is None:
-        return {}
-    return {label.name: [value for value in label.classes if isinstance(value, str)]}

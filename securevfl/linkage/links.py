@@ -341,31 +341,14 @@ class SimilarityScale:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
-class SimilarityTable:
-    """One similarity a link, with its noise in it for good."""
-
-    values: Float32[np.ndarray, "rows links"]
-    """Normalised noised similarities; 0 where a slot holds no record."""
-
-    present: Bool[np.ndarray, "rows links"]
-    """Which slots hold a record."""
-
-    noise_std: float
-    """Standard deviation of the noise that was added, in units of sigma_0; 0 for none."""
-
-    def __repr__(self) -> str:
-        return f"SimilarityTable({self.values.shape}, noise_std={self.noise_std})"
-
-
 def noised_similarities(
     links: LinkTable,
     scale: SimilarityScale,
     *,
     noise_std: float,
     insecure_seed: int | None = None,
-) -> SimilarityTable:
-    """Normalise links and add the noise that stays with them.
+) -> Float32[np.ndarray, "rows links"]:
+    """Return normalised similarities with the noise that stays with them.
 
     ``s_ij = (-distance_ij - mu_0) / sigma_0 + N(0, noise_std^2)``
 
@@ -375,6 +358,9 @@ def noised_similarities(
         noise_std: sigma, >= 0, in units of sigma_0.
         insecure_seed: Makes the noise predictable: tests only. By default the operating system
             seeds it afresh.
+
+    Returns:
+        One value a link, its noise included; 0 where a slot holds no record.
 
     Raises:
         ConfigError: If ``noise_std`` is negative or not finite.
@@ -392,4 +378,4 @@ def noised_similarities(
     exact = (-links.distances[present] - scale.mean) / scale.deviation
     values = np.zeros(links.indices.shape, dtype=np.float32)
     values[present] = exact + noise_std * generator.standard_normal(exact.shape)
-    return SimilarityTable(values=values, present=present, noise_std=noise_std)
+    return values

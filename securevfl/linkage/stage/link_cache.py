@@ -114,10 +114,10 @@ def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks:
         links.take(scaling_rows(spec, links.num_rows))
     )
     noise_std = _noise_std(spec, scale)
-    table = noised_similarities(links, scale, noise_std=noise_std)
+    noised = noised_similarities(links, scale, noise_std=noise_std)
     # Missing links are least similar of all; equal ones keep their order by record number.
-    order = np.argsort(np.where(table.present, -table.values, np.inf), axis=1, kind="stable")
-    values = np.take_along_axis(table.values, order, axis=1)
+    order = np.argsort(np.where(links.present, -noised, np.inf), axis=1, kind="stable")
+    values = np.take_along_axis(noised, order, axis=1)
     indices = np.take_along_axis(links.indices, order, axis=1)
     values[indices == NO_RECORD] = np.nan
     return SimilarLinks(

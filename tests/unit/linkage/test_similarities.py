@@ -15,14 +15,14 @@ def test_training_links_have_mean_0_and_deviation_1() -> None:
     """The nearest link is the most similar; empty slots count in nothing."""
     scale = SimilarityScale.fit(LINKS)
     table = noised_similarities(LINKS, scale, noise_std=0.0)
-    similarities = table.values[table.present]
+    similarities = table[LINKS.present]
 
     assert scale.mean == -3
     assert scale.whole_distances
     assert similarities.mean() == pytest.approx(0, abs=1e-6)
     assert similarities.std() == pytest.approx(1, abs=1e-6)
-    assert table.values[0, 0] > table.values[0, 1] > table.values[1, 0]
-    assert table.values[1, 1] == 0
+    assert table[0, 0] > table[0, 1] > table[1, 0]
+    assert table[1, 1] == 0
 
 
 def test_other_parts_use_the_training_scale() -> None:
@@ -31,8 +31,8 @@ def test_other_parts_use_the_training_scale() -> None:
     other = LinkTable(indices=np.array([[9]]), distances=np.array([[2.0]]))
 
     assert (
-        noised_similarities(other, scale, noise_std=0.0).values[0, 0]
-        == noised_similarities(LINKS, scale, noise_std=0.0).values[0, 1]
+        noised_similarities(other, scale, noise_std=0.0)[0, 0]
+        == noised_similarities(LINKS, scale, noise_std=0.0)[0, 1]
     )
 
 
@@ -64,7 +64,7 @@ def test_noise_is_drawn_anew_by_every_call() -> None:
     """Whoever keeps values keeps their noise; nobody can ask for the same noise again."""
     scale = SimilarityScale.fit(LINKS)
     table, again = (noised_similarities(LINKS, scale, noise_std=0.5) for _ in range(2))
-    assert not np.array_equal(again.values[table.present], table.values[table.present])
+    assert not np.array_equal(again[LINKS.present], table[LINKS.present])
 
 
 def test_noise_has_its_standard_deviation() -> None:
@@ -76,7 +76,7 @@ def test_noise_has_its_standard_deviation() -> None:
     noised = noised_similarities(links, scale, noise_std=0.4, insecure_seed=1)
     exact = noised_similarities(links, scale, noise_std=0.0)
 
-    assert (noised.values - exact.values).std() == pytest.approx(0.4, rel=0.02)
+    assert (noised - exact).std() == pytest.approx(0.4, rel=0.02)
 
 
 @pytest.mark.parametrize("noise_std", [-1.0, float("nan"), float("inf")])

@@ -368,6 +368,18 @@ def test_a_class_of_training_is_no_empty_label(tmp_path: Path) -> None:
     assert known.classes[int(new.labels[0])] == "None"
 
 
+def test_a_regression_label_of_new_rows_is_a_number_as_before(tmp_path: Path) -> None:
+    """It has no classes that cells could be words of, so marks between thousands are read."""
+    path, reading = tmp_path / "t.csv", Reading(thousands=".", decimal=",")
+    path.write_text("id;x;price\n1;2;1.200\n2;3;1.300\n3;5;900\n")
+    roles = ColumnRoles(key=["id"], label="price", task="regression")
+    known = read_table(path, roles, name="bank", reading=reading)
+    assert known.schema is not None
+    new = read_new_rows(path, known.schema, name="bank", reading=reading)
+    assert new.labels is not None
+    assert new.labels.tolist() == [1200, 1300, 900]
+
+
 def test_words_that_count_as_empty_are_named(tmp_path: Path) -> None:
     """Where the others are words, this one may be one too: in features, labels and keys alike."""
     path = tmp_path / "t.csv"
