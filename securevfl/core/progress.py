@@ -353,9 +353,18 @@ def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
         figures: What :func:`told` returned there.
     """
     kind = _TYPES.get(name)
+    if kind is None:
+        return None
+    # A report is JSON, which has no infinite number: it comes as a word.
+    numbers = {field.name for field in fields(kind) if field.type in (float, float | None)}
     try:
-        event: ProgressEvent | None = None if kind is None else kind(**figures)
-    except TypeError:
+        event: ProgressEvent = kind(
+            **{
+                name: float(figure) if name in numbers and isinstance(figure, str) else figure
+                for name, figure in figures.items()
+            }
+        )
+    except (TypeError, ValueError):
         return None
     return event
 

@@ -12,7 +12,7 @@ from helpers.patience import PATIENCE_S
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        "securevfl.cli.run",
+        "securevfl.cli.results",
         "securevfl.runtime.primary_party",
         "securevfl.runtime.run_tables",
         "securevfl.runtime.secondary_party",
