@@ -27,6 +27,7 @@ from securevfl.lab.advice import advise
 from securevfl.lab.datasets import load_builtin, split_table
 from securevfl.lab.digits import write_tables
 from securevfl.lab.rehearsal import merged, settings_for
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
 PARTIES = {"digits": 5, "diabetes": 3, "breast_cancer": 4, "wine": 3}
@@ -104,8 +105,7 @@ def really(
             metrics = simulate_federation(
                 parse_federation(source, file=config.federation.name),
                 {table.name: table for table in tables},
-                Path(folder),
-                device=torch.device("cpu"),
+                RunOptions(run_folder=Path(folder)),
                 with_alone=alone is None,
             ).metrics
         alone = metrics["alone_test"] if alone is None else alone

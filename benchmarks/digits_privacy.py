@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from securevfl.config.reading import parse_federation
 from securevfl.federation.base import Base
 from securevfl.lab.digits import combined, demo_federation, digits_tables
+from securevfl.runtime.primary_run import OwnModels
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
 
@@ -45,10 +45,9 @@ class Seed:
             result = simulate_federation(
                 config,
                 {table.name: table for table in self._tables},
-                Path(folder),
-                device=torch.device("cpu"),
-                fitted=self._base,
+                RunOptions(run_folder=Path(folder)),
                 with_placebo=True,
+                own=OwnModels(fitted=self._base),
             )
         self._base = result.base
         if self._combine is None:

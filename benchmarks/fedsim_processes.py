@@ -25,6 +25,7 @@ from fedsim_tables import places, write_table
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -73,7 +74,7 @@ def between_processes(config: FederationConfig, folder: Path, out: Path) -> dict
     """Train with every party its own process."""
     begin = time.monotonic()
     figures = train_in_processes(
-        config, out, data_root=folder, resume=False, device="cpu", observe=lambda _event: None
+        config, RunOptions(run_folder=out, data_root=folder, observe=lambda _event: None)
     )
     metrics = figures.as_json()
     traffic = metrics["bytes"]["schools-1"]
@@ -89,7 +90,7 @@ def between_processes(config: FederationConfig, folder: Path, out: Path) -> dict
 def simulated(config: FederationConfig, folder: Path, out: Path) -> float:
     """Train in one process and return the test RMSE."""
     tables = read_tables(config, folder)
-    result = simulate_federation(config, tables, out, device=torch.device("cpu"), with_alone=False)
+    result = simulate_federation(config, tables, RunOptions(run_folder=out), with_alone=False)
     return float(result.metrics["test"])
 
 

@@ -40,6 +40,7 @@ from securevfl.core.memory import keep_freed_memory
 from securevfl.lab.pooled_methods import train_in_one_place
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
 NEIGHBOURS = (1, 5, 10, 25, 50, 100)
@@ -192,15 +193,13 @@ def measure(line: Line, table: str, seed: int, rows: int, *, processes: bool) ->
                 write_table(folder, one.name, replace(one, entities=None))
             metrics = train_in_processes(
                 config,
-                folder / "run",
-                data_root=folder,
-                resume=False,
-                device="cpu",
-                observe=lambda _event: None,
+                RunOptions(
+                    run_folder=folder / "run", data_root=folder, observe=lambda _event: None
+                ),
             ).as_json()
         else:
             metrics = simulate_federation(
-                config, tables, folder, device=cpu, with_alone=False
+                config, tables, RunOptions(run_folder=folder, device=cpu), with_alone=False
             ).metrics
     secondaries = [row for name, row in metrics["bytes"].items() if name != config.primary.name]
     return {

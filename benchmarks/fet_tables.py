@@ -31,6 +31,7 @@ from securevfl.models.fet.family import FeTFamily
 from securevfl.models.fet.fet_bottom import fourier_positions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import distance_correlation, initialise, key_grid
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
 ROWS: Final = 4_000
@@ -140,8 +141,7 @@ def run(name: str, changed: Mapping[str, Any], *, seed: int, out: Path) -> RunRe
     return simulate_federation(
         federation(study, changed, seed=seed),
         {table.name: table for table in study.tables},
-        out,
-        device=torch.device("cpu"),
+        RunOptions(run_folder=out),
         with_alone=False,
     )
 

@@ -38,6 +38,8 @@ from securevfl.federation.base import Base
 from securevfl.lab.datasets import load_builtin, load_full, split_table
 from securevfl.lab.digits import combined
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.primary_run import OwnModels
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
 # At epsilon 0.01 the aggregate says nothing: what is gained there, the top model gains by itself.
@@ -237,7 +239,7 @@ class Joint:
 
     def _simulated(self, config: FederationConfig, folder: Path) -> Mapping[str, Any]:
         result = simulate_federation(
-            config, self._tables, folder, device=torch.device("cpu"), fitted=self._base
+            config, self._tables, RunOptions(run_folder=folder), own=OwnModels(fitted=self._base)
         )
         self._base = result.base
         return result.metrics
@@ -247,7 +249,7 @@ class Joint:
             write_table(folder, name, table)
         out = folder / "run"
         figures = train_in_processes(
-            config, out, data_root=folder, resume=False, device="cpu", observe=lambda _event: None
+            config, RunOptions(run_folder=out, data_root=folder, observe=lambda _event: None)
         )
         return figures.as_json()
 

@@ -26,6 +26,7 @@ from protected_linkage import FAMILIES, RANGES, federation
 from securevfl.config.reading import parse_federation
 from securevfl.core.progress import ProgressEvent, RoundDone, Stage
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -72,14 +73,14 @@ def measure(source: dict[str, Any], folder: Path) -> dict[str, Any]:
             at.setdefault("round", time.monotonic())
 
     figures = train_in_processes(
-        config, folder / "run", data_root=folder, resume=False, device="cpu", observe=observe
+        config, RunOptions(run_folder=folder / "run", data_root=folder, observe=observe)
     )
     metrics = figures.as_json()
     tables = read_tables(config, folder)
     simulated = None
     if config.linkage.protection != "bloom":
         simulated = simulate_federation(
-            config, tables, folder / "simulated", device=torch.device("cpu")
+            config, tables, RunOptions(run_folder=folder / "simulated")
         ).metrics["test"]
     return {
         "linking_seconds": at["round"] - at["linking"],

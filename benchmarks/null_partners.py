@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
+from securevfl.runtime.primary_run import OwnModels
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
 PARTNERS = ("noise", "constant", "permuted", "real")
@@ -110,10 +111,9 @@ def run(method: str, partner: str, *, rows: int, test: float, seed: int) -> dict
         result = simulate_federation(
             config,
             {table.name: table for table in parties},
-            Path(folder),
-            device=torch.device("cpu"),
+            RunOptions(run_folder=Path(folder)),
             with_placebo=True,
-            fitted=_bases.get(known),
+            own=OwnModels(fitted=_bases.get(known)),
         )
     _bases[known] = result.base
     metrics = result.metrics

@@ -36,6 +36,7 @@ import pandas as pd
 
 from securevfl.config.reading import parse_federation
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_options import RunOptions
 
 _PARTY = "with loading(): import securevfl.cli.main, securevfl.cli.results, securevfl.runtime.party"
 LOADED = {
@@ -226,11 +227,9 @@ def running(name: str, secondaries: int, rows: int) -> dict[str, Any]:
         with watch.watching():
             train_in_processes(
                 config,
-                folder / "run",
-                data_root=folder,
-                resume=False,
-                device="cpu",
-                observe=lambda _event: None,
+                RunOptions(
+                    run_folder=folder / "run", data_root=folder, observe=lambda _event: None
+                ),
             )
         seconds = time.monotonic() - begin
     roles: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -23,6 +23,7 @@ import torch
 
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -94,7 +95,7 @@ def main() -> None:
                     tables["agency"] = some_rows(tables["agency"], arguments.rows)
                     with tempfile.TemporaryDirectory() as folder:
                         result = simulate_federation(
-                            config, tables, Path(folder), device=torch.device("cpu")
+                            config, tables, RunOptions(run_folder=Path(folder))
                         )
                     values.append(float(result.metrics["test"]))
             found[f"{data}, {family}"] = summary(tests)

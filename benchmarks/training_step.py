@@ -33,7 +33,7 @@ from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.launch.spawn import reserved_port
 from securevfl.runtime.launching import run_party
-from securevfl.runtime.run_options import PartyJob
+from securevfl.runtime.run_options import PartyJob, RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.transport.identity import provision
@@ -126,7 +126,9 @@ def run_measured(role: str, path: Path, options: argparse.Namespace) -> None:
     turns = Turns(options.steps)
     if role == "simulated":
         tables = read_tables(config, path.parent)
-        simulate_federation(config, tables, path.parent / role, device=device, observe=turns)
+        simulate_federation(
+            config, tables, RunOptions(run_folder=path.parent / role, device=device, observe=turns)
+        )
         return
     job = PartyJob(
         config=config,

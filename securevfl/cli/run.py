@@ -119,40 +119,33 @@ def pretrain(
             wants_pretraining,
         )
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.runtime.run_options import device_named
+        from securevfl.runtime.run_options import RunOptions, device_named
 
     config = read_federation(federation)
     if not wants_pretraining(config):
         raise nothing_to_pretrain()
     folder = run_folder_for(config, out, resume=resume)
-    root, torch_device = data_root or federation.parent, device_named(device)
+    root = data_root or federation.parent
     with RunProgress(metric="") as progress:
+        options = RunOptions(
+            run_folder=folder,
+            data_root=root.resolve(),
+            device=device_named(device),
+            resume=resume,
+            observe=progress,
+        )
         if simulated:
             from securevfl.runtime.run_tables import read_tables
             from securevfl.runtime.simulation import simulate_federation
 
             keep_freed_memory()
             files.require_writable_folder(folder)
-            figures = simulate_federation(
-                config,
-                read_tables(config, root),
-                folder,
-                device=torch_device,
-                resume=resume,
-                observe=progress,
-                pretrain_only=True,
-            ).metrics
+            tables = read_tables(config, root)
+            figures = simulate_federation(config, tables, options, pretrain_only=True).metrics
         else:
             from securevfl.runtime.launching import pretrain_in_processes
 
-            figures = pretrain_in_processes(
-                config,
-                folder,
-                data_root=root.resolve(),
-                resume=resume,
-                device=device,
-                observe=progress,
-            )
+            figures = pretrain_in_processes(config, options)
     print_pretraining(figures, folder, as_json=as_json)
 
 

@@ -16,6 +16,7 @@ from securevfl.federation.run_plan import (
     Purpose,
     RoundPlan,
     RunFacts,
+    prediction_facts,
     read_ranks,
 )
 from securevfl.mpc.masks import PUBLIC_BYTES
@@ -346,3 +347,70 @@ def _array(raw: bytes) -> npt.NDArray[np.uint8]:
 
 def _bytes(message: Message, name: str, length: int) -> bytes:
     return message.tensor(name, dtype=np.uint8, shape=(length,)).tobytes()
+
+
+# More rows than any table has.
+_MOST_ROWS: Final = 2**31
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictRequest(TypedMessage):
+    """A request for predictions of new rows by the saved model.
+
+    Some rows take part in linking alone: those of training, among which a record chose its rows.
+    """
+
+    KIND: ClassVar = RoundKind.PREDICT
+    WAY: ClassVar = "primary to every caller"
+
+    run: str
+    """The request's own id in all ledgers."""
+    rows: int
+    """Rows that are linked."""
+    predicted_rows: int
+    """How many of them, the last ones, are predicted."""
+    active: tuple[int, ...]
+    """Ranks of the secondaries that answer, ascending."""
+
+    @property
+    def facts(self) -> RunFacts:
+        """The session's facts for this request."""
+        return prediction_facts(
+            run=self.run, rows=self.rows, predicted_rows=self.predicted_rows, active=self.active
+        )
+
+    @classmethod
+    def of(cls, facts: RunFacts) -> "PredictRequest":
+        """Return the request that announces a session's facts."""
+        assert facts.active is not None, "a request names its secondaries"
+        return cls(
+            run=facts.run,
+            rows=facts.rows,
+            predicted_rows=facts.predicted_rows,
+            active=facts.active,
+        )
+
+    def to_message(self) -> Message:
+        """Return it as it is sent."""
+        meta = {**asdict(self), "active": list(self.active)}
+        return Message(kind=self.KIND, meta=meta)
+
+    @classmethod
+    def from_message(cls, message: Message) -> "PredictRequest":
+        """Read the primary's.
+
+        Raises:
+            ProtocolError: If the id is invalid, or the numbers are impossible.
+        """
+        run = message.figure("run", str)
+        rows, predicted = (message.figure(name, int) for name in ("rows", "predicted_rows"))
+        if not RUN_ID.fullmatch(run):
+            raise ProtocolError("the primary's id of a request is invalid")
+        if not 1 <= predicted <= rows <= _MOST_ROWS:
+            raise ProtocolError(f"the primary asks for {predicted} predictions of {rows} rows")
+        active = message.figure("active", list)
+        if not all(type(rank) is int for rank in active):
+            raise ProtocolError(
+                f"the primary asks for predictions of impossible parties {active!r:.80}"
+            )
+        return cls(run=run, rows=rows, predicted_rows=predicted, active=tuple(active))

@@ -210,6 +210,26 @@ class RunFacts:
         return json.dumps(asdict(self), sort_keys=True).encode()
 
 
+def prediction_facts(
+    *,
+    rows: int = 0,
+    predicted_rows: int = 0,
+    run: str = "",
+    active: tuple[int, ...] | None = None,
+) -> RunFacts:
+    """Return the facts of a session, or of one request, that predicts and does not train."""
+    return RunFacts(
+        run=run,
+        rows=rows,
+        train_rows=0,
+        validation_rows=0,
+        test_rows=0,
+        predicts=True,
+        predicted_rows=predicted_rows,
+        active=active,
+    )
+
+
 def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, RunFacts]:
     """Split the primary's rows and count them.
 

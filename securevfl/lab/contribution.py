@@ -29,7 +29,7 @@ from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unh
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, fit_base
 from securevfl.federation.build import build_primary
-from securevfl.federation.run_plan import EpochMark, plan_prediction
+from securevfl.federation.run_plan import EpochMark, plan_prediction, prediction_facts
 from securevfl.federation.saved_model import KeptModel
 from securevfl.models.alone.choice import Used
 from securevfl.models.alone.margins import MarginModel
@@ -51,7 +51,6 @@ from securevfl.runtime.without_partners import (
     PairedMetrics,
     SavedModels,
     answers_in_blocks,
-    facts_of,
     partners_of,
 )
 from securevfl.version import __version__
@@ -559,7 +558,11 @@ def _refused(run: TrainedRun, figures: Mapping[str, Any]) -> str:
     config, rows = run.config, figures["evaluation"]["rows"]
     passes = len(config.secondaries)
     model = run.model(config.primary.name)
-    plan = plan_prediction(config, facts_of(rows), noise_share_std=model.noise_share_std)
+    plan = plan_prediction(
+        config,
+        prediction_facts(rows=rows, predicted_rows=rows),
+        noise_share_std=model.noise_share_std,
+    )
     once = plan.releases
     several = replace(
         once,

@@ -19,6 +19,7 @@ from securevfl.lab.datasets import load_builtin, split_table
 from securevfl.lab.pooled_methods import MethodFigures, train_combined
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
 PARTIES = ("clinic", "lab-a", "lab-b", "lab-c", "lab-d")
@@ -142,8 +143,7 @@ def _without_noise(source: dict[str, Any], tables: list[PartyTable]) -> dict[str
         return simulate_federation(
             config,
             {table.name: table for table in tables},
-            Path(folder),
-            device=torch.device("cpu"),
+            RunOptions(run_folder=Path(folder)),
             with_alone=False,
         ).metrics
 

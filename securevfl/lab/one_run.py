@@ -23,6 +23,8 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.pooled_methods import train_in_one_place
+from securevfl.runtime.primary_run import OwnModels
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.version import __version__
 
@@ -338,12 +340,10 @@ def _simulate(
         result = simulate_federation(
             own,
             tables,
-            folder,
-            device=device,
+            RunOptions(run_folder=folder, device=device, observe=observe),
             with_alone=False,
-            observe=observe,
-            fitted=base,
             with_placebo=placebo,
+            own=OwnModels(fitted=base),
         )
         metrics, base = result.metrics, result.base
     figures = {name: metrics[name] for name in _KEPT}
@@ -364,11 +364,8 @@ def _go_on(
         return simulate_federation(
             own,
             tables,
-            folder,
-            device=device,
-            resume=True,
+            RunOptions(run_folder=folder, device=device, resume=True, observe=observe),
             with_alone=False,
-            observe=observe,
             with_placebo=placebo,
         ).metrics
     except (ConfigError, PrivacyError):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
@@ -20,6 +19,8 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.columns import Column, features_of_column
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.base import Base, own_inputs
+from securevfl.runtime.primary_run import OwnModels
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
 # The settings that a federation would run by at an epsilon.
@@ -306,11 +307,10 @@ def _simulated(
         return simulate_federation(
             config,
             cast.tables,
-            Path(folder),
-            device=torch.device("cpu"),
+            RunOptions(run_folder=Path(folder)),
             with_alone=with_alone,
-            fitted=fitted,
             with_placebo=True,
+            own=OwnModels(fitted=fitted),
         )
 
 

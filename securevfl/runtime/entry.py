@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
@@ -34,8 +35,15 @@ from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_of, require_installed
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_folder import TemporaryFolder, read_figures, read_history
-from securevfl.runtime.run_options import FederationSource, device_named, opened, warnings_about
+from securevfl.runtime.run_options import (
+    FederationSource,
+    RunOptions,
+    device_named,
+    opened,
+    warnings_about,
+)
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.trained_run import TrainedRun
@@ -81,53 +89,42 @@ def train(
     """
     hearing = CallbackObserver(callbacks, observe)
     with hearing.until_the_end():
-        result = _train(
-            federation,
-            Path(out),
-            data_root=data_root,
-            resume=resume,
-            device=device,
-            observe=hearing.tell,
-            beside=beside,
-        )
+        config, root = opened(federation, data_root)
+        result = _finished(config, Path(out), root, device) if resume else None
+        if result is None:
+            require_installed(config.family, by="train")
+            require_estimator(config, None)
+            options = RunOptions(
+                run_folder=Path(out),
+                data_root=root.resolve(),
+                device=device_named(device),
+                resume=resume,
+                observe=hearing.tell,
+            )
+            result = _train(config, options, beside)
         hearing.ended(result.metrics)
         return result
 
 
 def _train(
-    federation: FederationSource,
-    folder: Path,
-    *,
-    data_root: Path | None,
-    resume: bool,
-    device: str,
-    observe: Observer,
-    beside: Callable[[], Mapping[str, Any]],
+    config: FederationConfig, options: RunOptions, beside: Callable[[], Mapping[str, Any]]
 ) -> RunResult:
-    config, root = opened(federation, data_root)
-    if resume and (finished := finished_metrics(config, folder)) is not None:
-        return _result(config, folder, finished, [], data_root=root, device=device)
-    require_installed(config.family, by="train")
-    require_estimator(config, None)
-    device_named(device)
-    _warn(config, observe)
+    _warn(config, options.observe)
     losses: list[float] = []
 
-    def hear(event: ProgressEvent) -> None:
+    def observe(event: ProgressEvent) -> None:
         if isinstance(event, RoundDone):
             losses.append(event.loss)
-        observe(event)
+        options.observe(event)
 
-    figures = train_in_processes(
-        config,
-        folder,
-        data_root=root.resolve(),
-        resume=resume,
-        device=device,
-        observe=hear,
-        beside=beside,
+    figures = train_in_processes(config, replace(options, observe=observe), beside=beside)
+    trained = TrainedRun(
+        config=config,
+        place=options.run_folder,
+        data_root=options.data_root,
+        device=str(options.device),
     )
-    return _result(config, folder, figures.as_json(), losses, data_root=root, device=device)
+    return _result(trained, figures.as_json(), losses)
 
 
 def simulate_from_file(
@@ -148,22 +145,17 @@ def simulate_from_file(
         Everything is in one process: a simulation protects nobody's table.
     """
     config, root = opened(federation, data_root)
-    if resume and (finished := finished_metrics(config, out)) is not None:
-        return _result(config, out, finished, [], data_root=root, device=device)
+    finished = _finished(config, out, root, device) if resume else None
+    if finished is not None:
+        return finished
     require_estimator(config, None)
-    torch_device = device_named(device)
+    options = RunOptions(
+        run_folder=out, device=device_named(device), resume=resume, observe=observe
+    )
     _warn(config, observe)
     files.require_writable_folder(out)
     tables = read_tables(config, root, observe)
-    return simulate_federation(
-        config,
-        tables,
-        out,
-        device=torch_device,
-        resume=resume,
-        observe=observe,
-        with_placebo=True,
-    )
+    return simulate_federation(config, tables, options, with_placebo=True)
 
 
 def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
@@ -183,21 +175,25 @@ def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] |
     return read_figures(folder)
 
 
-def _result(
-    config: FederationConfig,
-    folder: Path,
-    metrics: dict[str, Any],
-    losses: list[float],
-    *,
-    data_root: Path,
-    device: str,
-) -> RunResult:
+def _finished(
+    config: FederationConfig, folder: Path, data_root: Path, device: str
+) -> RunResult | None:
+    """Return the result of a run that has nothing left to do, or None if it is not finished."""
+    metrics = finished_metrics(config, folder)
+    if metrics is None:
+        return None
+    trained = TrainedRun(config=config, place=folder, data_root=data_root, device=device)
+    return _result(trained, metrics, [])
+
+
+def _result(trained: TrainedRun, metrics: dict[str, Any], losses: list[float]) -> RunResult:
+    folder = trained.folder
     return RunResult(
         metrics=metrics,
         history=read_history(folder),
         losses=losses,
         ledger=lines_of_run(folder / metrics["ledger"], metrics["run"]),
-        trained=TrainedRun(config=config, place=folder, data_root=data_root, device=device),
+        trained=trained,
     )
 
 
@@ -412,13 +408,13 @@ def simulate(
             result = simulate_federation(
                 config,
                 tables,
-                folder,
-                device=device_named(device),
+                RunOptions(run_folder=folder, device=device_named(device), observe=hearing.tell),
+                own=OwnModels(
+                    base=None if isinstance(base, str) else base,
+                    top=None if isinstance(top, str) else top,
+                ),
                 with_alone=with_alone,
                 with_placebo=with_alone,
-                observe=hearing.tell,
-                base=None if isinstance(base, str) else base,
-                top=None if isinstance(top, str) else top,
             )
         hearing.ended(result.metrics)
         unfinished.pop_all()

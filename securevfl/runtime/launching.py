@@ -47,10 +47,10 @@ from securevfl.federation.session.membership import idle_helpers
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure
 from securevfl.launch.spawn import KeptProcesses, keeping, reserved_port, run_party_processes
 from securevfl.launch.torchrun import Started, started
-from securevfl.runtime.party import PartyLife, living, run_helper
+from securevfl.runtime.party import PartySession, party_session, run_helper, serve_as_helper
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.run_folder import RunFigures, write_figures
-from securevfl.runtime.run_options import NewRows, PartyJob, RejoinDue
+from securevfl.runtime.run_options import NewRows, PartyJob, RejoinDue, RunOptions
 from securevfl.transport.identity import Identity, fleeting
 
 # How a launcher starts parties again: those that were killed, and those that these need.
@@ -128,24 +128,16 @@ OUTCOME_EVENT: Final = "outcome"
 
 def train_in_processes(
     config: FederationConfig,
-    run_folder: Path,
+    options: RunOptions,
     *,
-    data_root: Path,
-    resume: bool,
-    device: str,
-    observe: Observer,
     beside: Callable[[], Mapping[str, Any]] = dict,
 ) -> RunFigures:
     """Run every party of a federation in its own process on this machine.
 
     Args:
         config: The federation file; addresses and identities are replaced by this run's own.
-        run_folder: Gets the files that docs/run-folder.md lists, but no report.
-        data_root: Where relative data paths start.
-        resume: Go on from the last epoch that was saved.
-        device: Where each party computes.
-        observe: Hears the primary's progress, every party's warnings and spending, and the
-            ciphertexts that secondaries prepare.
+        options: Where and how. The run folder gets no report. Observed are the primary's progress,
+            every party's warnings and spending, and the ciphertexts that secondaries prepare.
         beside: Returns figures of :class:`RunFigures` that are computed once the run is done.
 
     Returns:
@@ -157,27 +149,20 @@ def train_in_processes(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
-    told, exits = _run_parties(
-        config, run_folder, data_root, resume=resume, device=device, observe=observe, more=[]
-    )
+    told, exits = _run_parties(config, options, more=[])
     try:
         figures = RunFigures.from_json(told)
     except (TypeError, KeyError):
         raise SecureVflError("the primary ended without the figures of a run") from None
     memory = {name: end.peak_memory_bytes for name, end in exits.items()}
     figures = replace(figures, peak_memory_bytes=memory, **beside())
-    write_figures(run_folder, figures)
+    write_figures(options.run_folder, figures)
     return figures
 
 
 def pretrain_in_processes(
     config: FederationConfig,
-    run_folder: Path,
-    *,
-    data_root: Path,
-    resume: bool,
-    device: str,
-    observe: Observer,
+    options: RunOptions,
 ) -> dict[str, Any]:
     """Pretrain every party's encoders in its own process; see :func:`train_in_processes`.
 
@@ -190,26 +175,12 @@ def pretrain_in_processes(
     Reveals:
         Between the processes: what a real pretraining reveals. This machine holds all of it.
     """
-    told, _ = _run_parties(
-        config,
-        run_folder,
-        data_root,
-        resume=resume,
-        device=device,
-        observe=observe,
-        more=["--pretrain"],
-    )
+    told, _ = _run_parties(config, options, more=["--pretrain"])
     return dict(told)
 
 
 def predict_in_processes(
-    config: FederationConfig,
-    run_folder: Path,
-    *,
-    data_root: Path,
-    new: NewRows,
-    device: str,
-    observe: Observer,
+    config: FederationConfig, options: RunOptions, new: NewRows
 ) -> dict[str, Any]:
     """Predict new rows, every party in its own process; see :func:`train_in_processes`.
 
@@ -227,11 +198,7 @@ def predict_in_processes(
         asked += ["--without", ",".join(new.without)]
     told, _ = _run_parties(
         config,
-        run_folder,
-        data_root,
-        resume=False,
-        device=device,
-        observe=observe,
+        options,
         more=[*asked, *([] if new.id_column is None else ["--id", new.id_column])],
         of_all=["--serve", "--once"],
         log_name="predictions.log",
@@ -242,21 +209,14 @@ def predict_in_processes(
 
 @contextmanager
 def others_in_processes(
-    config: FederationConfig,
-    run_folder: Path,
-    *,
-    data_root: Path,
-    device: str,
-    observe: Observer,
+    config: FederationConfig, options: RunOptions
 ) -> Iterator[tuple[FederationConfig, Identity, KeptProcesses]]:
     """Keep every party but the primary running in its own process, answering for its kept model.
 
     Args:
         config: The federation file; addresses and identities are replaced by this run's own.
-        run_folder: Of the run that trained.
-        data_root: Where relative data paths start.
-        device: Where each party computes.
-        observe: Hears every party's warnings, and of those that have ended and start again.
+        options: Of the run that trained. Observed are every party's warnings, and restarts of
+            parties that have ended.
 
     Yields:
         The federation file as these parties have it, the primary's identity, and the processes.
@@ -274,17 +234,15 @@ def others_in_processes(
         figures = {key: value for key, value in report.items() if key != "event"}
         event = event_of(str(report.get("event")), figures)
         if isinstance(event, Warned):
-            observe(event)
+            options.observe(event)
 
     def on_end(name: str, why: str) -> None:
-        observe(Warned(text=f"{name}: {why}; it is started again"))
+        options.observe(Warned(text=f"{name}: {why}; it is started again"))
 
     primary = config.primary.name
     with _parties_here(config) as here:
         commands = here.commands(
-            run_folder,
-            data_root,
-            device=device,
+            options,
             of_all=["--serve"],
             of_primary=[],
             log_name="predictions.log",
@@ -304,10 +262,8 @@ class _PartiesHere:
 
     def commands(
         self,
-        run_folder: Path,
-        data_root: Path,
+        options: RunOptions,
         *,
-        device: str,
         of_all: Sequence[str],
         of_primary: Sequence[str],
         log_name: str,
@@ -326,15 +282,15 @@ class _PartiesHere:
                 name=name,
                 program=_PROGRAM,
                 # A GPU's driver does not survive a fork.
-                fork_server=_FORK_SERVER if device == "cpu" else None,
+                fork_server=_FORK_SERVER if options.device.type == "cpu" else None,
                 arguments=[
                     *("party", _FEDERATION, "--name", name, "--identity", _IDENTITY),
-                    *("--out", str(run_folder), "--data-root", str(data_root)),
-                    *("--device", device),
+                    *("--out", str(options.run_folder), "--data-root", str(options.data_root)),
+                    *("--device", str(options.device)),
                     *of_all,
                     *(of_primary if name == self.config.primary.name else []),
                 ],
-                log_path=run_folder / "parties" / name / log_name,
+                log_path=options.run_folder / "parties" / name / log_name,
                 environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
                 handed={_FEDERATION: federation, _IDENTITY: self.identities[name].bundle()},
             )
@@ -364,12 +320,8 @@ def _parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
 
 def _run_parties(
     config: FederationConfig,
-    run_folder: Path,
-    data_root: Path,
+    options: RunOptions,
     *,
-    resume: bool,
-    device: str,
-    observe: Observer,
     more: Sequence[str],
     of_all: Sequence[str] = (),
     log_name: str = "output.log",
@@ -378,10 +330,11 @@ def _run_parties(
     """Run all parties; return what the primary tells in the end, and how each process ended."""
     require_covered_channels(config)
     require_helpers(config)
+    run_folder = options.run_folder
     files.require_writable_folder(run_folder)
     primary = config.primary.name
     outcome: dict[str, Any] = {}
-    again = StartAgain(config, run_folder, observe)
+    again = StartAgain(config, run_folder, options.observe)
 
     def on_event(name: str, report: Mapping[str, Any]) -> None:
         figures = {key: value for key, value in report.items() if key != "event"}
@@ -390,7 +343,7 @@ def _run_parties(
         event = event_of(str(report.get("event")), figures)
         again.heard(name, event)
         if event is not None and (name == primary or isinstance(event, _OF_ALL)):
-            observe(event)
+            options.observe(event)
 
     def may_be_missing(name: str) -> bool:
         if name == primary or not config.continues_on_loss:
@@ -404,16 +357,14 @@ def _run_parties(
         commands = [
             command
             for command in here.commands(
-                run_folder,
-                data_root,
-                device=device,
+                options,
                 of_all=of_all,
                 of_primary=more,
                 log_name=log_name,
             )
             if command.name not in without
         ]
-        if resume:
+        if options.resume:
             commands = [going_on(command, run_folder) for command in commands]
         try:
             exits = run_party_processes(
@@ -561,9 +512,9 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
     losses, identity = 0, None
     while True:
         try:
-            with living(job, observe, identity=identity) as life:
-                identity = life.identity
-                ended = _lived(life)
+            with party_session(job, observe, identity=identity) as party:
+                identity = party.identity
+                ended = _run_session(party)
             if not isinstance(ended, RejoinDue):
                 return ended
             # An epoch was done in it, so the next session is no repetition of this one.
@@ -582,10 +533,10 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
             )
 
 
-def _lived(life: PartyLife) -> _Ended:
+def _run_session(party: PartySession) -> _Ended:
     """Run one session to its end."""
-    job = life.job
-    life.files.log(
+    job = party.job
+    party.files.log(
         "start",
         role=job.config.party(job.name).role,
         digest=job.config.digest,
@@ -594,9 +545,9 @@ def _lived(life: PartyLife) -> _Ended:
     if job.after_loss:
         give_back_memory()
     with loading():
-        begin = _life_of(job.config.party(job.name).role, serves=job.serves)
-    ended = begin(life)
-    life.files.log("rejoin" if isinstance(ended, RejoinDue) else "done")
+        begin = _role_of(job.config.party(job.name).role, serves=job.serves)
+    ended = begin(party)
+    party.files.log("rejoin" if isinstance(ended, RejoinDue) else "done")
     return ended
 
 
@@ -625,7 +576,7 @@ def _after(error: ProtocolError, job: PartyJob, losses: int) -> PartyJob:
     )
 
 
-def _life_of(role: str, *, serves: bool) -> Callable[[PartyLife], _Ended]:
+def _role_of(role: str, *, serves: bool) -> Callable[[PartySession], _Ended]:
     """Return what a party does from joining to the end.
 
     Each is imported where it is chosen: no process loads what another role alone needs, and a
@@ -648,7 +599,5 @@ def _life_of(role: str, *, serves: bool) -> Callable[[PartyLife], _Ended]:
 
         return run_secondary
     if serves:
-        from securevfl.runtime.secondary_party import serve_as_helper
-
         return serve_as_helper
     return run_helper

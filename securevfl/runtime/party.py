@@ -1,26 +1,36 @@
-"""One party's life, from its job to its last line in the log. Every party's process runs this."""
+"""One party's process: its sessions, from its job to the last line of its log; and helpers."""
 
 import contextlib
 import json
+import math
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.core import files
-from securevfl.core.errors import ConfigError, SecureVflError, StorageError, of_this_machine
+from securevfl.core.errors import (
+    BudgetExceededError,
+    ConfigError,
+    PartyFailedError,
+    PartyTimeoutError,
+    ProtocolError,
+    SecureVflError,
+    StorageError,
+    of_this_machine,
+)
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.class_means.class_means_stage import deal_over
-from securevfl.federation.messages import Ready
+from securevfl.federation.messages import PredictRequest, Ready, RoundKind
 from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.saved_model import KeptModel
-from securevfl.federation.session.handshake import joined
-from securevfl.federation.session.membership import absent_names
+from securevfl.federation.session.handshake import Joined, joined
+from securevfl.federation.session.membership import absent_names, idle_helpers
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.ledger.countersigning import Countersigner, Occasion
 from securevfl.linkage.stage.link_cache import LinkCache
@@ -35,8 +45,8 @@ from securevfl.transport.message import StarKind
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PartyLife:
-    """One party's process at work: its job, who it is, whom it trusts, what it keeps."""
+class PartySession:
+    """One party in one session: its job, its identity, the keys that it trusts, and its files."""
 
     job: PartyJob
     identity: Identity
@@ -104,8 +114,8 @@ class PartyLife:
             )
         )
 
-    def go_on(self) -> str:
-        """Find out which run goes on in this party's folder, and tell of damaged files.
+    def resumed_run(self) -> str:
+        """Return the run that is resumed in this party's folder, and warn of damaged files.
 
         Returns:
             The run's id; empty where the party starts afresh.
@@ -144,41 +154,41 @@ class PartyLife:
             )
 
 
-# Countersigning in a party's life: who signs, for what, and what a run folder keeps of it.
+# Countersigning: who signs, for what, and which files of a run folder say so.
 
 
-def countersigner(life: PartyLife, facts: RunFacts, *, session: bytes) -> Countersigner:
+def countersigner(party: PartySession, facts: RunFacts, *, session: bytes) -> Countersigner:
     """Return a party's part in countersigning; its ledger must be open.
 
     The run folder gets the federation file and ``identities.json``, both public, and the party's
     own folder ``ledger.json``, the place of its ledger, for ``securevfl ledger verify``.
 
     Args:
-        life: The party.
+        party: The party.
         facts: The run's, with its id.
         session: The transport's id of the session.
     """
-    config, ledger = life.config, life.files.ledger.file
+    config, ledger = party.config, party.files.ledger.file
     if not facts.predicts:
         # A run's file says what it was trained under; predictions may spend by a later one.
-        write_federation(life.job.run_folder, config)
-    _keep_identities(life)
+        write_federation(party.job.run_folder, config)
+    _keep_identities(party)
     if ledger.path is not None:
         files.write_json(
-            life.job.folder / "ledger.json",
+            party.job.folder / "ledger.json",
             {"ledger": str(ledger.path.resolve()), "run": facts.run},
         )
     return Countersigner(
         ledger,
-        life.identity,
+        party.identity,
         {
-            party.name: life.pinned[party.name]
-            for party in config.table_parties
-            if party.name not in absent_names(config, facts.active)
+            one.name: party.pinned[one.name]
+            for one in config.table_parties
+            if one.name not in absent_names(config, facts.active)
         },
         Occasion(federation=config.federation.name, digest=config.digest, run=facts.run),
         session=session,
-        known=life.files.ledger.others.of(config.federation.name),
+        known=party.files.ledger.others.of(config.federation.name),
     )
 
 
@@ -201,13 +211,13 @@ def read_identities(run_folder: Path) -> dict[str, dict[str, str]]:
         raise ConfigError(f"{path}: is not a file of identities ({error})") from None
 
 
-def _keep_identities(life: PartyLife) -> None:
+def _keep_identities(party: PartySession) -> None:
     """Keep this start's public identities beside those of earlier starts of the same run.
 
     A launched run has new ones at every start. All its parties write the same content.
     """
-    folder = life.job.run_folder
-    kept = {**read_identities(folder), life.config.digest: dict(life.pinned)}
+    folder = party.job.run_folder
+    kept = {**read_identities(folder), party.config.digest: dict(party.pinned)}
     files.write_json(folder / "identities.json", kept)
 
 
@@ -219,9 +229,9 @@ _FRAMES: Final = 40
 
 
 @contextlib.contextmanager
-def living(
+def party_session(
     job: PartyJob, observe: Observer, *, identity: Identity | None = None
-) -> Iterator[PartyLife]:
+) -> Iterator[PartySession]:
     """Hold what one party has from its first act to its last; its log gets what goes wrong.
 
     Args:
@@ -240,7 +250,7 @@ def living(
         try:
             require_covered_channels(config)
             require_helpers(config)
-            yield PartyLife(
+            yield PartySession(
                 job=job,
                 identity=identity or Identity.load(job.identity_folder, job.name),
                 pinned=pinned_identities(config),
@@ -288,42 +298,100 @@ def pinned_identities(config: FederationConfig) -> dict[str, str]:
     return {party.name: party.identity for party in config.parties if party.identity is not None}
 
 
+# Joining, for all that call the primary, and serving a saved model in one session or many.
+
+
+@contextlib.contextmanager
+def join(party: PartySession, *, run: str = "", predicts: bool = False) -> Iterator[Joined]:
+    """Join the session that the primary holds; see :func:`securevfl.federation.session.handshake`.
+
+    Args:
+        party: A secondary or a helper.
+        run: Id of the run that it resumes, or whose model it serves; empty for a fresh start, and
+            for a helper.
+        predicts: Whether it serves a saved model, and does not train.
+    """
+    job, files = party.job, party.files
+    resumes = not predicts and not party.config.party(job.name).is_helper
+    with joined(
+        party.config,
+        party.identity,
+        party.pinned,
+        epochs=files.checkpoints.epochs() if resumes else [],
+        pretrained=files.checkpoints.pretrained() if resumes else [],
+        run=run,
+        predicts=predicts,
+        patience_s=None if predicts else job.join_timeout_s,
+        returning=not predicts and job.returning,
+    ) as star:
+        files.log("connected")
+        yield star
+
+
+# A primary that ends, fails or is not there yet ends a session, not a party that serves on; nor
+# does a request that its budget does not cover, which was refused before anything left.
+_COMES_BACK: Final = (PartyFailedError, PartyTimeoutError, BudgetExceededError)
+
+
+def serve_sessions(party: PartySession, session: Callable[[], None]) -> None:
+    """Serve in one session; a party that serves on joins again whenever it has ended."""
+    while True:
+        try:
+            session()
+        except _COMES_BACK as error:
+            if not party.job.serves_on:
+                raise
+            party.files.log("waiting", reason=type(error).__name__)
+            if not party.config.party(party.job.name).is_helper:
+                text = f"{party.job.name}: {error.for_others()}; joining again"
+                party.observe(Warned(text=text))
+        if not party.job.serves_on:
+            return
+
+
+def require_same_parties(
+    config: FederationConfig, session: RunFacts, request: PredictRequest
+) -> None:
+    """Refuse a request to other secondaries than the session's, which this party has checked.
+
+    Raises:
+        ProtocolError: Naming their ranks.
+    """
+    ranks = tuple(config.ranks[party.name] for party in config.secondaries)
+    active = ranks if session.active is None else session.active
+    if request.active != active:
+        raise ProtocolError(
+            f"the primary asks for predictions of the parties {list(request.active)!r}, and the "
+            f"session has {list(active)!r}"
+        )
+
+
 # A party without a table: it joins, helps to link, deals masks, and leaves.
 
 _LONGER_THAN_A_RUN_S: Final = 365 * 24 * 3600.0
 
-# What a helper's log calls its part.
+# A helper's part, by role, in its log.
 _DONE: Final = {"coordinator": "coordinated", "dealer": "dealt"}
 
 
-def run_helper(life: PartyLife) -> None:
+def run_helper(party: PartySession) -> None:
     """Take part in linkage as the coordinator or the dealer, and deal masks where votes need them.
 
     Where a session that is lost is followed by another one, stay until the run is over.
 
     Raises:
-        SecureVflError: Whatever went wrong, here or at another party.
+        SecureVflError: Any failure, here or at another party.
 
     Reveals:
         What :func:`securevfl.linkage.stage.linking.help_to_link` and
         :func:`securevfl.federation.class_means.class_means_stage.deal_for_votes` say.
     """
-    config, name, files = life.config, life.job.name, life.files
-    life.require_no_listen()
-    with joined(
-        config,
-        life.identity,
-        life.pinned,
-        epochs=[],
-        pretrained=[],
-        patience_s=life.job.join_timeout_s,
-        returning=life.job.returning,
-    ) as star:
-        files.log("connected")
+    config, name, files = party.config, party.job.name, party.files
+    party.require_no_listen()
+    with join(party) as star:
         star.transport.send(Ready().to_message())
-        life.observe(Stage(text="helping"))
-        spec, role = link_spec(config), config.party(name).role
-        assert role == "coordinator" or role == "dealer", "others have a table"
+        party.observe(Stage(text="helping"))
+        spec, role = link_spec(config), _helper_role(config, name)
         if role in spec.roles.helpers:
             figures = help_to_link(
                 spec,
@@ -341,3 +409,62 @@ def run_helper(life: PartyLife) -> None:
             star.transport.receive(
                 StarKind.DONE, round_number=None, deadline_s=_LONGER_THAN_A_RUN_S
             )
+
+
+def serve_as_helper(party: PartySession) -> None:
+    """Help to link the rows of one request for predictions after another.
+
+    Raises:
+        ConfigError: If the party deals for votes alone, which predictions do not need.
+        SecureVflError: Any failure here; where the party serves on, a primary that goes away is
+            waited for instead.
+
+    Reveals:
+        What :func:`securevfl.linkage.stage.linking.help_to_link` says.
+    """
+    config, name = party.config, party.job.name
+    party.require_no_listen()
+    if name in idle_helpers(config):
+        raise ConfigError(
+            f"party {name!r}: deals masks for votes alone, and predictions need none; "
+            f"start the other parties without it"
+        )
+    serve_sessions(party, lambda: _help_to_predict(party))
+
+
+def _help_to_predict(party: PartySession) -> None:
+    config, name = party.config, party.job.name
+    role, spec = _helper_role(config, name), link_spec(config)
+    if spec.similarities is not None:
+        raise ProtocolError(
+            f"{name}: predictions of a family that reads similarities need the scale of training, "
+            f'which a coordinator does not keep; link with protection = "none"'
+        )
+    with join(party, predicts=True) as star:
+        absent = frozenset(absent_names(config, star.facts.active))
+        spec = replace(spec, roles=replace(spec.roles, absent=absent))
+        while True:
+            message = star.transport.receive(
+                (RoundKind.PREDICT, StarKind.DONE),
+                round_number=None,
+                deadline_s=math.inf if party.job.serves_on else config.runtime.idle_timeout_s,
+            )
+            if message.kind is StarKind.DONE:
+                return
+            request = PredictRequest.from_message(message)
+            require_same_parties(config, star.facts, request)
+            star.transport.send(Ready().to_message())
+            help_to_link(
+                spec,
+                role,
+                star.transport,
+                star.sealed,
+                rows=request.rows,
+                cache=LinkCache(None),
+            )
+
+
+def _helper_role(config: FederationConfig, name: str) -> Literal["coordinator", "dealer"]:
+    role = config.party(name).role
+    assert role == "coordinator" or role == "dealer", "others have a table"
+    return role

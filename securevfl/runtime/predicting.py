@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -12,88 +12,43 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig, link_spec
-from securevfl.core.errors import ConfigError, DataError, ProtocolError
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.base import features_of, own_inputs
 from securevfl.federation.build import build_top
-from securevfl.federation.messages import RUN_ID, RoundKind
 from securevfl.federation.rounds.exchanges import Exchange, PresentBlocks
 from securevfl.federation.rounds.primaries import read_by_top
 from securevfl.federation.rounds.primary import CorrectingTopModel, PrimaryInputs, TopModel
-from securevfl.federation.run_plan import PredictionBudget, RunFacts, new_run
+from securevfl.federation.run_plan import PredictionBudget, RunFacts, new_run, prediction_facts
 from securevfl.federation.saved_model import KeptModel
 from securevfl.federation.session.membership import absent_names, in_blocks
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
-from securevfl.transport.message import Message, TypedMessage
 
-# The message that asks a kept model for predictions.
-
-# More rows than any table has; an id above it is not one.
-_MOST_ROWS: Final = 2**31
+# New rows, as a request takes them.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictRequest(TypedMessage):
-    """New rows want predictions of the kept model: the request's id, how many rows, and of whom.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NamedRows:
+    """New rows with their names."""
 
-    Some rows may take part in linking alone: those of training, beside which a record chose its
-    rows then.
-    """
-
-    KIND: ClassVar = RoundKind.PREDICT
-    WAY: ClassVar = "primary to every caller"
-
-    run: str
-    """The request's own id in all ledgers."""
-    rows: int
-    """Rows that are linked."""
-    predicted_rows: int
-    """How many of them, the last ones, are predicted."""
-    active: tuple[int, ...]
-    """Ranks of the secondaries that answer, ascending."""
-
-    @property
-    def facts(self) -> RunFacts:
-        """What the request makes of the session."""
-        return RunFacts(
-            run=self.run,
-            rows=self.rows,
-            train_rows=0,
-            validation_rows=0,
-            test_rows=0,
-            predicts=True,
-            predicted_rows=self.predicted_rows,
-            active=self.active,
-        )
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        meta = {**asdict(self), "active": list(self.active)}
-        return Message(kind=self.KIND, meta=meta)
+    table: PartyTable
+    """Encoded as the model's schema says; labels are not needed."""
+    names: Sequence[Any] | None = None
+    """None numbers them from 1 on."""
+    row_name: str = "row"
+    """The heading of the names."""
+    linkable: Bool[np.ndarray, " rows"]
+    """Which rows have a key. The others are predicted without the secondaries, and cost nothing;
+    where keys are numbers, they have a substitute that nothing is linked by."""
 
     @classmethod
-    def from_message(cls, message: Message) -> "PredictRequest":
-        """Read the primary's.
-
-        Raises:
-            ProtocolError: If the id is none, or the numbers are impossible.
-        """
-        run = message.figure("run", str)
-        rows, predicted = (message.figure(name, int) for name in ("rows", "predicted_rows"))
-        if not RUN_ID.fullmatch(run):
-            raise ProtocolError("the primary's id of a request is not one")
-        if not 1 <= predicted <= rows <= _MOST_ROWS:
-            raise ProtocolError(f"the primary asks for {predicted} predictions of {rows} rows")
-        active = message.figure("active", list)
-        if not all(type(rank) is int for rank in active):
-            raise ProtocolError(
-                f"the primary asks for predictions of impossible parties {active!r:.80}"
-            )
-        return cls(run=run, rows=rows, predicted_rows=predicted, active=tuple(active))
+    def all_of(cls, table: PartyTable) -> "NamedRows":
+        """Return the rows of a table that all have keys."""
+        return cls(table=table, linkable=np.ones(table.num_rows, dtype=np.bool_))
 
 
 # Finite outputs: rows whose own values drive the model's output to infinity are refused early.
@@ -179,13 +134,13 @@ def request_of(
     kept = model.primary.keys
     keys = new if kept is None else _joined(kept.take(_not_again(kept, new)), new)
     everybody = tuple(config.ranks[party.name] for party in config.secondaries)
-    asked = PredictRequest(
+    facts = prediction_facts(
         run=new_run(),
         rows=keys.num_rows,
         predicted_rows=new.num_rows,
         active=everybody if active is None else active,
     )
-    return Request(facts=asked.facts, keys=keys)
+    return Request(facts=facts, keys=keys)
 
 
 def prediction_spec(
@@ -406,12 +361,9 @@ def made_alone(model: KeptModel, *, threshold: float | None = None) -> KeptModel
 def answered(
     config: FederationConfig,
     model: KeptModel,
-    new: PartyTable,
-    released: Callable[[PartyTable], tuple[Tensor, float]],
+    rows: NamedRows,
+    release: Callable[[PartyTable], tuple[Tensor, float]],
     *,
-    linkable: Bool[np.ndarray, " rows"] | None,
-    names: Sequence[Any] | None,
-    row_name: str,
     device: torch.device,
     without: tuple[str, ...] = (),
 ) -> Predictions:
@@ -422,11 +374,8 @@ def answered(
     Args:
         config: The federation file.
         model: The primary's.
-        new: The new rows.
-        released: Returns the outputs for such rows, and what releasing them cost.
-        linkable: Which rows have a key to be linked by; None: all.
-        names: What the rows are called; None numbers them from 1 on.
-        row_name: What these names are called.
+        rows: The new rows.
+        release: Returns the outputs for rows that can be linked, and what releasing them cost.
         device: Where outputs are.
         without: Secondaries that are absent.
 
@@ -435,59 +384,36 @@ def answered(
             prediction; nothing is released then.
 
     Reveals:
-        What ``released`` reveals.
+        What ``release`` reveals.
     """
     require_finite_outputs(
-        new,
-        features_of(config.primary, new, model),
-        lambda rows: _outputs_without_partners(config, model, rows, device=device),
+        rows.table,
+        features_of(config.primary, rows.table, model),
+        lambda table: _outputs_without_partners(config, model, table, device=device),
     )
-    if linkable is None:
-        linkable = np.ones(new.num_rows, dtype=np.bool_)
     outputs, spent = torch.empty((0, model.head.outputs), device=device), 0.0
-    if linkable.any():
-        rows = new.take(np.flatnonzero(linkable))
+    if rows.linkable.any():
+        linkable = rows.table.take(np.flatnonzero(rows.linkable))
         if answers_alone(model):
-            outputs = alone_outputs(model, rows, device=device)
+            outputs = alone_outputs(model, linkable, device=device)
         else:
-            outputs, spent = released(rows)
-    answer = answer_of(
-        config,
-        model,
-        new,
-        outputs,
-        linkable=linkable,
-        names=names,
-        row_name=row_name,
-        epsilon=spent,
-    )
-    return replace(answer, without=without)
+            outputs, spent = release(linkable)
+    answer = answer_of(config, model, rows, outputs)
+    return replace(answer, without=without, epsilon=spent if math.isfinite(spent) else None)
 
 
 def answer_of(
-    config: FederationConfig,
-    model: KeptModel,
-    table: PartyTable,
-    outputs: Tensor,
-    *,
-    linkable: Bool[np.ndarray, " rows"],
-    names: Sequence[Any] | None,
-    row_name: str,
-    epsilon: float,
+    config: FederationConfig, model: KeptModel, rows: NamedRows, outputs: Tensor
 ) -> Predictions:
-    """Return what the outputs say, with metrics where all rows have labels.
+    """Return predictions from outputs, with metrics where all rows have labels.
 
     Args:
         config: The federation file.
         model: The primary's.
-        table: The new rows.
+        rows: The new rows; those without a key are predicted without the secondaries, and noted.
         outputs: Of the rows that can be linked, shape (linkable rows, outputs).
-        linkable: Which those are; the others are predicted without the secondaries, and noted.
-        names: What the rows are called; None numbers them from 1 on.
-        row_name: What these names are called.
-        epsilon: What the request cost.
     """
-    part = model.primary
+    part, table, linkable = model.primary, rows.table, rows.linkable
     assert part is not None, "the primary asks"
     notes = None
     if not linkable.all():
@@ -507,19 +433,15 @@ def answer_of(
         targets = torch.from_numpy(labels)
         kind = targets if part.head.task == "multiclass" else targets.to(torch.float32)
         metrics = part.head.measured(outputs, kind, threshold=part.threshold)
-    return predictions_of(
+    found = predictions_of(
         outputs,
         part.head,
         classes=part.classes,
         label_scaler=part.label_scaler,
         threshold=part.threshold,
-        rows=range(1, len(outputs) + 1) if names is None else names,
-        row_name=row_name,
-        notes=notes,
-        metrics=metrics,
-        epsilon=epsilon if math.isfinite(epsilon) else None,
-        used=part.used,
+        rows=range(1, len(outputs) + 1) if rows.names is None else rows.names,
     )
+    return replace(found, row_name=rows.row_name, notes=notes, metrics=metrics, used=part.used)
 
 
 def require_one_model(primary: KeptModel, run: str, name: str) -> None:
@@ -601,26 +523,20 @@ class AlonePredictor:
 
     def ask(
         self,
-        new: PartyTable,
+        rows: NamedRows,
         *,
-        linkable: Bool[np.ndarray, " rows"] | None = None,
-        names: Sequence[Any] | None = None,
-        row_name: str = "row",
-        observe: Observer = unheard,  # noqa: ARG002 - a Session
+        observe: Observer = unheard,  # noqa: ARG002 - a session like others
     ) -> Predictions:
         """Return predictions of new rows; see :meth:`Predictor.predict`.
 
         Reveals:
-            Nothing: nobody is asked.
+            Nothing: no party is asked.
         """
         return answered(
             self.config,
             self.model,
-            new,
+            rows,
             self._unlinked,
-            linkable=linkable,
-            names=names,
-            row_name=row_name,
             device=torch.device("cpu"),
             without=self.without,
         )

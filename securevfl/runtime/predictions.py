@@ -142,26 +142,16 @@ def predictions_of(
     label_scaler: LabelScaler | None,
     threshold: float,
     rows: Sequence[Any],
-    row_name: str = "row",
-    notes: Sequence[str] | None = None,
-    metrics: Metrics | None = None,
-    epsilon: float | None = None,
-    used: Used = "joint",
 ) -> Predictions:
-    """Return what a model's outputs say.
+    """Return a model's outputs as predictions.
 
     Args:
         outputs: Shape (rows, outputs).
         head: The task.
         classes: The label of each class number; None for a regression.
         label_scaler: Brings a regression's outputs back to the label's unit.
-        threshold: Above which probability a row counts as one of the second class, of two.
+        threshold: Probability above which a row counts as the second class, of two.
         rows: The name of each row.
-        row_name: What these are called.
-        notes: See :class:`Predictions`.
-        metrics: See :class:`Predictions`.
-        epsilon: See :class:`Predictions`.
-        used: See :class:`Predictions`.
     """
     found = outputs.detach().double().cpu()
     probabilities = None
@@ -184,11 +174,6 @@ def predictions_of(
         values=values,
         probabilities=probabilities,
         classes=classes,
-        row_name=row_name,
-        notes=notes,
-        metrics=metrics,
-        epsilon=epsilon,
-        used=used,
     )
 
 

@@ -9,7 +9,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from securevfl.config.federation import FederationConfig, key_spec
+from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.core.errors import BudgetExceededError
 from securevfl.core.progress import (
     EpochDone,
@@ -64,7 +64,7 @@ from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import Countersigning, epoch_point
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import Alignment
-from securevfl.linkage.spec import LinkedPrimary, LinkSpec
+from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.linking import protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.choice import Alone, fit_alone
@@ -322,6 +322,35 @@ def _covers(ledger: Ledger, *, rounds: int, rows: int, passes: int) -> bool:
 # The primary's run from the first release to the last figure, over any exchange.
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnModels:
+    """Models from Python that no federation file can name."""
+
+    base: Any = None
+    """An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``."""
+    top: Any = None
+    """The same where ``model.top`` is one from Python."""
+    fitted: Base | None = None
+    """The base of another run of the same table, seed and ``[base]``; taken if its rows were split
+    alike."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OtherParties:
+    """The other parties of a run, as the primary reaches them."""
+
+    exchange: Exchange
+    """Rounds with the secondaries."""
+    traffic: Callable[[], int] = lambda: 0
+    """Returns the bytes that the primary has sent and received so far."""
+    countersigning: Countersigning | None = None
+    """Where ledger heads are exchanged; None in a simulation."""
+    vote: Callable[[Callable[[Sequence[str]], Ballot]], None] | None = None
+    """Lets secondaries fit votes, where their encoders vote."""
+    presence: Presence | None = None
+    """Which secondaries took part, and when; None where all always do."""
+
+
 class PrimaryRun:
     """Train, test, compare with the primary alone, and write down what happened."""
 
@@ -331,59 +360,42 @@ class PrimaryRun:
         table: PartyTable,
         data: PrimaryData,
         linked: LinkedPrimary,
-        exchange: Exchange,
         files: PartyFiles,
+        others: OtherParties,
         *,
         observe: Observer,
-        traffic: Callable[[], int],
-        countersigning: Countersigning | None,
-        estimator: Any = None,
-        top: Any = None,
-        vote: Callable[[Callable[[Sequence[str]], Ballot]], None] | None = None,
-        fitted: Base | None = None,
-        presence: Presence | None = None,
+        own: OwnModels = OwnModels(),
     ) -> None:
-        """Make it.
+        """Build the primary's half of the network.
 
         Args:
             plan: The run, with where it starts.
             table: The primary's table.
             data: The same as tensors.
             linked: How its keys were linked.
-            exchange: Where the secondaries are.
             files: The primary's own; its ledger is open.
-            observe: Hears of progress.
-            traffic: Returns the bytes that the primary has sent and received so far.
-            countersigning: Where ledger heads are exchanged; None in a simulation.
-            estimator: Of scikit-learn, as a base that no federation file can name.
-            top: The same as a top model.
-            vote: Lets secondaries fit votes, where their encoders vote.
-            fitted: The base, where another run on the same rows has fitted it.
-            presence: Which secondaries took part, and when; None where all always do.
+            others: The other parties.
+            observe: Called with progress.
+            own: Models from Python.
         """
         self._start = time.monotonic()
         self.plan = plan
         self.table = table
         self.data = data
         self.linked = linked
-        self._folder = files.folder
+        self.files = files
         self.ledger = files.ledger
         self.checkpoints = files.checkpoints
-        self._run_ledger = files.run_ledger
+        self._others = others
         self._observe = observe
-        self._traffic = traffic
-        self._countersigning = countersigning
-        self._estimator = estimator
-        self._top_estimator = top
-        self._vote = vote
-        self._presence = presence
-        self.base = fitted
+        self._own = own
+        self.base = own.fitted
         """What the joint model is averaged with; None until it is fitted, or if there is none."""
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
-        self.exchange = ChargedExchange(exchange, self.ledger, self._spent)
+        self.exchange = ChargedExchange(others.exchange, self.ledger, self._spent)
         self.primary = build_primary(
-            plan, table, data, self.exchange, observe=self._tell, estimator=top
+            plan, table, data, self.exchange, observe=self._tell, estimator=own.top
         )
         self.choice: Choice | None = None
         """Who answers, once the model is trained; None where there is no base."""
@@ -405,7 +417,7 @@ class PrimaryRun:
 
     def _figures(self) -> dict[str, Any]:
         spent = {"epsilon": self._epsilon} if math.isfinite(self._epsilon) else {}
-        return {"bytes": self._traffic(), **spent}
+        return {"bytes": self._others.traffic(), **spent}
 
     def _tell(self, event: ProgressEvent) -> None:
         if isinstance(event, Stage | RowsReleased | RoundDone | EpochDone):
@@ -445,7 +457,7 @@ class PrimaryRun:
         fitted = self.base
         if fitted is None or fitted.fitted_to != digest_of_rows(self.data.split):
             self._tell(Stage(text="fitting the base"))
-            fitted = fit_base(self.plan.config, self.table, self.data, self._estimator)
+            fitted = fit_base(self.plan.config, self.table, self.data, self._own.base)
         self.primary.take_base(fitted.margins)
         return fitted
 
@@ -459,7 +471,7 @@ class PrimaryRun:
             self.data,
             ledger=self.ledger,
             files=self.checkpoints.files,
-            estimator=self._estimator,
+            estimator=self._own.base,
         )
         self.primary.tell_by(told)
 
@@ -474,15 +486,17 @@ class PrimaryRun:
             if self.plan.releases.fitting and not self.ledger.fitted:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._spent(self.ledger.charge_fitting())
-            if self._vote is not None:
+            if self._others.vote is not None:
                 self._tell(Stage(text="fitting votes"))
                 files, labels = self.checkpoints.files, self.table.labels
                 assert labels is not None, "the primary's table has labels"
-                self._vote(partial(ballot_of, self.plan, self.data, labels, self.ledger, files))
+                self._others.vote(
+                    partial(ballot_of, self.plan, self.data, labels, self.ledger, files)
+                )
             self.ledger.require_same_release(self._release_digest(rows))
         aggregates = release_once(self.exchange, kept, observe=self._tell)
-        if released and self._countersigning is not None:
-            self._countersigning.request("released")
+        if released and self._others.countersigning is not None:
+            self._others.countersigning.request("released")
         cache = ReleasedRows(
             aggregates,
             ranks=self.exchange.ranks,
@@ -504,8 +518,8 @@ class PrimaryRun:
 
     def _train_by_rounds(self, base: Base | None) -> None:
         self.primary.may_go_on = self._room_for_an_epoch
-        if self._presence is not None:
-            self.primary.goes_on_with_others(self._presence.since)
+        if self._others.presence is not None:
+            self.primary.goes_on_with_others(self._others.presence.since)
         self.primary.train(after_epoch=self._save_and_countersign)
         self._conclude(base)
 
@@ -520,9 +534,7 @@ class PrimaryRun:
         self._test()
 
     def _own_network(self) -> Primary | None:
-        return train_own_network(
-            self.plan, self.table, self.primary.data, estimator=self._top_estimator
-        )
+        return train_own_network(self.plan, self.table, self.primary.data, estimator=self._own.top)
 
     def _test(self) -> None:
         """Measure the model that answers on the test rows, if the budget has room; keep it."""
@@ -538,7 +550,7 @@ class PrimaryRun:
             self.ledger,
             metrics={} if self.tested is None else self.tested.metrics,
             choice=choice,
-            folder=self._folder,
+            folder=self.files.folder,
         )
 
     def _test_outputs(self) -> Tensor | None:
@@ -546,7 +558,7 @@ class PrimaryRun:
         primary, choice, rows = self.primary, self.choice, self.data.split.test
         if (choice is None or choice.asks(primary)) and not self.plan.frozen:
             # A simulation cannot be lost.
-            files = None if self._countersigning is None else self.checkpoints.files
+            files = None if self._others.countersigning is None else self.checkpoints.files
             if not for_test_rows(primary, self.plan, self.ledger, files):
                 self._observe(Warned(text=UNTESTED))
                 return None
@@ -572,21 +584,21 @@ class PrimaryRun:
             label_scaler=label_scaler_of(self.table, self.data.split, primary.head),
             threshold=threshold,
             rows=(rows + 1).tolist(),
-        ).write(self._folder.parent.parent / PREDICTIONS)
+        ).write(self.files.folder.parent.parent / PREDICTIONS)
 
     def _room_for_an_epoch(self) -> bool:
         """Return whether the budget covers one more epoch, and what comes after it."""
         if not for_an_epoch(self.plan, self.data.split, self.ledger):
             return False
         # One that calls and never comes keeps nobody from going on: each session does an epoch.
-        if self._presence is not None and self.primary.epoch > self.plan.facts.resume_epoch:
-            self._presence.let_back()
+        if self._others.presence is not None and self.primary.epoch > self.plan.facts.resume_epoch:
+            self._others.presence.let_back()
         return True
 
     def _save_and_countersign(self, mark: EpochMark) -> None:
         self._save(mark)
-        if self._countersigning is not None:
-            self._countersigning.meet(epoch_point(mark.epoch))
+        if self._others.countersigning is not None:
+            self._others.countersigning.meet(epoch_point(mark.epoch))
 
     def _save(self, mark: EpochMark) -> None:
         self.primary.history[-1].update(self._figures())
@@ -662,9 +674,11 @@ class PrimaryRun:
             pretraining=self.pretraining,
             alignment=self.alignment,
             links=self.links,
-            absences=None if self._presence is None else self._presence.absences() or None,
+            absences=None
+            if self._others.presence is None
+            else self._others.presence.absences() or None,
             run=self.plan.facts.run,
-            ledger=str(self._run_ledger.relative_to(run_folder)),
+            ledger=str(self.files.run_ledger.relative_to(run_folder)),
             version=__version__,
         )
 
@@ -707,28 +721,29 @@ class PrimaryRun:
 # Which rows are aligned, as it is told to whoever runs the primary.
 
 
-def tell_alignment(
-    spec: LinkSpec,
+def report_alignment(
+    config: FederationConfig,
     alignment: Alignment | None,
     *,
     training_rows: int,
     log: Callable[..., None],
     observe: Observer,
 ) -> dict[str, Any] | None:
-    """Tell how many rows are aligned, and warn where nothing says how far a link may be.
+    """Report how many rows are aligned, and warn where no setting bounds a link's distance.
 
     Args:
-        spec: What linking needed.
-        alignment: What the primary was told; None where nobody asks.
-        training_rows: Labelled rows that the joint model will learn from.
+        config: The federation file.
+        alignment: What linking has counted; None where it does not count.
+        training_rows: Labelled rows that the joint model learns from.
         log: The primary's log.
-        observe: Hears of the counts and of the warning.
+        observe: Called with the counts and the warning.
 
     Returns:
-        Counts and the warning, for ``metrics.json``; None where nobody asks.
+        Counts and the warning, for ``metrics.json``; None where linking does not count.
     """
     if alignment is None:
         return None
+    spec = link_spec(config)
     figures = {
         **alignment.figures(
             max_distance=finite_or_none(spec.choice.max_distance),

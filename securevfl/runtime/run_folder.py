@@ -8,7 +8,8 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ import tomli_w
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
+from securevfl.config.sections import PartySettings
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import written
@@ -27,6 +29,7 @@ from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
+from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger, labels_spent
 from securevfl.models.tasks import Metrics
 
@@ -655,3 +658,34 @@ class KeptRun:
             ConfigError: As :func:`securevfl.federation.saved_model.load_model`.
         """
         return load_model(self.folder / "parties" / party / FOLDER, self.config, party=party)
+
+
+@contextmanager
+def simulated_files(
+    config: FederationConfig,
+    parties: Iterable[PartySettings],
+    run_folder: Path,
+    *,
+    resume: bool,
+) -> Iterator[dict[str, PartyFiles]]:
+    """Hold the files of parties that share this process, by name.
+
+    Args:
+        config: The federation file.
+        parties: Those with tables, the primary first.
+        run_folder: Where they lie.
+        resume: Whether the run continues with what lies there.
+    """
+    with ExitStack() as held:
+        yield {
+            party.name: held.enter_context(
+                PartyFiles(
+                    run_folder / "parties" / party.name,
+                    config,
+                    party=party.name,
+                    resume=resume,
+                    simulated=True,
+                )
+            )
+            for party in parties
+        }

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -9,6 +10,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.errors import ConfigError
+from securevfl.core.progress import Observer, unheard
 from securevfl.federation.rounds.party_workers import WorkerGroup
 
 FederationSource = str | Path | FederationConfig
@@ -23,6 +25,25 @@ def opened(
         return federation, data_root or Path()
     path = Path(federation)
     return read_federation(path, only_linkage=only_linkage), data_root or path.parent
+
+
+_CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunOptions:
+    """Where and how a federation runs on this machine."""
+
+    run_folder: Path
+    """Gets the files that docs/run-folder.md lists."""
+    data_root: Path = Path()
+    """Where relative data paths start."""
+    device: torch.device = _CPU
+    """Where models and noise are computed, at every party."""
+    resume: bool = False
+    """Whether to continue from the last epoch that was saved in ``run_folder``."""
+    observe: Observer = unheard
+    """Called with progress and warnings; an exception that it raises ends the run."""
 
 
 # The torch device that a run computes on.

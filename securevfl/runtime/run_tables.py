@@ -1,13 +1,12 @@
 """Tables as a run reads them: every party's own, and new rows of the primary."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool
 
 from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.config.sections import PartySettings
@@ -28,6 +27,7 @@ from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import KeptModel
 from securevfl.linkage.stage.party_keys import keys_of_frame
+from securevfl.runtime.predicting import NamedRows
 
 
 def read_party(
@@ -201,19 +201,6 @@ def table_warnings(config: FederationConfig, party: PartySettings, table: PartyT
 
 
 # New rows of the primary, read as the rows were that its model was trained on.
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NamedRows:
-    """New rows, and what they are called."""
-
-    table: PartyTable
-    names: Sequence[Any] | None
-    """None numbers them from 1 on."""
-    row_name: str
-    linkable: Bool[np.ndarray, " rows"]
-    """Which rows have a key; the others, where keys are numbers, have a stand-in that nothing is
-    linked by."""
 
 
 def read_new_rows(

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_covered_channels, require_enough_records
-from securevfl.config.sections import PartySettings
 from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, epsilon_in_words
 from securevfl.core.progress import Observer, Stage, Warned, told, unheard
+from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, keep_secondary, primary_data
@@ -34,20 +33,24 @@ from securevfl.federation.pretraining.pretraining_stage import (
 )
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.primaries import require_top
-from securevfl.federation.rounds.primary import Primary
 from securevfl.federation.rounds.secondary import EpochKeeper, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import lines_of_run
-from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.layers import PositionsTaken
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.primary_run import PrimaryRun, tell_alignment
-from securevfl.runtime.run_folder import write_explanation, write_federation, write_figures
+from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
+from securevfl.runtime.run_folder import (
+    simulated_files,
+    write_explanation,
+    write_federation,
+    write_figures,
+)
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import table_warnings
 from securevfl.runtime.trained_run import TrainedRun
 
@@ -173,35 +176,24 @@ class RunResult(Summarised):
 def simulate_federation(
     config: FederationConfig,
     tables: Mapping[str, PartyTable],
-    run_folder: Path,
+    options: RunOptions,
     *,
-    device: torch.device,
-    resume: bool = False,
+    own: OwnModels = OwnModels(),  # noqa: B008 - frozen
     with_alone: bool = True,
-    observe: Observer = unheard,
-    pretrain_only: bool = False,
-    base: Any = None,
-    top: Any = None,
-    fitted: Base | None = None,
     with_placebo: bool = False,
+    pretrain_only: bool = False,
 ) -> RunResult:
     """Run all parties of a federation in this process.
 
     Args:
         config: The federation file.
         tables: Every party's table, by name.
-        run_folder: Gets the files that docs/run-folder.md lists, but no report.
-        device: Where models and noise are computed.
-        resume: Go on from the last epoch that was saved in ``run_folder``.
+        options: Where and how; the run folder gets no report.
+        own: Models from Python.
         with_alone: Find the best model of the primary alone too; None is reported for it otherwise.
-        observe: Hears of progress.
+        with_placebo: Train once more with each partner's rows permuted against its keys, and report
+            how much of the gain comes from the partners.
         pretrain_only: End when pretraining is done; the metrics are its figures.
-        base: An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``.
-        top: The same where ``model.top`` is one that Python handed over.
-        fitted: The base of another run of the same table, seed and ``[base]``, which is taken if
-            its rows were split alike.
-        with_placebo: Train once more with each partner's rows permuted against its keys, and say
-            what of the gain is the partners'.
 
     Raises:
         SecureVflError: As a federated run would.
@@ -209,159 +201,198 @@ def simulate_federation(
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
+    run_folder, observe, resume = options.run_folder, options.observe, options.resume
     require_covered_channels(config)
-    require_estimator(config, base)
-    require_top(config, top)
+    require_estimator(config, own.base)
+    require_top(config, own.top)
     files.require_writable_folder(run_folder)
     for party in config.table_parties:
         for text in table_warnings(config, party, tables[party.name]):
             observe(Warned(text=text))
     split, facts = run_facts(config, tables[config.primary.name])
-    with contextlib.ExitStack() as open_files:
-
-        def files_of(party: PartySettings) -> PartyFiles:
-            folder = run_folder / "parties" / party.name
-            own = PartyFiles(folder, config, party=party.name, resume=resume, simulated=True)
-            return open_files.enter_context(own)
-
-        kept = {party.name: files_of(party) for party in config.table_parties}
+    with (
+        simulated_files(config, config.table_parties, run_folder, resume=resume) as kept,
+        contextlib.ExitStack() as built,
+    ):
         if resume:
-            facts = replace(facts, run=_go_on(config, kept, observe))
+            facts = replace(facts, run=_resumed_run(config, kept, observe))
         plan = plan_run(config, facts)
-        for own in kept.values():
-            own.open_ledger(plan)
-        linked_primary, linked, links = _link(config, tables, run_folder, observe)
-        own = kept[config.primary.name]
-        data = primary_data(
-            config, tables[config.primary.name], split, linked_primary, device=device
+        for one in kept.values():
+            one.open_ledger(plan)
+        linked = _link(config, tables, options)
+        run, parties = _build(plan, tables, split, linked, kept, options, own, built)
+        run.pretraining = _pretrain(run, tables, linked, parties, options)
+        if pretrain_only:
+            figures = write_pretraining(run_folder, run.pretraining, {}, alignment=run.alignment)
+            return RunResult(metrics=figures, history=[], losses=[], ledger=[])
+        run.train()
+        for name, simulated in parties.items():
+            _keep(run.plan, tables[name], linked.secondaries[name], simulated)
+        if with_placebo and run.tested is not None:
+            observe(Stage(text="placebo: the same training with partners' rows permuted"))
+            run.placebo = _placebo(config, tables, options, replace(own, fitted=run.base))
+        positions = _shown_positions(config, parties)
+        found = run.finish(
+            run_folder, mode="simulated", traffic={}, with_alone=with_alone, positions=positions
         )
-        plan = replace(plan, training_rows=len(data.training_rows))
-        alignment = tell_alignment(
-            link_spec(config),
-            linked_primary.alignment,
-            training_rows=plan.training_rows,
-            log=own.log,
-            observe=observe,
+        write_figures(run_folder, found)
+        return RunResult(
+            metrics=found.as_json(),
+            history=run.primary.history,
+            losses=run.primary.losses,
+            ledger=lines_of_run(run.files.run_ledger, facts.run),
+            base=run.base,
+            joint_outputs=run.joint_outputs,
+            trained=TrainedRun(
+                config=config, place=run_folder, tables=tables, device=str(options.device)
+            ),
         )
-        parties = {}
-        for party in config.secondaries:
-            files_there = kept[party.name]
-            secondary = build_secondary(
-                plan,
-                party,
-                tables[party.name],
-                linked[party.name],
-                files_there.ledger,
-                files=files_there.checkpoints.files,
-                device=device,
-            )
-            open_files.callback(secondary.close)
-            parties[party.name] = SimulatedParty(secondary, files_there)
-        epoch = _resume_epoch(plan, own, parties) if resume else 0
-        saved = [one.checkpoints.pretrained() for one in kept.values()]
-        start = common_start(config, saved) if resume else 0
-        plan = replace(plan, facts=replace(facts, resume_epoch=epoch, resume_pretraining=start))
-        if not resume:
-            for one in kept.values():
-                one.checkpoints.begin(facts.run)
-        write_federation(run_folder, config)
-        run = PrimaryRun(
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _AllLinks:
+    """The links of all parties."""
+
+    primary: LinkedPrimary
+    secondaries: Mapping[str, LinkedSecondary]
+    counts: Mapping[str, Mapping[str, Any]]
+    """Each secondary's numbers of links, for the figures."""
+
+
+def _link(
+    config: FederationConfig, tables: Mapping[str, PartyTable], options: RunOptions
+) -> _AllLinks:
+    """Link every secondary's records to the primary's rows."""
+    options.observe(Stage(text="linking", of=len(config.secondaries)))
+    spec = link_spec(config)
+    own = keys_of(spec.keys, tables[config.primary.name])
+    link = Linker(spec, own, folder=options.run_folder / "parties")
+    for party in config.secondaries:
+        require_enough_records(config, tables[party.name])
+    linked, counts = {}, {}
+    for party in config.secondaries:
+        keys = keys_of(spec.keys, tables[party.name])
+        found = protection_of(spec).report_links(spec, keys, link(keys), options.observe)
+        assert found.counts is not None, "a run counts its links"
+        linked[party.name], counts[party.name] = found, told(found.counts)
+    return _AllLinks(primary=link.primary, secondaries=linked, counts=counts)
+
+
+def _build(
+    plan: RunPlan,
+    tables: Mapping[str, PartyTable],
+    split: RowSplit,
+    linked: _AllLinks,
+    kept: Mapping[str, PartyFiles],
+    options: RunOptions,
+    own: OwnModels,
+    built: contextlib.ExitStack,
+) -> tuple[PrimaryRun, dict[str, SimulatedParty]]:
+    """Build all parties' halves of the network, from their checkpoints where a run is resumed.
+
+    Args:
+        plan: The run.
+        tables: Every party's table, by name.
+        split: Of the primary's rows.
+        linked: All links.
+        kept: Every party's files, by name; their ledgers are open.
+        options: Where and how.
+        own: Models from Python.
+        built: Closes the secondaries in the end.
+    """
+    config, name = plan.config, plan.config.primary.name
+    data = primary_data(config, tables[name], split, linked.primary, device=options.device)
+    plan = replace(plan, training_rows=len(data.training_rows))
+    alignment = report_alignment(
+        config,
+        linked.primary.alignment,
+        training_rows=plan.training_rows,
+        log=kept[name].log,
+        observe=options.observe,
+    )
+    parties = {}
+    for party in config.secondaries:
+        own_files = kept[party.name]
+        secondary = build_secondary(
             plan,
-            tables[config.primary.name],
-            data,
-            linked_primary,
-            SimulatedExchange(
-                {plan.ranks[name]: party.secondary for name, party in parties.items()},
+            party,
+            tables[party.name],
+            linked.secondaries[party.name],
+            own_files.ledger,
+            files=own_files.checkpoints.files,
+            device=options.device,
+        )
+        built.callback(secondary.close)
+        parties[party.name] = SimulatedParty(secondary, own_files)
+    if options.resume:
+        saved = [one.checkpoints.pretrained() for one in kept.values()]
+        plan = replace(
+            plan,
+            facts=replace(
+                plan.facts,
+                resume_epoch=_resume_epoch(plan, kept[name], parties),
+                resume_pretraining=common_start(config, saved),
+            ),
+        )
+    else:
+        for one in kept.values():
+            one.checkpoints.begin(plan.facts.run)
+    write_federation(options.run_folder, config)
+    secondaries = {plan.ranks[party]: one.secondary for party, one in parties.items()}
+    run = PrimaryRun(
+        plan,
+        tables[name],
+        data,
+        linked.primary,
+        kept[name],
+        OtherParties(
+            exchange=SimulatedExchange(
+                secondaries,
                 plan.cut,
                 end_epoch={
-                    plan.ranks[name]: EpochKeeper(one.secondary, one.files.checkpoints)
-                    for name, one in parties.items()
+                    plan.ranks[party]: EpochKeeper(one.secondary, one.files.checkpoints)
+                    for party, one in parties.items()
                 },
                 links=config.model.neighbours,
             ),
-            own,
-            observe=observe,
-            traffic=lambda: 0,
-            countersigning=None,
-            estimator=base,
-            top=top,
-            vote=partial(vote_in_process, [party.secondary for party in parties.values()])
-            if plan.votes
-            else None,
-            fitted=fitted,
-        )
-        run.alignment = alignment
-        run.links = links
-        run.pretraining = _pretrain(
-            plan,
-            tables,
-            run.primary,
-            own,
-            parties,
-            linked=linked,
-            alignment=linked_primary.alignment,
-            run_folder=run_folder,
-            observe=observe,
-        )
-        if pretrain_only:
-            pretrained = write_pretraining(run_folder, run.pretraining, {}, alignment=alignment)
-            return RunResult(metrics=pretrained, history=[], losses=[], ledger=[])
-        run.train()
-        for name, simulated in parties.items():
-            _keep(plan, tables[name], linked[name], simulated)
-        if with_placebo and run.tested is not None:
-            observe(Stage(text="placebo: the same training with partners' rows permuted"))
-            run.placebo = _placebo(
-                config, tables, device=device, base=base, top=top, fitted=run.base
-            )
-        figures = run.finish(
-            run_folder,
-            mode="simulated",
-            traffic={},
-            with_alone=with_alone,
-            positions=_shown_positions(config, parties),
-        )
-        write_figures(run_folder, figures)
-        return RunResult(
-            metrics=figures.as_json(),
-            history=run.primary.history,
-            losses=run.primary.losses,
-            ledger=lines_of_run(own.run_ledger, facts.run),
-            base=run.base,
-            joint_outputs=run.joint_outputs,
-            trained=TrainedRun(config=config, place=run_folder, tables=tables, device=str(device)),
-        )
+            vote=partial(vote_in_process, list(secondaries.values())) if plan.votes else None,
+        ),
+        observe=options.observe,
+        own=own,
+    )
+    run.alignment, run.links = alignment, dict(linked.counts)
+    return run, parties
 
 
 def _pretrain(
-    plan: RunPlan,
+    run: PrimaryRun,
     tables: Mapping[str, PartyTable],
-    primary: Primary,
-    own: PartyFiles,
+    linked: _AllLinks,
     parties: Mapping[str, SimulatedParty],
-    *,
-    linked: Mapping[str, LinkedSecondary],
-    alignment: Alignment | None,
-    run_folder: Path,
-    observe: Observer,
+    options: RunOptions,
 ) -> dict[str, Any] | None:
     """Pretrain all parties' encoders, where the family has such; return the run's figures."""
-    parts = {}
+    plan, parts = run.plan, {}
     for name, one in parties.items():
         part = pretraining_secondary(
-            plan, tables[name], one.secondary, one.files, linked=linked[name], observe=observe
+            plan,
+            tables[name],
+            one.secondary,
+            one.files,
+            linked=linked.secondaries[name],
+            observe=options.observe,
         )
         if part is not None:
             parts[name] = part
     figures = pretrain_as_primary(
         plan,
-        tables[plan.config.primary.name],
-        primary,
+        run.table,
+        run.primary,
         PeersHere({plan.ranks[name]: part.handlers for name, part in parts.items()}),
-        own,
-        alignment=alignment,
-        run_folder=run_folder,
-        observe=observe,
+        run.files,
+        alignment=linked.primary.alignment,
+        run_folder=options.run_folder,
+        observe=options.observe,
         simulated=tuple(parts.values()),
     )
     for name, part in parts.items():
@@ -373,13 +404,10 @@ def _pretrain(
 def _placebo(
     config: FederationConfig,
     tables: Mapping[str, PartyTable],
-    *,
-    device: torch.device,
-    base: Any,
-    top: Any,
-    fitted: Base | None,
+    options: RunOptions,
+    own: OwnModels,
 ) -> Tensor | None:
-    """Return the joint model's outputs for the test rows if partners' rows said nothing.
+    """Return the joint model's outputs for the test rows with partners' rows permuted.
 
     Each secondary's features are permuted against its keys: links, similarities and each column's
     values are as they were, and none of them belongs to the row that it is linked to.
@@ -390,38 +418,8 @@ def _placebo(
         order = stream(config.federation.seed, "placebo", party.name).permutation(table.num_rows)
         permuted[party.name] = replace(table, features=table.features[order])
     with tempfile.TemporaryDirectory(prefix="securevfl-placebo-") as folder:
-        return simulate_federation(
-            config,
-            permuted,
-            Path(folder),
-            device=device,
-            with_alone=False,
-            base=base,
-            top=top,
-            fitted=fitted,
-        ).joint_outputs
-
-
-def _link(
-    config: FederationConfig,
-    tables: Mapping[str, PartyTable],
-    run_folder: Path,
-    observe: Observer,
-) -> tuple[LinkedPrimary, dict[str, LinkedSecondary], dict[str, Any]]:
-    """Return the primary's side of all links, and each secondary's with its counts."""
-    observe(Stage(text="linking", of=len(config.secondaries)))
-    spec = link_spec(config)
-    own = keys_of(spec.keys, tables[config.primary.name])
-    link = Linker(spec, own, folder=run_folder / "parties")
-    for party in config.secondaries:
-        require_enough_records(config, tables[party.name])
-    linked, links = {}, {}
-    for party in config.secondaries:
-        keys = keys_of(spec.keys, tables[party.name])
-        found = protection_of(spec).report_links(spec, keys, link(keys), observe)
-        assert found.counts is not None, "a run counts its links"
-        linked[party.name], links[party.name] = found, told(found.counts)
-    return link.primary, linked, links
+        there = RunOptions(run_folder=Path(folder), device=options.device)
+        return simulate_federation(config, permuted, there, own=own, with_alone=False).joint_outputs
 
 
 def _keep(
@@ -443,8 +441,10 @@ def _shown_positions(
     return {name: one for name, one in taken.items() if one is not None}
 
 
-def _go_on(config: FederationConfig, kept: Mapping[str, PartyFiles], observe: Observer) -> str:
-    """Return the id of the run that goes on in all parties' folders."""
+def _resumed_run(
+    config: FederationConfig, kept: Mapping[str, PartyFiles], observe: Observer
+) -> str:
+    """Return the id of the run that is resumed in all parties' folders."""
     for name, own in kept.items():
         for text in own.checkpoints.resume():
             observe(Warned(text=f"{name}: {text}"))

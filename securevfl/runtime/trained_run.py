@@ -6,12 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
-import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
@@ -24,7 +22,7 @@ from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secon
 from securevfl.federation.rounds.exchanges import ChargedExchange
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.run_plan import PredictionBudget, plan_prediction
-from securevfl.federation.saved_model import FOLDER, load_model
+from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
 from securevfl.federation.session.membership import absent_names, active_without, in_blocks
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.linkage.stage.linking import Linker
@@ -32,6 +30,7 @@ from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predicting import (
     AlonePredictor,
+    NamedRows,
     answered,
     answers_alone,
     kept_top,
@@ -44,15 +43,16 @@ from securevfl.runtime.predicting import (
 )
 from securevfl.runtime.predictions import FILE, Predictions, predictions_of, read_predictions
 from securevfl.runtime.released_table import released_table
-from securevfl.runtime.run_folder import KeptRun, read_figures
-from securevfl.runtime.run_options import FederationSource, NewRows, PartyJob, device_named, opened
-from securevfl.runtime.run_tables import (
-    NamedRows,
-    read_new_rows,
-    read_party,
-    rows_of_frame,
-    rows_of_table,
+from securevfl.runtime.run_folder import KeptRun, read_figures, simulated_files
+from securevfl.runtime.run_options import (
+    FederationSource,
+    NewRows,
+    PartyJob,
+    RunOptions,
+    device_named,
+    opened,
 )
+from securevfl.runtime.run_tables import read_new_rows, read_party, rows_of_frame, rows_of_table
 from securevfl.runtime.without_partners import NEVER_FEWER, worth_without
 
 # Requests for predictions of a kept model with all parties in this process.
@@ -103,38 +103,6 @@ class Predictor:
         for name, model in self.models.items():
             require_one_model(self.primary, model.run, name)
 
-    def predict(
-        self,
-        new: PartyTable,
-        *,
-        linkable: Bool[np.ndarray, " rows"] | None = None,
-        names: Sequence[Any] | None = None,
-        row_name: str = "row",
-        observe: Observer = unheard,
-    ) -> Predictions:
-        """Return predictions of new rows of the primary.
-
-        Args:
-            new: The rows, encoded as the primary's schema says; labels are not needed.
-            linkable: Which rows have a key to be linked by; None: all. The others are predicted
-                without the secondaries, and cost nothing.
-            names: What the rows are called; None numbers them from 1 on.
-            row_name: What these names are called.
-            observe: Hears of progress.
-
-        Raises:
-            BudgetExceededError: If a party's ledger has no room for the request; nothing was
-                released then.
-            DataError: If the rows have other features than the model.
-
-        Reveals:
-            Everything is in one process: a simulation protects nobody's table.
-        """
-        with self.session() as session:
-            return session.ask(
-                new, linkable=linkable, names=names, row_name=row_name, observe=observe
-            )
-
     @contextlib.contextmanager
     def session(self) -> "Iterator[SimulatedSession]":
         """Hold every party's ledger open, for one request after another.
@@ -142,19 +110,8 @@ class Predictor:
         Raises:
             ConfigError: If a ledger is in use by another run.
         """
-        with contextlib.ExitStack() as opened:
-            own = {
-                party.name: opened.enter_context(
-                    PartyFiles(
-                        self.run_folder / "parties" / party.name,
-                        self.config,
-                        party=party.name,
-                        resume=True,
-                        simulated=True,
-                    )
-                )
-                for party in (self.config.primary, *self.secondaries)
-            }
+        parties = (self.config.primary, *self.secondaries)
+        with simulated_files(self.config, parties, self.run_folder, resume=True) as own:
             for files in own.values():
                 files.hold_ledger()
             yield SimulatedSession(self, own)
@@ -182,30 +139,28 @@ class SimulatedSession:
         model = self._predictor.primary.run
         return [files.prediction_budget(model) for files in self._own.values()]
 
-    def ask(
-        self,
-        new: PartyTable,
-        *,
-        linkable: Bool[np.ndarray, " rows"] | None = None,
-        names: Sequence[Any] | None = None,
-        row_name: str = "row",
-        observe: Observer = unheard,
-    ) -> Predictions:
-        """Return predictions of new rows; see :meth:`Predictor.predict`."""
+    def ask(self, rows: NamedRows, *, observe: Observer = unheard) -> Predictions:
+        """Return predictions of new rows of the primary.
+
+        Raises:
+            BudgetExceededError: If a party's ledger does not cover the request; nothing was
+                released then.
+            DataError: If the rows have other features than the model.
+
+        Reveals:
+            Everything is in one process: a simulation protects nobody's table.
+        """
         predictor = self._predictor
         return answered(
             predictor.config,
             predictor.primary,
-            new,
-            lambda rows: self._released(rows, observe),
-            linkable=linkable,
-            names=names,
-            row_name=row_name,
+            rows,
+            lambda table: self._release(table, observe),
             device=predictor.device,
             without=predictor.absent,
         )
 
-    def _released(self, new: PartyTable, observe: Observer) -> tuple[Tensor, float]:
+    def _release(self, new: PartyTable, observe: Observer) -> tuple[Tensor, float]:
         """Return the outputs for rows that are linked, and what releasing them cost."""
         predictor = self._predictor
         config, primary, device = predictor.config, predictor.primary, predictor.device
@@ -270,6 +225,11 @@ class SimulatedSession:
 # What it takes to predict new rows with a run whose parties have kept their models.
 
 
+Way = Literal["alone", "here", "processes", "elsewhere"]
+"""Where predictions are answered: by the primary alone, with all parties in this process, in a
+process a party on this machine, or by parties that join from elsewhere."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedRun(KeptRun):
     """A kept run, and how its parties are asked."""
@@ -297,39 +257,108 @@ class TrainedRun(KeptRun):
             return self._of_no_rows("row" if id_column is None else id_column, out)
         _warn_of(named.table, observe)
         model = self.model(self.config.primary.name)
-        here = self.identity is None and read_figures(self.folder)["mode"] == "simulated"
         absent = absent_names(self.config, active)
         measured = self._measured_without(absent, observe) if absent else None
-        nobody = active is not None and not active
-        if nobody or (measured is not None and measured["used"] == "alone"):
+        none_left = active is not None and not active
+        if none_left or (measured is not None and measured["used"] == "alone"):
             # The primary alone does better than those that are left, or has to.
             model = made_alone(model, threshold=None if measured is None else measured["threshold"])
-        alone = nobody or answers_alone(model)
+        way = "alone" if none_left else self.way(model)
         if (
             absent
-            and not alone
+            and way != "alone"
             and self.config.model.party_dropout == 0
             and not in_blocks(self.config)
         ):
             observe(Warned(text=NEVER_FEWER))
-        if here or alone:
+        if way == "alone" or way == "here":
             asker: AlonePredictor | Predictor = (
                 AlonePredictor(self.config, model, without=absent)
-                if alone
-                else self._predictor_without(absent, observe)
+                if way == "alone"
+                else self.predictor(observe, without=absent)
             )
             with asker.session() as session:
-                predictions = session.ask(
-                    named.table,
-                    linkable=named.linkable,
-                    names=named.names,
-                    row_name=named.row_name,
-                    observe=observe,
-                )
+                predictions = session.ask(named, observe=observe)
             if out is not None:
                 predictions.write(out)
-            unknown = named.table.unknown_words
-            return replace(predictions, measured_without=measured, unknown_words=unknown)
+        else:
+            predictions = self._ask_primary(rows, named, way, absent, id_column, out, observe)
+        unknown = named.table.unknown_words
+        return replace(predictions, measured_without=measured, unknown_words=unknown)
+
+    def way(self, model: KeptModel) -> Way:
+        """Return where requests for predictions of the primary's model are answered."""
+        if answers_alone(model):
+            return "alone"
+        if self.identity is not None:
+            return "elsewhere"
+        return "here" if read_figures(self.folder)["mode"] == "simulated" else "processes"
+
+    def primary_job(self, new_rows: NewRows | None = None) -> PartyJob:
+        """Return the job of the primary's process, which serves the model.
+
+        Args:
+            new_rows: What it asks for; None where requests come later.
+        """
+        return PartyJob(
+            config=self.config,
+            name=self.config.primary.name,
+            run_folder=self.folder,
+            identity_folder=self.identity or self.folder,
+            data_root=self.data_root.resolve(),
+            device=device_named(self.device),
+            resume=True,
+            listen=self.listen,
+            serves=True,
+            new_rows=new_rows,
+        )
+
+    def options(self, observe: Observer) -> RunOptions:
+        """Return the options of processes that serve the models."""
+        return RunOptions(
+            run_folder=self.folder,
+            data_root=self.data_root.resolve(),
+            device=device_named(self.device),
+            observe=observe,
+        )
+
+    def _of_no_rows(self, row_name: str, out: Path | None) -> Predictions:
+        """Return the answer to no rows: no party is asked, and nothing is charged."""
+        part = self.model(self.config.primary.name).primary
+        assert part is not None, "the primary predicts"
+        predictions = predictions_of(
+            torch.empty((0, part.head.outputs)),
+            part.head,
+            classes=part.classes,
+            label_scaler=part.label_scaler,
+            threshold=part.threshold,
+            rows=[],
+        )
+        predictions = replace(predictions, row_name=row_name)
+        if out is not None:
+            predictions.write(out)
+        return predictions
+
+    def _measured_without(
+        self, absent: tuple[str, ...], observe: Observer
+    ) -> Mapping[str, Any] | None:
+        if absent not in self._worths:
+            self._worths[absent] = worth_without(self, absent, observe=observe)
+        return self._worths[absent]
+
+    def _ask_primary(
+        self,
+        rows: Any,
+        named: NamedRows,
+        way: Way,
+        absent: tuple[str, ...],
+        id_column: str | None,
+        out: Path | None,
+        observe: Observer,
+    ) -> Predictions:
+        """Have the primary's own process ask the other parties, by a file of the rows."""
+        from securevfl.runtime.launching import run_party
+
         if isinstance(rows, PartyTable):
             raise ConfigError(
                 "rows: the parties of this run have processes of their own, and the primary's "
@@ -342,69 +371,15 @@ class TrainedRun(KeptRun):
                 id_column=id_column,
                 without=absent,
             )
-            if self.identity is None:
-                predictions = self._ask_processes(new, observe)
+            if way == "processes":
+                told = predict_in_processes(self.config, self.options(observe), new)
+                predictions = read_predictions(new.out, told)
             else:
-                predictions = self._ask_others(new, self.identity, observe)
-        predictions = replace(
-            predictions, measured_without=measured, unknown_words=named.table.unknown_words
-        )
-        # As the frame has them: a file knows texts alone.
+                outcome = run_party(self.primary_job(new), observe)
+                assert isinstance(outcome, Predictions), "a primary that serves returns predictions"
+                predictions = outcome
+        # As the frame has them: a file holds texts alone.
         return predictions if named.names is None else replace(predictions, rows=named.names)
-
-    def _of_no_rows(self, row_name: str, out: Path | None) -> Predictions:
-        """Return the answer to no rows: nobody is asked, and nothing is charged."""
-        part = self.model(self.config.primary.name).primary
-        assert part is not None, "the primary predicts"
-        predictions = predictions_of(
-            torch.empty((0, part.head.outputs)),
-            part.head,
-            classes=part.classes,
-            label_scaler=part.label_scaler,
-            threshold=part.threshold,
-            rows=[],
-            row_name=row_name,
-        )
-        if out is not None:
-            predictions.write(out)
-        return predictions
-
-    def _measured_without(
-        self, absent: tuple[str, ...], observe: Observer
-    ) -> Mapping[str, Any] | None:
-        if absent not in self._worths:
-            self._worths[absent] = worth_without(self, absent, observe=observe)
-        return self._worths[absent]
-
-    def _ask_processes(self, new: NewRows, observe: Observer) -> Predictions:
-        told = predict_in_processes(
-            self.config,
-            self.folder,
-            data_root=self.data_root.resolve(),
-            new=new,
-            device=self.device,
-            observe=observe,
-        )
-        return read_predictions(new.out, told)
-
-    def _ask_others(self, new: NewRows, identity: Path, observe: Observer) -> Predictions:
-        from securevfl.runtime.launching import run_party
-
-        job = PartyJob(
-            config=self.config,
-            name=self.config.primary.name,
-            run_folder=self.folder,
-            identity_folder=identity,
-            data_root=self.data_root.resolve(),
-            device=device_named(self.device),
-            resume=True,
-            listen=self.listen,
-            serves=True,
-            new_rows=new,
-        )
-        outcome = run_party(job, observe)
-        assert isinstance(outcome, Predictions), "a primary that serves returns predictions"
-        return outcome
 
     def named(self, rows: Any, *, id_column: str | None = None) -> NamedRows:
         """Return new rows as the model takes them.
@@ -443,7 +418,9 @@ class TrainedRun(KeptRun):
     def _worths(self) -> dict[tuple[str, ...], Mapping[str, Any] | None]:
         return {}
 
-    def _predictor_without(self, absent: tuple[str, ...], observe: Observer) -> Predictor:
+    def predictor(self, observe: Observer, *, without: tuple[str, ...] = ()) -> Predictor:
+        """Return all parties of a simulated run that are not absent, with their models loaded."""
+        absent = without
         if absent not in self._predictors:
             tables = self.tables
             if not tables:
@@ -492,62 +469,60 @@ def _file_of(rows: Any, folder: Path) -> Path:
 # Entry points that use a trained run.
 
 
+class RunSource(TypedDict, total=False):
+    """Where a run's parts are, if not in its folder."""
+
+    federation: FederationSource | None
+    """The federation file; default: that of the run."""
+    parties: Iterable[PartyTable] | None
+    """The secondaries' tables, of a run that was simulated on tables in memory; others are read
+    again."""
+    identity: str | Path | None
+    """The primary's own folder, as made by ``securevfl provision``."""
+    listen: str | None
+    """Where the primary listens, if not at its address in the file."""
+    data_root: Path | None
+    """Where relative data paths start; default: the current folder."""
+    device: str
+    """``"cpu"`` (the default) or ``"cuda"``."""
+
+
 def predict(
     run: str | Path,
     rows: Any,
     *,
-    federation: FederationSource | None = None,
-    parties: Iterable[PartyTable] | None = None,
     id_column: str | None = None,
     without: Sequence[str] = (),
     out: str | Path | None = None,
-    identity: str | Path | None = None,
-    listen: str | None = None,
-    data_root: Path | None = None,
-    device: str = "cpu",
     observe: Observer = unheard,
+    **source: Unpack[RunSource],
 ) -> Predictions:
-    """Predict new rows of the primary with the model that a run has kept.
+    """Predict new rows of the primary with the model that a run has saved.
 
     Every call is a request: under a promise, every party's ledger is charged for it. A run that was
     simulated predicts in this process, one that was trained on this machine in a process a party;
-    with ``identity``, this is the primary, and the others come by themselves
+    with ``identity``, this is the primary, and the other parties join from elsewhere
     (``securevfl party --serve``).
 
     Args:
         run: The run folder.
         rows: A frame (pandas, polars, pyarrow), the path of a file, or, of a simulation, a
             :class:`PartyTable` that is encoded as the table of training was.
-        federation: The federation file; default: that of the run.
-        parties: The secondaries' tables, of a run that was simulated on tables in memory; others
-            are read again.
         id_column: The column that names rows; None numbers them from 1 on.
         without: Secondaries that are absent: they are not asked, and not waited for.
         out: A file that gets the predictions too.
-        identity: The primary's own folder, as made by ``securevfl identity create``.
-        listen: Where the primary listens, if not at its address in the file.
-        data_root: Where relative data paths start; default: the current folder.
-        device: ``"cpu"`` or ``"cuda"``.
-        observe: Hears of progress.
+        observe: Called with progress.
+        **source: See :class:`RunSource`.
 
     Raises:
-        BudgetExceededError: If a party's ledger has no room for them; nothing was released then.
-        ConfigError: If the run has kept no model, or one that does not fit.
+        BudgetExceededError: If a party's ledger does not cover them; nothing was released then.
+        ConfigError: If the run has saved no model, or one that does not fit.
         DataError: If the rows' columns are not those of training.
 
     Reveals:
         On one machine nothing leaves it. With others: what a request for predictions reveals.
     """
-    trained = trained_run(
-        run,
-        federation=federation,
-        parties=parties,
-        identity=identity,
-        listen=listen,
-        data_root=data_root,
-        device=device,
-    )
-    return trained.predict(
+    return trained_run(run, **source).predict(
         rows,
         id_column=id_column,
         without=without,
@@ -629,11 +604,8 @@ def predict_file(
     out: Path,
     id_column: str | None = None,
     without: Sequence[str] = (),
-    identity: Path | None = None,
-    listen: str | None = None,
-    data_root: Path | None = None,
-    device: str = "cpu",
     observe: Observer = unheard,
+    **source: Unpack[RunSource],
 ) -> Predictions:
     """Predict a file of new rows, and write the predictions; see :func:`predict`.
 
@@ -641,36 +613,30 @@ def predict_file(
         config: The federation file.
         run_folder: Of the run that trained.
         rows: The file of new rows.
-        out: Where predictions go.
+        out: Where predictions are written.
         id_column: The column that names rows; None numbers them from 1 on.
         without: Secondaries that are absent.
-        identity: The primary's own folder, as made by ``securevfl identity create``.
-        listen: Where the primary listens, if not at its address in the file.
-        data_root: Where relative data paths start.
-        device: ``"cpu"`` or ``"cuda"``.
-        observe: Hears of progress.
+        observe: Called with progress.
+        **source: See :class:`RunSource`.
 
     Raises:
-        BudgetExceededError: If a party's ledger has no room for them; nothing was released then.
-        ConfigError: If the run has kept no model, or one that does not fit.
-        DataError: If the rows' columns are not those of training.
+        BudgetExceededError: As :func:`predict`.
+        ConfigError: As :func:`predict`, or if there is no such file.
+        DataError: As :func:`predict`.
 
     Reveals:
-        On one machine nothing leaves it. With others: what a request for predictions reveals.
+        What :func:`predict` reveals.
     """
     files.require_writable_folder(out.parent, what="folder of --out")
     if not rows.exists():
         raise ConfigError(f"--rows: there is no file {rows}")
+    source["federation"] = config
     return predict(
         run_folder,
         rows,
-        federation=config,
         id_column=id_column,
         without=without,
         out=out,
-        identity=identity,
-        listen=listen,
-        data_root=data_root,
-        device=device,
         observe=observe,
+        **source,
     )

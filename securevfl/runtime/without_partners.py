@@ -26,10 +26,10 @@ from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import (
     RoundCounter,
     RoundPlan,
-    RunFacts,
     RunPlan,
     plan_prediction,
     plan_run,
+    prediction_facts,
     run_facts,
 )
 from securevfl.federation.saved_model import KeptModel
@@ -307,7 +307,7 @@ def saved_top(
         device: Where it computes.
     """
     rows = table.num_rows
-    facts = facts_of(rows)
+    facts = prediction_facts(rows=rows, predicted_rows=rows)
     keys = keys_of(prediction_spec(config, model).keys, table)
     everybody = tuple(config.ranks[party.name] for party in config.secondaries)
     nothing = ReleasedRows(
@@ -322,13 +322,6 @@ def saved_top(
         nothing,
         request=Request(facts=facts, keys=keys),
         device=device,
-    )
-
-
-def facts_of(rows: int) -> RunFacts:
-    """Return the facts of a session that predicts so many rows."""
-    return RunFacts(
-        rows=rows, train_rows=0, validation_rows=0, test_rows=0, predicts=True, predicted_rows=rows
     )
 
 
@@ -360,7 +353,11 @@ class SavedModels(Partners):
         self._config = config
         table, model = tables[config.primary.name], models[config.primary.name]
         split, facts = run_facts(config, table)
-        plan = plan_prediction(config, facts_of(facts.rows), noise_share_std=model.noise_share_std)
+        plan = plan_prediction(
+            config,
+            prediction_facts(rows=facts.rows, predicted_rows=facts.rows),
+            noise_share_std=model.noise_share_std,
+        )
         spec = prediction_spec(config, model)
         link = Linker(spec, keys_of(spec.keys, table))
         self._rows = np.union1d(split.validation, split.test)

@@ -14,16 +14,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
-import numpy as np
 import pandas as pd
-from jaxtyping import Bool
 
 from securevfl.core.errors import BudgetExceededError, DataError, PartyFailedError, SecureVflError
 from securevfl.core.progress import Observer, unheard
-from securevfl.data.tables import PartyTable
 from securevfl.federation.run_plan import PredictionBudget
+from securevfl.runtime.predicting import NamedRows
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.run_tables import NamedRows
 
 MOST_WAITING: Final = 256
 """Requests that may wait for the one before them."""
@@ -42,9 +39,7 @@ class PredictionSession(Protocol):
         """Whether an error has left the parties in the middle of a request."""
         ...
 
-    def ask(
-        self, new: PartyTable, *, linkable: Bool[np.ndarray, " rows"], observe: Observer
-    ) -> Predictions:
+    def ask(self, rows: NamedRows, *, observe: Observer) -> Predictions:
         """Return predictions of new rows."""
         ...
 
@@ -214,7 +209,7 @@ class Asker:
         try:
             frame = pd.concat([one.frame for one in asked], ignore_index=True)
             rows = self._model.rows(frame)
-            predictions = session.ask(rows.table, linkable=rows.linkable, observe=unheard)
+            predictions = session.ask(rows, observe=unheard)
         except (DataError, BudgetExceededError) as error:
             if len(asked) > 1 and not session.broken:
                 # One alone may fit where all together do not, and the fault may be of one.

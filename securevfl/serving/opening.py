@@ -1,28 +1,26 @@
 """Openers of a server's backend: parties in this process, in child processes, or elsewhere."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pandas as pd
 
 from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError
-from securevfl.core.progress import Observer, Warned
+from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
 from securevfl.federation.session.membership import active_without
 from securevfl.launch.spawn import KeptProcesses
 from securevfl.runtime.launching import others_in_processes
-from securevfl.runtime.party import PartyLife, living
-from securevfl.runtime.predicting import AlonePredictor, answers_alone
+from securevfl.runtime.party import PartySession, party_session
+from securevfl.runtime.predicting import AlonePredictor, NamedRows
 from securevfl.runtime.primary_party import PredictingPrimary, predicting
-from securevfl.runtime.run_folder import read_figures
-from securevfl.runtime.run_options import PartyJob, device_named
-from securevfl.runtime.run_tables import NamedRows, read_party, rows_of_frame, schema_of
-from securevfl.runtime.trained_run import Predictor
+from securevfl.runtime.run_options import PartyJob
+from securevfl.runtime.run_tables import rows_of_frame, schema_of
+from securevfl.runtime.trained_run import TrainedRun
 from securevfl.serving.api import Served
-from securevfl.serving.asking import Model
+from securevfl.serving.asking import Model, PredictionSession
 from securevfl.serving.json_rows import RowFormat
 from securevfl.transport.identity import Identity
 from securevfl.transport.star import PrimaryTransport
@@ -39,7 +37,7 @@ class WithoutLost:
 
     def __init__(
         self,
-        life: PartyLife,
+        life: PartySession,
         model: KeptModel,
         *,
         opened: Callable[[PrimaryTransport], None],
@@ -130,149 +128,107 @@ class Opened:
 
 
 @contextmanager
-def opened(
-    config: FederationConfig,
-    run_folder: Path,
-    *,
-    identity: Path | None,
-    listen: str | None,
-    data_root: Path,
-    device: str,
-    observe: Observer,
-    without_lost: bool = False,
-) -> Iterator[Opened]:
+def opened(run: TrainedRun, *, observe: Observer, without_lost: bool = False) -> Iterator[Opened]:
     """Load a run's model, and make ready to ask its parties.
 
     A run that was simulated is asked in this process, one that was trained on this machine in a
-    process a party, which are kept running; with ``identity``, this is the primary, and the others
-    come by themselves (``securevfl party --serve``). A model that answers alone asks nobody.
+    process a party, which are kept running; with an identity, this is the primary, and the other
+    parties join from elsewhere (``securevfl party --serve``). A model that answers alone asks
+    nobody.
 
     Args:
-        config: The federation file.
-        run_folder: Of the run that trained.
-        identity: The primary's own folder, as made by ``securevfl identity create``.
-        listen: Where the primary listens, if not at its address in the file.
-        data_root: Where relative data paths start.
-        device: ``"cpu"`` or ``"cuda"``.
-        observe: Hears of progress.
+        run: The run that trained.
+        observe: Called with progress.
         without_lost: Whether to go on without a secondary that was lost, between processes.
 
     Raises:
-        ConfigError: If the run has kept no model, or one that does not fit, or another server or
+        ConfigError: If the run has saved no model, or one that does not fit, or another server or
             run has a ledger that requests are charged to.
         DataError: If a party's table, which the model was trained on, cannot be read any more.
     """
-    own = load_model(_folder(config, run_folder), config, party=config.primary.name)
-    if answers_alone(own):
-        yield Opened(
-            model=Model(
-                open=AlonePredictor(config, own).session,
-                rows=_reader(config, own),
-                interrupt=lambda: None,
-            ),
-            kept=own,
-            rows=_rows(config, own),
-        )
-        return
-    if identity is None and read_figures(run_folder)["mode"] != "federated":
-        found = in_process(config, run_folder, data_root=data_root, device=device)
+    own = run.model(run.config.primary.name)
+    way = run.way(own)
+    if way == "alone":
+        yield _opened(own, run.config, AlonePredictor(run.config, own).session)
+    elif way == "here":
+        found = in_process(run)
         # One session from start to end: another server or request on these ledgers is refused.
         with found.model.open() as session:
             yield replace(found, model=replace(found.model, open=lambda: nullcontext(session)))
-        return
-    with ExitStack() as held:
-        processes, place = None, None
-        if identity is None:
-            config, place, processes = held.enter_context(
-                others_in_processes(
-                    config, run_folder, data_root=data_root, device=device, observe=observe
-                )
-            )
-        job = PartyJob(
-            config=config,
-            name=config.primary.name,
-            run_folder=run_folder,
-            identity_folder=identity or run_folder,
-            data_root=data_root,
-            device=device_named(device),
-            resume=True,
-            listen=listen,
-            serves=True,
-        )
-        yield held.enter_context(
-            between_processes(job, place, processes, observe=observe, without_lost=without_lost)
-        )
+    elif way == "elsewhere":
+        with between_processes(
+            run.primary_job(), observe=observe, without_lost=without_lost
+        ) as found:
+            yield found
+    else:
+        with (
+            others_in_processes(run.config, run.options(observe)) as (config, place, processes),
+            between_processes(
+                replace(run.primary_job(), config=config),
+                observe=observe,
+                identity=place,
+                processes=processes,
+                without_lost=without_lost,
+            ) as found,
+        ):
+            yield found
 
 
-def in_process(
-    config: FederationConfig, run_folder: Path, *, data_root: Path, device: str
-) -> Opened:
+def in_process(run: TrainedRun) -> Opened:
     """Return a model whose parties are all in this process.
-
-    Args:
-        config: The federation file.
-        run_folder: Of the run that trained.
-        data_root: Where relative data paths start.
-        device: ``"cpu"`` or ``"cuda"``.
 
     Raises:
         ConfigError: If a model is missing or damaged.
         DataError: If a party's table cannot be read any more.
     """
-    tables = {
-        party.name: read_party(
-            config,
-            party,
-            data_root,
-            model=load_model(
-                run_folder / "parties" / party.name / FOLDER, config, party=party.name
-            ),
-        )
-        for party in config.secondaries
-    }
-    predictor = Predictor(config, run_folder, tables, device=device_named(device))
+    predictor = run.predictor(unheard)
+    return _opened(predictor.primary, run.config, predictor.session)
+
+
+def _opened(
+    own: KeptModel,
+    config: FederationConfig,
+    session: Callable[[], AbstractContextManager[PredictionSession]],
+) -> Opened:
+    """Return a model that never waits for parties."""
     return Opened(
-        model=Model(
-            open=predictor.session,
-            rows=_reader(config, predictor.primary),
-            interrupt=lambda: None,
-        ),
-        kept=predictor.primary,
-        rows=_rows(config, predictor.primary),
+        model=Model(open=session, rows=_reader(config, own), interrupt=lambda: None),
+        kept=own,
+        rows=_rows(config, own),
     )
 
 
 @contextmanager
 def between_processes(
     job: PartyJob,
-    identity: Identity | None,
-    processes: KeptProcesses | None,
     *,
     observe: Observer,
+    identity: Identity | None = None,
+    processes: KeptProcesses | None = None,
     without_lost: bool = False,
 ) -> Iterator[Opened]:
-    """Hold the primary's life, and sessions with the others in it.
+    """Hold the primary's files, and sessions with the other parties.
 
     Args:
         job: The primary's.
+        observe: Called with progress.
         identity: Its own; None reads it from the job's folder.
-        processes: The others, where they run beside it.
-        observe: Hears of progress.
+        processes: Those of the other parties, where this process has started them.
         without_lost: Whether a session goes on without a secondary that the one before it lost.
     """
-    with living(job, observe, identity=identity) as life:
-        config = life.config
+    with party_session(job, observe, identity=identity) as party:
+        config = party.config
         model = load_model(job.folder / FOLDER, config, party=job.name)
         star = _Star()
         # Another server or request on this table ends here, before it says that it is ready.
-        life.files.hold_ledger()
-        life.files.log("serving", run=model.run)
-        going_on = WithoutLost(life, model, opened=star.hold, observe=observe)
+        party.files.hold_ledger()
+        party.files.log("serving", run=model.run)
+        going_on = WithoutLost(party, model, opened=star.hold, observe=observe)
         yield Opened(
             model=Model(
                 open=going_on.session
                 if without_lost
-                else lambda: predicting(life, model, opened=star.hold),
+                else lambda: predicting(party, model, opened=star.hold),
                 rows=_reader(config, model),
                 interrupt=star.end,
             ),
@@ -280,7 +236,7 @@ def between_processes(
             rows=_rows(config, model),
             processes=processes,
         )
-        life.files.log("done")
+        party.files.log("done")
 
 
 class _Star:
@@ -295,10 +251,6 @@ class _Star:
     def end(self) -> None:
         if self._transport is not None:
             self._transport.abort("the server was stopped")
-
-
-def _folder(config: FederationConfig, run_folder: Path) -> Path:
-    return run_folder / "parties" / config.primary.name / FOLDER
 
 
 def _reader(config: FederationConfig, model: KeptModel) -> Callable[[pd.DataFrame], NamedRows]:

@@ -69,6 +69,7 @@ def serve(
         from securevfl.core.shown_progress import RunProgress
         from securevfl.models.task_metrics import metrics_of
         from securevfl.runtime.run_folder import federation_of_run
+        from securevfl.runtime.trained_run import trained_run
         from securevfl.serving.guard import token_of
         from securevfl.serving.opening import opened
         from securevfl.serving.server import LOG, ServerSettings, application, bound, run_server
@@ -79,24 +80,23 @@ def serve(
         checks.positive(rate=rate)
     if token_file is not None and not with_token:
         raise ConfigError("--no-token: goes without --token-file")
-    config = federation_of_run(run, federation)
+    trained = trained_run(
+        run,
+        federation=federation_of_run(run, federation),
+        identity=identity,
+        listen=listen,
+        data_root=data_root,
+        device=device,
+    )
+    federated = trained.config
     token = token_of(token_file, folder=run) if with_token else None
     logging.basicConfig(format="securevfl: %(asctime)s %(message)s", stream=sys.stderr)
     LOG.setLevel(logging.INFO)
-    metric = metrics_of(config.federation.task, config.training.metric)[0].name
+    metric = metrics_of(federated.federation.task, federated.training.metric)[0].name
     with (
         bound(host, port) as listener,
         RunProgress(metric=metric) as progress,
-        opened(
-            config,
-            run,
-            identity=identity,
-            listen=listen,
-            data_root=(data_root or Path()).resolve(),
-            device=device,
-            observe=progress,
-            without_lost=without_lost,
-        ) as model,
+        opened(trained, observe=progress, without_lost=without_lost) as model,
     ):
         shown, taken = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
         url = f"http://{shown}:{taken}"

@@ -14,6 +14,7 @@ from securevfl.federation import run_plan
 from securevfl.federation.rounds.cut import AGGREGATIONS, MeanOfRows
 from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.models.fet.family import FeTFamily
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -47,8 +48,7 @@ def test_a_run_trains_through_it(tmp_path: Path) -> None:
     result = simulate_federation(
         config,
         read_tables(config, tmp_path),
-        tmp_path / "run",
-        device=torch.device("cpu"),
+        RunOptions(run_folder=tmp_path / "run"),
         with_alone=False,
     )
     assert len(result.losses) == 4

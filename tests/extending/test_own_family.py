@@ -21,6 +21,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.privacy import Privacy
 from securevfl.models.registry import GROUP, load_family
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -127,7 +128,7 @@ def simulated(folder: Path, encoder: str, family: str) -> dict[str, Any]:
     config = read_federation(save(folder, source))
     tables = read_tables(config, folder)
     metrics: dict[str, Any] = simulate_federation(
-        config, tables, folder / "run", device=torch.device("cpu"), with_alone=False
+        config, tables, RunOptions(run_folder=folder / "run"), with_alone=False
     ).metrics
     return metrics
 

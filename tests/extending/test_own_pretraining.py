@@ -14,6 +14,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import DataError
 from securevfl.core.progress import PretrainingIteration, ProgressEvent
 from securevfl.models.registry import GROUP
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -79,11 +80,15 @@ MODEL = {"family": "pretrained", "neighbours": 1, "hidden": 2}
 STAGE = {"iterations": 4, "learning_rate": 1e-2, "batch_size": 16}
 
 
-def simulate(path: Path, out: Path, **options: Any) -> RunResult:
+def simulate(path: Path, out: Path, *, pretrain_only: bool = False, **options: Any) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
     return simulate_federation(
-        config, tables, out, device=torch.device("cpu"), with_alone=False, **options
+        config,
+        tables,
+        RunOptions(run_folder=out, **options),
+        with_alone=False,
+        pretrain_only=pretrain_only,
     )
 
 

@@ -46,6 +46,7 @@ from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
 from securevfl.runtime import predicting, simulation, trained_run
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -528,7 +529,7 @@ def whole_run(
         # A request is made whoever would answer it.
         patches.enter_context(mock.patch.object(predicting, "answers_alone", return_value=False))
         result = simulate_federation(
-            config, tables, folder, device=torch.device("cpu"), with_alone=False
+            config, tables, RunOptions(run_folder=folder), with_alone=False
         )
         timed = {"seconds"}
         listener.hear(
@@ -536,5 +537,7 @@ def whole_run(
         )
         new = tables[config.primary.name].take(np.arange(3))
         predictor = trained_run.Predictor(config, folder, tables, device=torch.device("cpu"))
-        listener.hear("predictions", predictor.predict(new).values.tolist())
+        with predictor.session() as session:
+            answer = session.ask(predicting.NamedRows.all_of(new))
+        listener.hear("predictions", answer.values.tolist())
     return listener.heard

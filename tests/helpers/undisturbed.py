@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from securevfl.config.reading import read_federation
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -15,7 +16,7 @@ def simulated(path: Path, out: Path, **options: Any) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
     options = {"with_alone": False, **options}
-    return simulate_federation(config, tables, out, device=torch.device("cpu"), **options)
+    return simulate_federation(config, tables, RunOptions(run_folder=out), **options)
 
 
 def undisturbed(path: Path, out: Path) -> RunResult:

@@ -31,6 +31,7 @@ from helpers.fixed_entropy import fixed_entropy
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -119,7 +120,7 @@ def simulated_losses(name: str) -> list[float]:
         config = read_federation(write_run(folder, name))
         tables = read_tables(config, folder)
         result = simulate_federation(
-            config, tables, folder / "run", device=torch.device("cpu"), with_alone=False
+            config, tables, RunOptions(run_folder=folder / "run"), with_alone=False
         )
         return [*result.losses, result.metrics["test"]]
 
@@ -136,11 +137,7 @@ def federated_losses(name: str) -> list[float]:
         folder = Path(temporary)
         figures = train_in_processes(
             read_federation(write_run(folder, name)),
-            folder / "run",
-            data_root=folder,
-            resume=False,
-            device="cpu",
-            observe=observe,
+            RunOptions(run_folder=folder / "run", data_root=folder, observe=observe),
         )
         metrics = figures.as_json()
     return [*losses, metrics["test"]]

@@ -32,6 +32,7 @@ from securevfl.launch import fork_server
 from securevfl.launch.fork_server import fork_children
 from securevfl.runtime.entry import finished_metrics
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_options import RunOptions
 
 PATIENCE_S: Final = 150.0
 """No launch takes so long on a machine with a load of 8; one that does is stuck."""
@@ -193,11 +194,12 @@ def _be_launcher(path: Path, watch: Watch, *, resume: bool, observe: Observer) -
         if not (resume and finished_metrics(config, watch.out) is not None):
             train_in_processes(
                 config,
-                watch.out,
-                data_root=path.parent,
-                resume=resume and (watch.out / "parties").is_dir(),
-                device="cpu",
-                observe=observe,
+                RunOptions(
+                    run_folder=watch.out,
+                    data_root=path.parent,
+                    resume=resume and (watch.out / "parties").is_dir(),
+                    observe=observe,
+                ),
             )
         code = 0
     except SecureVflError as error:

@@ -29,6 +29,7 @@ from securevfl.federation.messages import (
     Gradient,
     Hello,
     Mean,
+    PredictRequest,
     Ready,
     Share,
     TrainingRows,
@@ -70,7 +71,6 @@ from securevfl.linkage.stage.messages import (
     OwnSimilarities,
 )
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
-from securevfl.runtime.predicting import PredictRequest
 from securevfl.transport.channels import SealedFrom, SealedTo
 from securevfl.transport.message import Failure, Ping, SessionStart, TypedMessage
 

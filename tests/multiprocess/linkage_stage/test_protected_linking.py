@@ -15,6 +15,7 @@ from securevfl.core.progress import RoundDone
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 
 pytestmark = pytest.mark.multiprocess
@@ -68,7 +69,7 @@ def test_links_are_those_of_one_process(protection: str, tmp_path: Path) -> None
             losses.append(event.loss)
 
     train_in_processes(
-        config, tmp_path / "run", data_root=tmp_path, resume=False, device="cpu", observe=observe
+        config, RunOptions(run_folder=tmp_path / "run", data_root=tmp_path, observe=observe)
     )
     folder = tmp_path / "run" / "parties"
     found = [arrays_of(file) for file in folder.glob("coordinator/links-*.npz")]

@@ -16,6 +16,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.progress import ProgressEvent, RoundDone, unheard
 from securevfl.federation.pretraining.pretraining_stage import load_encoders
 from securevfl.runtime.launching import pretrain_in_processes, train_in_processes
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -49,7 +50,7 @@ def simulated(path: Path, out: Path, **kinds: Any) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
     return simulate_federation(
-        config, tables, out, device=torch.device("cpu"), with_alone=False, **kinds
+        config, tables, RunOptions(run_folder=out), with_alone=False, **kinds
     )
 
 
@@ -60,11 +61,7 @@ def pretrained(folder: Path, family: str, setting: str) -> dict[str, tuple[Encod
     path = federation(noised, family, pretraining={setting: 1.0})
     pretrain_in_processes(
         read_federation(path),
-        noised / "run",
-        data_root=noised,
-        device="cpu",
-        observe=unheard,
-        resume=False,
+        RunOptions(run_folder=noised / "run", data_root=noised, observe=unheard),
     )
     return {
         party: (load_encoders(silent / "run", party), load_encoders(noised / "run", party))
@@ -108,11 +105,7 @@ def test_noised_gradients_change_rounds_after_the_first(tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     train_in_processes(
         read_federation(path),
-        noised / "run",
-        data_root=noised,
-        device="cpu",
-        observe=events.append,
-        resume=False,
+        RunOptions(run_folder=noised / "run", data_root=noised, observe=events.append),
     )
     losses = [event.loss for event in events if isinstance(event, RoundDone)]
     assert len(losses) == len(whole.losses) == 3

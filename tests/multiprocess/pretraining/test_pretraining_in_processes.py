@@ -18,6 +18,7 @@ from securevfl.core.errors import PartyFailedError
 from securevfl.core.progress import PretrainingIteration, ProgressEvent, RoundDone, Warned, unheard
 from securevfl.federation.pretraining.pretraining_stage import load_encoders
 from securevfl.runtime.launching import pretrain_in_processes, train_in_processes
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -46,12 +47,7 @@ def federation(folder: Path, *, secondaries: int = 2, **pretraining: Any) -> Pat
 def federated(path: Path, out: Path, observe: Any, **kinds: Any) -> dict[str, Any]:
     figures = train_in_processes(
         read_federation(path),
-        out,
-        data_root=path.parent,
-        device="cpu",
-        observe=observe,
-        resume=kinds.pop("resume", False),
-        **kinds,
+        RunOptions(run_folder=out, data_root=path.parent, observe=observe, **kinds),
     )
     return figures.as_json()
 
@@ -60,7 +56,7 @@ def simulated(path: Path, out: Path, **kinds: Any) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
     return simulate_federation(
-        config, tables, out, device=torch.device("cpu"), with_alone=False, **kinds
+        config, tables, RunOptions(run_folder=out), with_alone=False, **kinds
     )
 
 
@@ -71,11 +67,7 @@ def test_processes_pretrain_the_encoders_that_the_simulator_does(tmp_path: Path)
     )
     figures = pretrain_in_processes(
         read_federation(path),
-        tmp_path / "federated",
-        data_root=path.parent,
-        device="cpu",
-        observe=unheard,
-        resume=False,
+        RunOptions(run_folder=tmp_path / "federated", data_root=path.parent, observe=unheard),
     )
     simulated(path, tmp_path / "simulated", pretrain_only=True)
     assert figures["steps"] == ["cross", "local", "aggregate"]
@@ -120,11 +112,7 @@ def test_parties_warn_of_links_that_may_be_wrong(tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     figures = pretrain_in_processes(
         read_federation(save(tmp_path, source)),
-        tmp_path / "run",
-        data_root=tmp_path,
-        device="cpu",
-        observe=events.append,
-        resume=False,
+        RunOptions(run_folder=tmp_path / "run", data_root=tmp_path, observe=events.append),
     )
     (warning,) = [event.text for event in events if isinstance(event, Warned)]
     assert "linkage.max_distance is not set" in warning

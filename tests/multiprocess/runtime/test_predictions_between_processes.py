@@ -17,7 +17,7 @@ from securevfl.ledger.ledger import ledger_of_table, set_limit
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import Predictions, read_predictions
-from securevfl.runtime.run_options import NewRows
+from securevfl.runtime.run_options import NewRows, RunOptions
 from securevfl.runtime.trained_run import predict_file
 
 PARTIES = ("agency", "bank-1", "bank-2")
@@ -39,7 +39,7 @@ def trained(path: Path) -> tuple[FederationConfig, Path, Path]:
 def in_processes(config: FederationConfig, run: Path, rows: Path) -> Predictions:
     new = NewRows(path=rows, out=run.parent / "many.csv")
     told = predict_in_processes(
-        config, run, data_root=run.parent, new=new, device="cpu", observe=unheard
+        config, RunOptions(run_folder=run, data_root=run.parent, observe=unheard), new=new
     )
     return read_predictions(new.out, told)
 

@@ -14,7 +14,7 @@ from securevfl.ledger.ledger import ledger_of_table
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import read_predictions
-from securevfl.runtime.run_options import NewRows
+from securevfl.runtime.run_options import NewRows, RunOptions
 from securevfl.runtime.trained_run import predict_file
 
 pytestmark = pytest.mark.multiprocess
@@ -41,7 +41,7 @@ def test_processes_without_a_secondary_predict_what_one_process_does(tmp_path: P
     (tmp_path / "bank-2.csv").rename(tmp_path / "elsewhere.csv")
     new = NewRows(path=rows, out=tmp_path / "many.csv", without=("bank-2",))
     told = predict_in_processes(
-        config, run, data_root=tmp_path, new=new, device="cpu", observe=unheard
+        config, RunOptions(run_folder=run, data_root=tmp_path, observe=unheard), new=new
     )
     many = read_predictions(new.out, told)
 

@@ -19,6 +19,7 @@ from securevfl.core.files import read_json, write_json
 from securevfl.launch.spawn import KeptProcesses
 from securevfl.ledger.ledger import ledger_of_table
 from securevfl.runtime.entry import simulate
+from securevfl.runtime.trained_run import trained_run
 from securevfl.serving.opening import opened
 from securevfl.serving.server import ServerSettings, application
 
@@ -57,12 +58,7 @@ def test_a_killed_secondary_is_said_to_be_gone_and_taken_back(tmp_path: Path) ->
     config = read_federation(run / "federation.toml")
     said: list[str] = []
     with opened(
-        config,
-        run,
-        identity=None,
-        listen=None,
-        data_root=tmp_path,
-        device="cpu",
+        trained_run(run, federation=config, data_root=tmp_path),
         observe=lambda event: said.append(str(event)),
     ) as model:
         assert model.processes is not None

@@ -15,6 +15,7 @@ from securevfl.core.progress import RoundDone
 from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.lab.bench.wire import Bytes, WiredRun
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -31,12 +32,7 @@ def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
             losses.append(event.loss)
 
     figures = train_in_processes(
-        read_federation(path),
-        out,
-        data_root=path.parent,
-        resume=False,
-        device="cpu",
-        observe=observe,
+        read_federation(path), RunOptions(run_folder=out, data_root=path.parent, observe=observe)
     )
     metrics = figures.as_json()
     return losses, metrics
@@ -45,7 +41,7 @@ def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
 def simulated(path: Path, out: Path):
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, out, device=torch.device("cpu"))
+    return simulate_federation(config, tables, RunOptions(run_folder=out))
 
 
 def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import tomli_w
-import torch
 from helpers.federations import FROZEN, save, write_federation
 from helpers.launched import processes_of
 from helpers.patience import PATIENCE_S, SOON_S
@@ -30,6 +29,7 @@ from securevfl.ledger.book import Limit
 from securevfl.ledger.chain import ChainedFile
 from securevfl.ledger.ledger import ledger_of_table, set_limit, summary_of
 from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.transport.identity import provision
@@ -44,11 +44,7 @@ def train(
 ) -> dict[str, Any]:
     figures = train_in_processes(
         read_federation(path),
-        out,
-        data_root=path.parent,
-        resume=resume,
-        device="cpu",
-        observe=observe,
+        RunOptions(run_folder=out, data_root=path.parent, resume=resume, observe=observe),
     )
     return figures.as_json()
 
@@ -124,7 +120,7 @@ def test_killed_secondary_and_resume(tmp_path: Path) -> None:
     undisturbed = tmp_path / "undisturbed"
     config = read_federation(path)
     tables = read_tables(config, tmp_path)
-    simulate_federation(config, tables, undisturbed, device=torch.device("cpu"), with_alone=False)
+    simulate_federation(config, tables, RunOptions(run_folder=undisturbed), with_alone=False)
     again, once = (pd.read_csv(folder / "history.csv") for folder in (out, undisturbed))
     for column in ("epoch", "loss", "train", "validation"):
         assert again[column].tolist() == pytest.approx(once[column].tolist(), abs=2**-12)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from helpers.assisted import LINEAR, write_assisted
 from helpers.federations import FROZEN, save, write_federation
 from helpers.removal import whole_run
@@ -31,6 +30,7 @@ from securevfl.federation.run_plan import run_facts
 from securevfl.federation.saved_model import load_model
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime import predicting, simulation
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -109,7 +109,7 @@ def played(
         watched.setattr(predicting, "Request", requested)
         watched.setattr(ballot, "randomised_labels", lambda own, _classes, _epsilon: own)
         result = simulate_federation(
-            config, tables, folder, device=torch.device("cpu"), with_alone=False
+            config, tables, RunOptions(run_folder=folder), with_alone=False
         )
         assert result.trained is not None
         # Whoever answers: a request is what secondaries would get.

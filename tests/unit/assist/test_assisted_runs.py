@@ -15,6 +15,7 @@ from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.runtime.entry import simulate
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.trained_run import predict_file
@@ -25,10 +26,8 @@ def run(path: Path, out: Path, **settings: Any) -> RunResult:
     return simulate_federation(
         config,
         read_tables(config, path.parent),
-        out,
-        device=torch.device("cpu"),
+        RunOptions(run_folder=out, **settings),
         with_alone=False,
-        **settings,
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from helpers.assisted import LINEAR, TREES, write_assisted
 
 from securevfl.config.disclosure import channels
@@ -25,6 +24,7 @@ from securevfl.models.alone import choice
 from securevfl.models.assist import best_step
 from securevfl.report.page import write_report
 from securevfl.report.verify import verify_run
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -56,7 +56,7 @@ def prepared(folder: Path, task: str, base: str = "none") -> tuple[Any, Tables]:
 
 def run(config: Any, tables: Tables, out: Path, **settings: Any) -> RunResult:
     return simulate_federation(
-        config, tables, out, device=torch.device("cpu"), with_alone=False, **settings
+        config, tables, RunOptions(run_folder=out, **settings), with_alone=False
     )
 
 

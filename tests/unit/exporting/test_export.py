@@ -25,6 +25,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.exporting.export import FORMATS, TOLERANCE, export_run
 from securevfl.exporting.parts import PrimaryModule
 from securevfl.federation.build import build_bottom
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -138,7 +139,7 @@ def test_exported_parts_together_predict_as_the_run_did(tmp_path: Path) -> None:
     config = read_federation(path)
     run = tmp_path / "run"
     tables = read_tables(config, tmp_path)
-    simulate_federation(config, tables, run, device=torch.device("cpu"), with_alone=False)
+    simulate_federation(config, tables, RunOptions(run_folder=run), with_alone=False)
     parts = {one.party: onnxruntime.InferenceSession(one.path) for one in export_run(config, run)}
     said = pd.read_csv(run / "predictions.csv")
     rows = said["row"].to_numpy() - 1

@@ -16,7 +16,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.messages import Welcome
+from securevfl.federation.messages import PredictRequest, Welcome
 from securevfl.federation.run_plan import RunFacts, new_run, plan_prediction
 from securevfl.federation.saved_model import KeptModel
 from securevfl.federation.session.handshake import Joined
@@ -27,9 +27,9 @@ from securevfl.federation.session.membership import (
     require_active,
 )
 from securevfl.federation.session.party_files import PartyFiles
+from securevfl.runtime import party as party_process
 from securevfl.runtime import secondary_party
-from securevfl.runtime.party import PartyLife
-from securevfl.runtime.predicting import PredictRequest
+from securevfl.runtime.party import PartySession
 from securevfl.runtime.run_options import PartyJob
 from securevfl.transport.star import SecondaryTransport
 
@@ -161,13 +161,15 @@ def test_a_request_to_others_than_the_sessions_parties_is_refused(
     star.transport.receive.return_value = asked.to_message()
     job = mock.Mock(spec=PartyJob, serves_on=False)
     job.name = who
-    life = mock.Mock(spec=PartyLife, config=config, job=job, files=mock.Mock(spec=PartyFiles))
+    life = mock.Mock(spec=PartySession, config=config, job=job, files=mock.Mock(spec=PartyFiles))
     life.identity = life.pinned = None
-    serve: Callable[[], None] = partial(secondary_party.serve_as_helper, life)
+    serve: Callable[[], None] = partial(party_process.serve_as_helper, life)
     if who == "bank-1":
         model, table = mock.Mock(spec=KeptModel), mock.Mock(spec=PartyTable)
-        serve = secondary_party._Requests(life, model, table, star).serve
-    monkeypatch.setattr(secondary_party, "joined", lambda *_, **__: contextlib.nullcontext(star))
+        serve = secondary_party._Requests(
+            secondary_party.SecondarySession(life, star), model, table
+        ).serve
+    monkeypatch.setattr(party_process, "joined", lambda *_, **__: contextlib.nullcontext(star))
 
     with pytest.raises(ProtocolError, match=r"asks for predictions of the parties .*session has"):
         serve()

@@ -19,10 +19,9 @@ from helpers.lying_primary import Played, Promise, QuietError, gradient_for, hon
 from helpers.ring_keys import random_pair_keys
 from torch import Tensor
 
-from securevfl.federation.messages import Announcement, EpochEnd, RoundKind
+from securevfl.federation.messages import Announcement, EpochEnd, PredictRequest, RoundKind
 from securevfl.federation.run_plan import EpochMark, RoundPlan, new_run
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.runtime.predicting import PredictRequest
 from securevfl.transport.message import Message
 
 RANKS = (1, 2)

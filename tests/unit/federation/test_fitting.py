@@ -17,6 +17,7 @@ from securevfl.federation import encoder_fitting
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RoundPlan, RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -47,9 +48,7 @@ def run(path: Path, out: Path, *, resume: bool = False):
     return simulate_federation(
         config,
         read_tables(config, path.parent),
-        out,
-        device=torch.device("cpu"),
-        resume=resume,
+        RunOptions(run_folder=out, resume=resume),
         with_alone=False,
     )
 

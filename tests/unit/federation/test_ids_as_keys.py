@@ -13,6 +13,7 @@ from helpers.federations import save
 from securevfl.config.reading import read_federation
 from securevfl.data.party_tables import from_frame
 from securevfl.federation.base import own_inputs
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables, table_warnings
 from securevfl.runtime.simulation import simulate_federation
 
@@ -90,7 +91,7 @@ def test_a_baseline_does_not_learn_how_the_file_was_made(tmp_path: Path, asked: 
     path = federation(tmp_path, {"id": ids()}, **({"keys_as_features": True} if asked else {}))
     config = read_federation(path)
     tables, cpu = read_tables(config, tmp_path), torch.device("cpu")
-    run = simulate_federation(config, tables, tmp_path / "run", device=cpu)
+    run = simulate_federation(config, tables, RunOptions(run_folder=tmp_path / "run", device=cpu))
     assert run.metrics["alone"]["metrics"]["r2"] == pytest.approx(0.9 if asked else 0, abs=0.15)
     rows = pd.read_csv(tmp_path / "agency.csv").drop(columns="y")
     predicted = run.predict(rows)

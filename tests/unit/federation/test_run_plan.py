@@ -15,6 +15,7 @@ from securevfl.federation.rounds.cut import Cut
 from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.mpc.codec import RingFormat
 from securevfl.mpc.sum_to import InProcessSum
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -47,8 +48,7 @@ def test_a_run_calibrates_its_noise_once(
     result = simulate_federation(
         config,
         read_tables(config, tmp_path),
-        tmp_path / "run",
-        device=torch.device("cpu"),
+        RunOptions(run_folder=tmp_path / "run"),
         with_alone=False,
     )
 

@@ -19,6 +19,7 @@ from securevfl.federation.run_plan import RoundPlan
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.pairs import ManyLinksSettings, RecordBottom
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -49,9 +50,7 @@ def run(path: Path, out: Path, *, largest: int) -> tuple[list[float], dict[str, 
     config = read_federation(path)
     tables = read_tables(config, path.parent)
     with fixed_entropy(), counted_stacks(largest) as sizes:
-        result = simulate_federation(
-            config, tables, out, device=torch.device("cpu"), with_alone=False
-        )
+        result = simulate_federation(config, tables, RunOptions(run_folder=out), with_alone=False)
     saved = {
         party.name: torch.load(out / "parties" / party.name / "epoch-1.pt")["state"]
         for party in config.secondaries

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers.federations import FROZEN, save, write_federation
 from helpers.removal import world
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.federation.encoder_fitting import Voter
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -47,7 +47,7 @@ def run(path: Path, out: Path, **options: bool) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
     options = {"with_alone": False, **options}
-    return simulate_federation(config, tables, out, device=torch.device("cpu"), **options)
+    return simulate_federation(config, tables, RunOptions(run_folder=out), **options)
 
 
 def booked(folder: Path, party: str) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from securevfl.models.fedhssl.augment import (
     CategoricalColumn,
     CorruptedFeatures,
 )
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -115,11 +116,8 @@ def run(
     return simulate_federation(
         config,
         read_tables(config, path.parent),
-        out,
-        device=torch.device(device),
-        resume=resume,
+        RunOptions(run_folder=out, device=torch.device(device), resume=resume, observe=observe),
         with_alone=False,
-        observe=observe,
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
@@ -29,6 +28,7 @@ from securevfl.lab.comparison import (
 from securevfl.lab.one_run import LeftOut, Recipe, Run, run_config
 from securevfl.lab.study import StudyOptions
 from securevfl.runtime import primary_run
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -67,7 +67,7 @@ def test_runs_equal_those_made_alone(tmp_path: Path) -> None:
     assert list(results) == [("alone", 3), ("fet", 3), ("alone", 4), ("fet", 4)]
     config = run_config(Recipe(source=plan.config.source, method="fet"), Run(name="fet", seed=4))
     alone = simulate_federation(
-        config, read_tables(config, tmp_path), tmp_path / "alone", device=torch.device("cpu")
+        config, read_tables(config, tmp_path), RunOptions(run_folder=tmp_path / "alone")
     ).metrics
     for figure in ("test", "validation", "train", "best_epoch", *METRICS):
         assert results["fet", 4][figure] == alone[figure]
@@ -491,6 +491,6 @@ def test_methods_of_a_seed_begin_at_one_base(
         recipe = Recipe(source=plan.config.source, method=one["name"])
         config = run_config(recipe, Run(name=one["name"], seed=one["seed"]))
         own = tmp_path / f"own-{one['name']}-{one['seed']}"
-        again = simulate_federation(config, tables, own, device=torch.device("cpu"))
+        again = simulate_federation(config, tables, RunOptions(run_folder=own))
         for metrics in METRICS:
             assert one[metrics] == again.metrics[metrics]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
@@ -17,6 +16,7 @@ from securevfl.lab.one_run import LeftOut, Run
 from securevfl.lab.study import StudyOptions
 from securevfl.lab.sweep import Plan, Sweep
 from securevfl.lab.sweep_settings import parse_setting
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -66,7 +66,7 @@ def test_a_grid_equals_runs_of_files_and_is_resumed(tmp_path: Path) -> None:
         write_federation(tmp_path, **SMALL, model={"neighbours": 2}, federation={"seed": 4})
     )
     alone = simulate_federation(
-        config, read_tables(config, tmp_path), tmp_path / "once", device=torch.device("cpu")
+        config, read_tables(config, tmp_path), RunOptions(run_folder=tmp_path / "once")
     ).metrics
     for name, one in figures["points"][names[0]]["metrics"].items():
         assert one["seeds"][1] == alone["test_metrics"][name]

@@ -22,6 +22,7 @@ from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.linking import METRICS, Linker, protection_of
 from securevfl.runtime.run_folder import links_of_run
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -202,7 +203,10 @@ def simulated(folder: Path, path: Path, events: list[ProgressEvent]) -> dict[str
     cpu = torch.device("cpu")
     run = folder / "run"
     return simulate_federation(
-        config, tables, run, device=cpu, observe=events.append, with_alone=False
+        config,
+        tables,
+        RunOptions(run_folder=run, device=cpu, observe=events.append),
+        with_alone=False,
     ).metrics
 
 
@@ -241,7 +245,9 @@ def test_new_rows_that_nobody_knows_are_a_warning(tmp_path: Path) -> None:
     path.write_text(f"{path.read_text()}\n[prediction]\nepsilon = 500.0\n")
     config, events = read_federation(path), list[ProgressEvent]()
     tables, cpu = read_tables(config, tmp_path), torch.device("cpu")
-    run = simulate_federation(config, tables, tmp_path / "run", device=cpu, with_alone=False)
+    run = simulate_federation(
+        config, tables, RunOptions(run_folder=tmp_path / "run", device=cpu), with_alone=False
+    )
     rows = pd.read_csv(tmp_path / "agency.csv").drop(columns="y")
     run.predict(rows.head(30), observe=events.append)
     assert not any("new rows" in str(event) for event in events)

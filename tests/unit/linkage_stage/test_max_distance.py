@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from helpers.federations import COMMON_IDS, ROWS, write_federation, write_overlapping
 from helpers.lines import SECRET, link_as_threads
 from helpers.linking import RANGES, hidden_spec, key_table, link_spec, text_table
@@ -22,6 +21,7 @@ from securevfl.linkage.spec import ChoiceSpec
 from securevfl.linkage.stage.link_cache import links_key
 from securevfl.linkage.stage.linking import Linker, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -193,7 +193,7 @@ def test_every_family_trains_on_rows_without_a_link(
     frame.to_csv(tmp_path / "agency.csv", index=False)
     tables = read_tables(config, tmp_path)
     result = simulate_federation(
-        config, tables, tmp_path / "run", device=torch.device("cpu"), with_alone=False
+        config, tables, RunOptions(run_folder=tmp_path / "run"), with_alone=False
     )
     assert np.isfinite(result.losses).all()
     assert np.isfinite(result.metrics["test"])

@@ -16,13 +16,12 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, ProtocolError
 from securevfl.data.rows import split_rows
-from securevfl.federation.messages import Welcome
+from securevfl.federation.messages import PredictRequest, Welcome
 from securevfl.federation.run_plan import RoundPlan, RunFacts, plan_prediction
 from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.federation.session.allowance import Allowance, SessionLimits
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.predicting import PredictRequest
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.trained_run import predict_file
 

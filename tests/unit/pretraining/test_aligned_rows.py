@@ -36,6 +36,7 @@ from securevfl.federation.session.allowance import Allowance, SessionLimits
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.report.page import write_report
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.transport.message import Message
@@ -49,9 +50,7 @@ def simulate(path: Path, out: Path, events: list[Any] | None = None, **kinds: An
     return simulate_federation(
         config,
         read_tables(config, path.parent),
-        out,
-        device=torch.device("cpu"),
-        observe=(events if events is not None else []).append,
+        RunOptions(run_folder=out, observe=(events if events is not None else []).append),
         **{"with_alone": False, **kinds},
     )
 

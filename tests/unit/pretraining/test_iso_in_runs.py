@@ -23,6 +23,7 @@ from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.run_plan import RoundPlan
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -51,7 +52,7 @@ def run(folder: Path, *places: str, model: Mapping[str, Any] | None = None) -> R
     config = read_federation(path)
     tables = read_tables(config, folder)
     return simulate_federation(
-        config, tables, folder / "run", device=torch.device("cpu"), with_alone=False
+        config, tables, RunOptions(run_folder=folder / "run"), with_alone=False
     )
 
 
@@ -207,7 +208,7 @@ def test_it_buys_no_epsilon(tmp_path: Path) -> None:
         config = read_federation(path)
         tables = read_tables(config, folder)
         result = simulate_federation(
-            config, tables, folder / "run", device=torch.device("cpu"), with_alone=False
+            config, tables, RunOptions(run_folder=folder / "run"), with_alone=False
         )
         privacy = result.metrics["privacy"]
         spent.append({k: v for k, v in privacy.items() if k in ("epsilon", "noise_share_std")})

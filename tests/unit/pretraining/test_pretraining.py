@@ -25,6 +25,7 @@ from securevfl.federation.pretraining.pretraining_secondary import (
 )
 from securevfl.federation.pretraining.pretraining_stage import build_learner, load_encoders
 from securevfl.models.family import PretrainingSettings
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -56,9 +57,9 @@ def simulate(
     return simulate_federation(
         config,
         read_tables(config, path.parent),
-        out,
-        device=torch.device("cpu"),
-        resume=resume,
+        RunOptions(
+            run_folder=out, resume=resume, observe=(events if events is not None else []).append
+        ),
         pretrain_only=pretrain_only,
         observe=(events if events is not None else []).append,
         with_alone=False,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from helpers.command_line import securevfl
 from helpers.federations import FROZEN, save, write_federation
 
@@ -18,6 +17,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.lab import contribution as again
 from securevfl.lab.contribution import CACHE
 from securevfl.runtime.run_folder import FILE
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -64,7 +64,7 @@ def partners(
 def run(path: Path, out: Path) -> RunResult:
     config = read_federation(path)
     return simulate_federation(
-        config, read_tables(config, path.parent), out, device=torch.device("cpu"), with_alone=False
+        config, read_tables(config, path.parent), RunOptions(run_folder=out), with_alone=False
     )
 
 

@@ -20,6 +20,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
 from securevfl.federation.run_plan import run_facts
 from securevfl.federation.saved_model import KeptModel
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -78,7 +79,7 @@ def write(folder: Path, model: dict[str, Any], secondaries: int) -> Path:
 def run(path: Path, out: Path) -> RunResult:
     config = read_federation(path)
     return simulate_federation(
-        config, read_tables(config, path.parent), out, device=torch.device("cpu"), with_alone=False
+        config, read_tables(config, path.parent), RunOptions(run_folder=out), with_alone=False
     )
 
 

@@ -19,6 +19,7 @@ from securevfl.federation.checkpoint import read_state
 from securevfl.federation.rounds.exchanges import KeptRows
 from securevfl.federation.rounds.release import KeptRelease
 from securevfl.federation.run_plan import ROUNDS_AHEAD
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -55,11 +56,8 @@ def run(path: Path, out: Path, *, resume: bool = False, observe=unheard) -> RunR
     return simulate_federation(
         config,
         read_tables(config, path.parent),
-        out,
-        device=torch.device("cpu"),
-        resume=resume,
+        RunOptions(run_folder=out, resume=resume, observe=observe),
         with_alone=False,
-        observe=observe,
     )
 
 

@@ -19,6 +19,7 @@ from securevfl.dp.budget import Budget
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.ledger import Ledger
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -52,10 +53,7 @@ def run(path: Path, out: Path, *, resume: bool = False, observe=None) -> RunResu
     return simulate_federation(
         config,
         read_tables(config, path.parent),
-        out,
-        device=torch.device("cpu"),
-        resume=resume,
-        observe=observe or (lambda _event: None),
+        RunOptions(run_folder=out, resume=resume, observe=observe or (lambda _event: None)),
         with_alone=False,
     )
 

@@ -29,6 +29,7 @@ from securevfl.models.alone.margins import OwnInputs, cross_fit
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.primary_run import PrimaryRun
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -145,9 +146,7 @@ def test_a_cut_run_goes_on_with_what_was_fitted_or_fits_it_again(
         return simulate_federation(
             config,
             read_tables(config, tmp_path),
-            tmp_path / folder,
-            device=torch.device("cpu"),
-            resume=resume,
+            RunOptions(run_folder=tmp_path / folder, resume=resume),
             with_alone=False,
         )
 

@@ -11,6 +11,7 @@ from helpers.federations import write_federation
 from securevfl.config.reading import read_federation
 from securevfl.launch.process import PartyCommand
 from securevfl.runtime import launching
+from securevfl.runtime.run_options import RunOptions
 
 
 class StartedError(Exception):
@@ -35,11 +36,9 @@ def threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         with pytest.raises(StartedError):
             launching.train_in_processes(
                 config,
-                tmp_path / "run",
-                data_root=tmp_path,
-                resume=False,
-                device="cpu",
-                observe=lambda _event: None,
+                RunOptions(
+                    run_folder=tmp_path / "run", data_root=tmp_path, observe=lambda _event: None
+                ),
             )
         return told
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 from helpers.command_line import securevfl
 from helpers.federations import FROZEN, save, write_federation
 
@@ -15,8 +14,10 @@ import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import EpochDone, RowsReleased, unheard
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.trained_run import trained_run
 from securevfl.serving.opening import Opened, opened
 
 SECONDARY = Path("parties", "bank-1", "ledger.jsonl")
@@ -38,9 +39,7 @@ def frozen_run(folder: Path, observe: Callable[[Any], None] = unheard) -> RunRes
     return simulate_federation(
         config,
         read_tables(config, folder),
-        folder / "run",
-        device=torch.device("cpu"),
-        observe=observe,
+        RunOptions(run_folder=folder / "run", observe=observe),
         with_alone=False,
     )
 
@@ -77,23 +76,14 @@ def test_of_two_servers_one_starts(tmp_path: Path, capfd: pytest.CaptureFixture[
     run = frozen_run(tmp_path)
     rows = pd.read_csv(tmp_path / "agency.csv").iloc[:3].drop(columns="y")
     rows.to_csv(tmp_path / "rows.csv", index=False)
-    config = read_federation(tmp_path / "run" / "federation.toml")
 
     def serve() -> Any:
-        return opened(
-            config,
-            tmp_path / "run",
-            identity=None,
-            listen=None,
-            data_root=tmp_path,
-            device="cpu",
-            observe=unheard,
-        )
+        return opened(trained_run(tmp_path / "run", data_root=tmp_path), observe=unheard)
 
     def asked(model: Opened) -> int:
         with model.model.open() as session:
             named = model.model.rows(rows)
-            session.ask(named.table, linkable=named.linkable, observe=unheard)
+            session.ask(named, observe=unheard)
             return session.budgets()[0].rows
 
     with serve() as first:

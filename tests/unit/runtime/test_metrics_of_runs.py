@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from helpers.command_line import securevfl
 from helpers.federations import write_federation
 
@@ -16,6 +15,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.formatting import written
 from securevfl.federation.run_plan import run_facts
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -36,7 +36,7 @@ def binary(folder: Path, *, share: float, rows: int = 240, **sections: Any) -> P
 def run(path: Path, out: Path, **options: Any) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, out, device=torch.device("cpu"), **options)
+    return simulate_federation(config, tables, RunOptions(run_folder=out), **options)
 
 
 def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Capture) -> None:

@@ -19,6 +19,7 @@ from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.report.page import write_report
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -35,7 +36,7 @@ def run(path: Path, out: Path) -> RunResult:
     """Simulate a federation file."""
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, out, device=torch.device("cpu"), with_alone=False)
+    return simulate_federation(config, tables, RunOptions(run_folder=out), with_alone=False)
 
 
 @pytest.mark.parametrize("model", [FEDSIM, {**FEDSIM, "family": "featuresim"}], ids=str)

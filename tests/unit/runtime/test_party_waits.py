@@ -18,7 +18,7 @@ from securevfl.core.errors import (
 from securevfl.core.progress import ProgressEvent, SessionLost
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.runtime import launching
-from securevfl.runtime.party import PartyLife
+from securevfl.runtime.party import PartySession
 from securevfl.runtime.run_options import PartyJob, RejoinDue
 
 LOST = PartyLostError("bank-2: its connection broke")
@@ -33,7 +33,7 @@ class Sessions:
         self.jobs: list[PartyJob] = []
         self.told: list[ProgressEvent] = []
 
-    def __call__(self, life: PartyLife) -> RejoinDue | None:
+    def __call__(self, life: PartySession) -> RejoinDue | None:
         self.jobs.append(life.job)
         if len(self.jobs) == 2:
             Checkpoints(life.job.folder, settings_digest="any").begin("1" * 32)
@@ -44,7 +44,7 @@ class Sessions:
 
 
 def run(job: PartyJob, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_life_of", lambda _role, *, serves: sessions)  # noqa: ARG005
+    monkeypatch.setattr(launching, "_role_of", lambda _role, *, serves: sessions)  # noqa: ARG005
     launching.run_party(job, sessions.told.append)
 
 

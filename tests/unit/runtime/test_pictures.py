@@ -15,6 +15,7 @@ from securevfl.models.fet.settings import FeTConfig
 from securevfl.report.learned import section_of
 from securevfl.report.page import write_report
 from securevfl.runtime.run_folder import write_explanation
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -34,11 +35,7 @@ def simulated(path: Path, run: Path) -> None:
     """Simulate a federation file, without measuring the primary alone."""
     config = read_federation(path)
     simulate_federation(
-        config,
-        read_tables(config, path.parent),
-        run,
-        device=torch.device("cpu"),
-        with_alone=False,
+        config, read_tables(config, path.parent), RunOptions(run_folder=run), with_alone=False
     )
 
 

@@ -12,6 +12,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.conventions import derive_seed
 from securevfl.models.fet.fet_bottom import FourierPositions
 from securevfl.models.layers import initialise
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -34,11 +35,7 @@ def after_an_epoch(folder: Path, **model: Any) -> dict[str, dict[str, Tensor]]:
     )
     config = read_federation(path)
     simulate_federation(
-        config,
-        read_tables(config, folder),
-        folder / "run",
-        device=torch.device("cpu"),
-        with_alone=False,
+        config, read_tables(config, folder), RunOptions(run_folder=folder / "run"), with_alone=False
     )
     return {name: kept_positions(folder / "run" / "parties" / name) for name in PARTIES}
 

@@ -17,6 +17,7 @@ from securevfl.core.errors import PartyTimeoutError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.data.rows import RowSplit
 from securevfl.federation.run_plan import run_facts
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.transport.identity import provision
@@ -52,7 +53,7 @@ def run(path: Path) -> tuple[RunResult, RowSplit]:
     split, _ = run_facts(config, tables["agency"])
     device = torch.device("cpu")
     return simulate_federation(
-        config, tables, path.parent / "run", device=device, with_alone=False
+        config, tables, RunOptions(run_folder=path.parent / "run", device=device), with_alone=False
     ), split
 
 

@@ -15,6 +15,7 @@ from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.rounds.secondary import EpochKeeper
 from securevfl.federation.run_plan import EpochMark
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -44,10 +45,7 @@ def run(path: Path, out: Path, *, resume: bool = False, observe=silent) -> RunRe
     return simulate_federation(
         config,
         read_tables(config, path.parent),
-        out,
-        device=torch.device("cpu"),
-        resume=resume,
-        observe=observe,
+        RunOptions(run_folder=out, resume=resume, observe=observe),
     )
 
 

@@ -25,6 +25,7 @@ from securevfl.report.page import write_report
 from securevfl.runtime import primary_run
 from securevfl.runtime.primary_run import KeptTestRounds
 from securevfl.runtime.run_folder import UNTESTED
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -237,10 +238,8 @@ def cut_in_the_last_epoch(path: Path, out: Path, **changed: Any) -> RunResult:
     def run(**more: Any) -> RunResult:
         return simulate_federation(
             *common,
-            out,
-            device=torch.device("cpu"),
+            RunOptions(run_folder=out, **{**changed, **more}),
             with_alone=False,
-            **{**changed, **more},
         )
 
     with pytest.raises(PowerCutError):

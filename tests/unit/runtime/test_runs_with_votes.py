@@ -20,6 +20,7 @@ import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.models.fitted_top import TiedTop
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -38,7 +39,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = read_federation(save(folder, source))
     tables, device = read_tables(config, folder), torch.device("cpu")
     with fixed_entropy():
-        simulate_federation(config, tables, folder / "run", device=device, with_alone=False)
+        simulate_federation(
+            config, tables, RunOptions(run_folder=folder / "run", device=device), with_alone=False
+        )
     return folder
 
 

@@ -9,6 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from securevfl.config.reading import read_federation
 from securevfl.models.optimisers import learning_rate_in
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -60,8 +61,7 @@ def test_every_party_takes_the_steps_of_its_epoch(
         simulate_federation(
             config,
             read_tables(config, tmp_path),
-            tmp_path / "run",
-            device=torch.device("cpu"),
+            RunOptions(run_folder=tmp_path / "run"),
             with_alone=False,
         )
     finally:

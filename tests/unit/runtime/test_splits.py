@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from helpers.federations import save, write_federation
 
 from securevfl.config.federation import link_spec
@@ -20,6 +19,7 @@ from securevfl.federation.run_plan import run_facts
 from securevfl.linkage.stage.link_cache import scaling_rows
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
@@ -66,7 +66,7 @@ def test_a_run_is_split_by_a_column(tmp_path: Path, column: str) -> None:
     raw = pd.read_csv(tmp_path / "agency.csv")[column]
     train, validation, test = (raw[rows] for rows in (split.train, split.validation, split.test))
     result = simulate_federation(
-        config, tables, tmp_path / "run", device=torch.device("cpu"), with_alone=False
+        config, tables, RunOptions(run_folder=tmp_path / "run"), with_alone=False
     )
 
     assert tables["agency"].feature_names == ("x0", "x1", "x2")

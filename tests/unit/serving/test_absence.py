@@ -14,14 +14,14 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.runtime.party import PartyLife
+from securevfl.runtime.party import PartySession
 from securevfl.runtime.primary_party import PredictingPrimary
 from securevfl.runtime.run_options import PartyJob
 from securevfl.serving import opening
 from securevfl.transport.identity import Identity
 
 
-def life(folder: Path, **sections: Any) -> PartyLife:
+def life(folder: Path, **sections: Any) -> PartySession:
     config = read_federation(write_federation(folder, rows=20, secondaries=3, **sections))
     job = PartyJob(
         config=config,
@@ -33,7 +33,7 @@ def life(folder: Path, **sections: Any) -> PartyLife:
         resume=True,
         serves=True,
     )
-    return PartyLife(
+    return PartySession(
         job=job,
         identity=Identity.create("agency", valid_days=1),
         pinned={},

@@ -23,7 +23,7 @@ from helpers.patience import PATIENCE_S
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.trained_run import predict_file
+from securevfl.runtime.trained_run import predict_file, trained_run
 from securevfl.serving.guard import token_of
 from securevfl.serving.opening import Opened, in_process
 from securevfl.serving.server import ServerSettings, application, bound
@@ -65,7 +65,7 @@ def opened(run: Path, **prediction: Any) -> Opened:
     """Open a run, with other settings of what predictions may spend."""
     config = read_federation(run / "federation.toml")
     config = replace(config, prediction=replace(config.prediction, **prediction))
-    return in_process(config, run, data_root=run.parent, device="cpu")
+    return in_process(trained_run(run, federation=config, data_root=run.parent))
 
 
 @contextmanager
