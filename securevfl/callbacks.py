@@ -215,8 +215,8 @@ class CallbackObserver:
         with contextlib.suppress(Exception):
             callback.on_end(None)
         text = (
-            f"callback {type(callback).__name__} failed and hears no more: {in_one_line(error)}; "
-            f"the run goes on"
+            f"callback {type(callback).__name__} failed and is not called again: "
+            f"{in_one_line(error)}; the run continues"
         )
         _LOG.warning(text)
         self._observe(Warned(text=text))

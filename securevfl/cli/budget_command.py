@@ -22,7 +22,7 @@ _MOST: Final = 10.0
 
 app = typer.Typer(
     invoke_without_command=True,
-    help="Epsilon from noise, noise from epsilon, steps from both; with the sentence to sign.",
+    help="Compute epsilon from noise, noise from epsilon, or steps; with the sentence to sign.",
 )
 
 

@@ -9,7 +9,8 @@ import typer
 from securevfl.core.command_line import AsJson, FederationFile
 
 app = typer.Typer(
-    no_args_is_help=True, help="Make identities and certificates of parties, and trust others'."
+    no_args_is_help=True,
+    help="Create identities and certificates, and trust those of other parties.",
 )
 
 
@@ -24,7 +25,7 @@ def create(
     days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
     as_json: AsJson = False,
 ) -> None:
-    """Make identities and certificates, and print the lines that the federation file pins."""
+    """Create identities and certificates, and print their lines for the federation file."""
     from securevfl.config.reading import read_federation
     from securevfl.config.sections import parse_address
     from securevfl.core import checks, files
@@ -56,7 +57,7 @@ def create(
             f"securevfl identity trust."
         )
     else:
-        print(f"\n# Give each party its own folder of {out}, and nobody another one's.")
+        print(f"\n# Give each party its own folder of {out}, and no other one.")
 
 
 @app.command()
@@ -71,7 +72,7 @@ def trust(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Take another party's certificate in, and print its identity, to be compared with theirs."""
+    """Trust another party's certificate, and print its identity for comparison."""
     from securevfl.transport.identity import trust
 
     text = trust(identity, name, certificate)

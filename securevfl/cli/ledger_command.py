@@ -32,7 +32,7 @@ _WIDEST: Final = 240
 _WORDS: Final = {True: "good", False: "BAD", None: "-"}
 
 TableFile = Annotated[
-    Path, typer.Argument(metavar="TABLE", help="A party's table; its ledger lies beside it.")
+    Path, typer.Argument(metavar="TABLE", help="A party's table; its ledger lies next to it.")
 ]
 OfPretraining = Annotated[
     bool,
@@ -78,7 +78,7 @@ def limit(
     pretraining: OfPretraining = False,
     as_json: AsJson = False,
 ) -> None:
-    """Limit what all runs on a table may spend together, whatever a federation file says.
+    """Limit what all runs on a table may spend together.
 
     The limit is a line of the table's ledger. The newest one for a unit holds, so that the owner
     can raise or lower it by the same command; earlier ones stay to be read.
@@ -104,9 +104,9 @@ def forget(
     party: Annotated[str, typer.Option("--party", help="Whose ledger is to be forgotten.")],
     as_json: AsJson = False,
 ) -> None:
-    """Take another party's next ledger as it comes, as when it has a new table.
+    """Accept another party's next ledger without its history, for a new table.
 
-    Ask that party first: what it spent before is then in no ledger that anybody checks. The line
+    Ask that party first: no later check covers what it spent before. The line
     that says so stays in the ledger of one's own TABLE.
     """
     from securevfl.ledger.countersigning import forget_party

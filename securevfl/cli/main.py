@@ -159,7 +159,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    """Run the command, and write out what it printed: later, nobody could say that it failed."""
+    """Run the command and flush its output, while an error can still be reported."""
     try:
         app()
     except SecureVflError:

@@ -148,7 +148,7 @@ def _megabytes(count: int) -> str:
 
 
 def finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
-    """Return the figures of a run that is finished already, and say so; None if it is not."""
+    """Return the figures of a finished run, with a line on stderr; None if it is not finished."""
     from securevfl.runtime.entry import finished_metrics
 
     metrics = finished_metrics(config, folder)
@@ -252,7 +252,7 @@ def print_predictions(predictions: Predictions, out: Path, *, as_json: bool) -> 
     spent = predictions.epsilon
     cost = "" if spent is None else f"; epsilon {spent:.4g} charged for the request"
     if predictions.used == "alone":
-        cost = " by the primary alone: nothing was sent to anybody, and no ledger was charged"
+        cost = " by the primary alone: nothing was sent, and no ledger was charged"
     print(f"securevfl: {len(predictions)} rows predicted{cost}", file=sys.stderr)
     if predictions.without:
         print(f"securevfl: {_absence(predictions)}", file=sys.stderr)
@@ -265,7 +265,7 @@ def print_predictions(predictions: Predictions, out: Path, *, as_json: bool) -> 
 
 
 def _absence(predictions: Predictions) -> str:
-    """Say who was absent, and what predictions without them are worth."""
+    """Return who was absent, and the measured quality of predictions without them."""
     who = f"without {', '.join(predictions.without)}"
     measured = predictions.measured_without
     if measured is None:

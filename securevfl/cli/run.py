@@ -45,7 +45,7 @@ def simulate(
     data_root: FileDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the same federation in one process, on CPU or GPU, with the same noise."""
+    """Train a federation in one process, on CPU or GPU, with the same noise."""
     with loading():
         from securevfl.cli.results import finished, metric_name, print_results, write_page
         from securevfl.config.reading import read_federation
@@ -80,7 +80,7 @@ def train(
     data_root: FileDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a whole federation on this machine, one process per party."""
+    """Train a federation on this machine, one process per party."""
     with loading():
         from securevfl.cli.results import finished, print_results, train_and_report
         from securevfl.config.reading import read_federation
@@ -108,7 +108,7 @@ def pretrain(
     data_root: FileDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pretrain encoders without labels, one process per party; training can start from them."""
+    """Pretrain encoders without labels, one process per party."""
     with loading():
         from securevfl.cli.results import print_pretraining
         from securevfl.config.reading import read_federation
@@ -176,7 +176,7 @@ def party(
         bool,
         typer.Option(
             "--serve",
-            help="Answer requests for predictions with the model kept in RUN, for ever.",
+            help="Answer requests for predictions with the model saved in RUN, until interrupted.",
         ),
     ] = False,
     once: Annotated[
@@ -357,7 +357,7 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write the run's self-contained HTML report."""
+    """Write a run's self-contained HTML report."""
     with loading():
         from securevfl.cli.results import write_page
         from securevfl.report.secondary_page import write_secondary_pages

@@ -27,7 +27,7 @@ _Bounds = Annotated[
     typer.Option(
         "--bounds",
         metavar="COLUMN=LOW,HIGH",
-        help="Least and largest value that can occur, known without looking; of dates, as "
+        help="Least and largest possible value, known without the records; dates as "
         "2015-01-01,2025-12-31. COLUMN may be a pattern (rt_*).",
     ),
 ]
@@ -36,7 +36,7 @@ _Words = Annotated[
     typer.Option(
         "--words",
         metavar="COLUMN=A,B,...",
-        help="Words that can occur in a column, known without looking; other stands for the rest.",
+        help="Possible words of a column, known without the records; other stands for the rest.",
     ),
 ]
 _Missing = Annotated[
@@ -45,7 +45,7 @@ _Missing = Annotated[
 ]
 _Exclude = Annotated[
     list[str] | None,
-    typer.Option("--exclude", metavar="COLUMN", help="A column that is no feature."),
+    typer.Option("--exclude", metavar="COLUMN", help="A column that is not a feature."),
 ]
 _Reading = Annotated[
     list[str] | None,
@@ -64,7 +64,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the split, of models and of shuffling.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train on real digits: one primary and four secondaries, every party its own process."""
+    """Train on handwritten digits with five parties, one process each."""
     with loading():
         from securevfl.cli.results import print_results, train_and_report
         from securevfl.config.reading import parse_federation
@@ -128,7 +128,7 @@ def init(
     ] = None,
     truth: Annotated[
         str | None,
-        typer.Option("--truth", metavar="COLUMN", help="A column that tells true matches."),
+        typer.Option("--truth", metavar="COLUMN", help="A column with the true matches."),
     ] = None,
     task: Annotated[
         str | None,
@@ -153,19 +153,17 @@ def init(
         bool,
         typer.Option(
             "--bounds-from-data",
-            help="Weaker: what nobody declares is taken from the records, rounded, and written "
-            "into the file for every party to read. Epsilon does not cover it.",
+            help="Weaker: undeclared ranges and words are taken from the records, rounded, and "
+            "written into the file for every party to read. Epsilon does not cover them.",
         ),
     ] = False,
-    name: Annotated[
-        str | None, typer.Option("--name", help="What the federation is called.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the federation.")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file that is there.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at tables and write a federation file with a reason for every choice."""
+    """Write a federation file from tables, with a reason for every choice."""
     with loading():
         from securevfl.core import checks, files
         from securevfl.core.conventions import TASKS
@@ -247,8 +245,8 @@ def _print_proposal(proposal: "Proposal", out: Path) -> None:
         say(
             console,
             "",
-            f"before it can run, somebody who knows must declare: {', '.join(names)}. Fill in the "
-            f"lines marked so, or run init again with --bounds, --words and --missing; "
+            f"missing declarations, without which it does not run: {', '.join(names)}. Fill in "
+            f"the lines marked so, or run init again with --bounds, --words and --missing; "
             f"--bounds-from-data takes what is missing from the records, which epsilon does not "
             f"cover",
             style="yellow",
@@ -271,7 +269,7 @@ def columns(
     exclude: _Exclude = None,
     reading: _Reading = None,
 ) -> None:
-    """List a table's columns for partners: names, kinds and what you declare; no value, no count.
+    """List a table's columns for partners: names, kinds, declarations; no values or counts.
 
     Partners give the list to securevfl init by --columns.
     """
@@ -353,7 +351,7 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Say what a federation file will do, before anything is done, and all that is wrong with it.
+    """Check a federation file: report all errors, links, costs and who learns what.
 
     Exit code 0: nothing is wrong; 2: something is.
     """
@@ -390,7 +388,7 @@ def _print_check(console: Console, found: "Check") -> None:
             table.add_row(*(Text(cell) for cell in row.values()))
         console.print(table)
     else:
-        say(console, "", "noise, links and costs are told once the settings can be read")
+        say(console, "", "noise, links and costs are shown once the settings can be read")
     for warning in found.warnings:
         say(console, "warning: ", warning, style="yellow")
     for problem in found.problems:
@@ -453,5 +451,5 @@ def _print_costs(console: Console, found: "Check") -> None:
         "costs: ",
         f"about {costs.bytes_received / 1e6:,.2f} MB to the primary and "
         f"{costs.bytes_sent / 1e6:,.2f} MB from it (protected linkage not counted); simulated on "
-        f"this machine, with nothing beside it, about {took} of training{memory}",
+        f"this machine, otherwise idle, about {took} of training{memory}",
     )

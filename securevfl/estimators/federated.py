@@ -68,7 +68,7 @@ _CHOOSES: Final[Mapping[Task, str]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EstimatorSettings:
-    """What :func:`securevfl.simulate` takes beside tables."""
+    """Settings of :func:`securevfl.simulate`."""
 
     model: FamilySettings
     training: TrainingSettings

@@ -205,7 +205,7 @@ _CHECKED_ROWS: Final = (1, 7, 64)
 
 _ALONE: Final = (
     "This is the joint model, which did not beat the primary alone and does not answer: "
-    "securevfl predict answers by the best model of the primary alone, beside base.skops."
+    "securevfl predict answers by the best model of the primary alone, in base.skops."
 )
 
 
@@ -218,7 +218,7 @@ class Exported:
     role: str
     """``primary`` or ``secondary``."""
     path: Path
-    """The model; the file that describes it lies beside it, ``.json``."""
+    """The model; its description is in ``.json`` of the same name."""
     difference: float
     """Largest absolute difference to torch on random rows."""
     allowed: float

@@ -30,7 +30,7 @@ def export(
     federation: RunFederation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write each party's kept model as ONNX or TorchScript, checked against torch.
+    """Export each party's saved model as ONNX or TorchScript, checked against torch.
 
     A secondary's file gives representations of single records before noise: it is NOT private.
     """
@@ -72,7 +72,7 @@ def embeddings(
     data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what a frozen run has released as a table for tools of your own; it costs nothing."""
+    """Write the released embeddings of a frozen run as a table; costs nothing."""
     with loading():
         from securevfl.core import files
         from securevfl.exporting.embeddings import require_writable_name, write_released

@@ -26,7 +26,7 @@ NOT_PRIVATE = (
     "What left the party under its promise was clipped, noised and averaged; what this file gives "
     "is covered by no epsilon. Keep it and what it gives where the table is."
 )
-"""What everybody must read who opens a secondary's part."""
+"""The warning of a secondary's exported part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Port:
     """What it holds."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for the file beside the model."""
+        """Return the port for the description file."""
         return {
             "name": self.name,
             "shape": list(self.shape),

@@ -81,7 +81,7 @@ def surviving_share(
     agreement: float = 0.0,
     sampling_rate: float = 1.0,
 ) -> float:
-    """Return the share of a signal's variance that a released number tells: s^2 / (s^2 + z^2).
+    """Return the share of signal in a released number's variance: s^2 / (s^2 + z^2).
 
     The numbers of a record share its length, so each has a deviation of at most 1/sqrt(w) of it.
     Where k secondaries write into one number, their signals add up against noise that is paid
@@ -186,7 +186,7 @@ Outcome = Literal["clear", "unclear", "none", "loss"]
 NO_PROMISE: Final = (
     "A rehearsal is no promise. It shows what partners with columns like those set aside would "
     "add; real partners' columns are other columns, and how well their keys link is not known. "
-    "It protects nobody, and need not: all columns are the primary's own."
+    "It protects no one, and need not: all columns are the primary's own."
 )
 
 

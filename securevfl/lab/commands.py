@@ -51,7 +51,7 @@ def link(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Link the tables of a federation on this machine, and say how good the links are."""
+    """Link the tables of a federation on this machine, and measure the links."""
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
@@ -191,23 +191,23 @@ def advise(
         typer.Option("--epsilon", metavar="1,2,...", help="What might be promised, in numbers."),
     ] = "1,2,4,8,16",
     seeds: Annotated[
-        int, typer.Option(help="Of the rehearsal, counting up from the file's; 0: no rehearsal.")
+        int, typer.Option(help="Seeds of the dry run, counting up from the file's; 0: no dry run.")
     ] = 3,
     key_noise: Annotated[
         float,
         typer.Option(
-            help="Noise on pretended partners' numeric keys, in deviations of each key; 0: their "
+            help="Noise on synthetic partners' numeric keys, in deviations of each key; 0: their "
             "keys are the primary's own."
         ),
     ] = 0.0,
     data_root: FileDataRoot = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw what survives, and what was rehearsed."),
+        typer.Option(metavar="FILE.svg", help="Draw what survives, and the dry run."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a promise leaves of partners' information, before anyone spends anything.
+    """Estimate what noise leaves of partners' information, before any budget is spent.
 
     Reads the federation file and the primary's table alone. Some of the primary's own columns are
     set aside as pretended partners, and trained with as planned: a rehearsal, and no promise.
@@ -365,7 +365,7 @@ def contribution(
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Measure what each partner of a run is worth; it asks nobody and costs nothing."""
+    """Measure what each partner contributes to a run; sends nothing and costs nothing."""
     with loading():
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
@@ -526,12 +526,12 @@ def bench(
         Path | None,
         typer.Option(
             help="A Python that has SecretFlow's SPU (pip install spu==0.9.5, in an environment "
-            "of its own); it is then measured beside the others."
+            "of its own); it is then measured with the others."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the secure average between real processes, beside CrypTen and plain gathers."""
+    """Time the secure average between processes, next to CrypTen and plain gathers."""
     with loading():
         from securevfl.lab.bench.bench_splitavg import SplitAvgBenchmark, measure
 

@@ -245,7 +245,7 @@ class Comparison:
     """Where relative data paths start."""
 
     folder: Path
-    """Gets one folder for each run; a comparison that was cut off goes on from there."""
+    """Folder of the runs; an interrupted comparison resumes from it."""
 
     device: str = "cpu"
     """Where models are computed."""
@@ -271,7 +271,7 @@ class Comparison:
             families = {method_family(self.config.source, name) for name in self.trained}
             if families <= set(IN_ONE_PLACE):
                 raise ConfigError(
-                    f'methods: "{AUTO}" chooses among families; name some beside it, such as '
+                    f'methods: "{AUTO}" chooses among families; name some with it, such as '
                     "fedsim,fet,assist"
                 )
 

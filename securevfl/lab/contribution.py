@@ -58,7 +58,7 @@ from securevfl.version import __version__
 # A game over coalitions, solved.
 
 LEAST_PERMUTATIONS: Final = 4
-"""Two with their reverses, of which an error can be told."""
+"""Two with their reverses, the fewest that give an error."""
 
 Method = Literal["exact", "sampled"]
 """Of Shapley values: from all coalitions, or from permutations that were drawn."""
@@ -389,7 +389,7 @@ class Contribution(Summarised):
     run: str
     """The run's id."""
     metric: str
-    """Which training goes by; what figures have beside it is the loss."""
+    """The metric of training; figures also have the loss."""
     higher_is_better: bool
     rows: int
     """Test rows."""
@@ -538,7 +538,7 @@ def _measured(
         )
     if gone.used[frozenset(names)] == "alone":
         notes.append(
-            "the primary alone answers in this run, so nobody is missed, and all values are 0"
+            "the primary alone answers in this run, so no partner is missed, and all values are 0"
         )
     return Contribution(
         run=model.run,

@@ -27,7 +27,7 @@ PARTIES = ("clinic", "lab-a", "lab-b", "lab-c", "lab-d")
 
 
 def digits_tables(*, seed: int) -> list[PartyTable]:
-    """Return the tables of the five parties; ``entities`` tells the true matches."""
+    """Return the tables of the five parties; ``entities`` holds the true matches."""
     digits = load_builtin("digits")
     return split_table(digits.X, digits.y, parties=len(PARTIES), seed=seed, names=PARTIES)
 

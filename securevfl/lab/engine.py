@@ -35,10 +35,10 @@ ONE_THREAD: Final[Mapping[str, str]] = dict.fromkeys(
 number of cores."""
 
 Tell = Callable[[Run, ProgressEvent], None]
-"""Hears of one run's progress."""
+"""Callback for the progress of one run."""
 
 Done = Callable[[Run, dict[str, Any]], None]
-"""Gets a run's result."""
+"""Callback for the result of a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunObservers:
-    """Who hears of a study's runs."""
+    """Callbacks of a study's runs."""
 
     tell: Tell
     """Of progress."""
@@ -103,7 +103,7 @@ class Waiting:
         return cls(tasks=deque(tasks))
 
     def give_up(self, name: str) -> None:
-        """Leave out what is left of a name."""
+        """Drop the remaining runs of a name."""
         self.tasks = deque(task for task in self.tasks if task.run.name != name)
 
     def again(self, task: Task) -> bool:
@@ -116,7 +116,7 @@ class Waiting:
 
 
 def throttled(observe: Observer) -> Observer:
-    """Return an observer that hears of a few rounds a second, and of everything else."""
+    """Return an observer that passes a few rounds a second on, and all other events."""
     last = 0.0
 
     def hear(event: ProgressEvent) -> None:

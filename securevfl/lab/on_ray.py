@@ -184,7 +184,7 @@ class RayEngine:
 
 
 class _Mailbox:
-    """Holds what runs tell until somebody asks."""
+    """Buffer of events between runs and the command."""
 
     def __init__(self) -> None:
         self._events: list[tuple[Run, ProgressEvent]] = []

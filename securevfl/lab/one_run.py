@@ -202,7 +202,7 @@ def attempt(
     device: torch.device,
     observe: Observer,
 ) -> dict[str, Any] | RunFailure:
-    """Train a run as :func:`train_run` does; whatever goes wrong with it is told, not raised.
+    """Train a run as :func:`train_run` does, and return errors instead of raising them.
 
     Reveals:
         Everything is in one process: a study protects nobody's table.

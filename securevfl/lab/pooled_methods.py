@@ -230,7 +230,7 @@ def true_matches(primary: PartyTable, secondary: PartyTable) -> Int64[np.ndarray
         DataError: If a table has no truth, or some row has no match.
     """
     if primary.entities is None or secondary.entities is None:
-        raise DataError("needs linkage.truth, the column that tells true matches")
+        raise DataError("needs linkage.truth, the column with the true matches")
     place = {int(entity): row for row, entity in enumerate(secondary.entities)}
     missing = [entity for entity in primary.entities.tolist() if entity not in place]
     if missing:

@@ -110,7 +110,7 @@ class Cast:
     """Range of each feature of each pretended secondary."""
 
     taken: tuple[str, ...]
-    """Columns whose range was taken from the table, since nobody declares one."""
+    """Columns without a declared range, whose range was taken from the table."""
 
     told: float
     """Share of the variance of the features that were set aside which a linear model of the
@@ -373,7 +373,7 @@ def _ranges(
     aside: Collection[str],
     columns: Mapping[str, Sequence[str]],
 ) -> tuple[dict[str, tuple[float, float]], tuple[str, ...]]:
-    """Return the range of every feature that is set aside, and which columns told their own."""
+    """Return the range of every feature set aside, and the columns that it was taken from."""
     assert table.schema is not None, "it was read from a file"
     declared = config.primary.bounds
     known = {} if declared is None else table.schema.feature_bounds(declared)

@@ -1,4 +1,4 @@
-"""A search for settings by Optuna: validation rows choose, test rows are asked by nobody."""
+"""Search for settings by Optuna: by validation rows alone, never by test rows."""
 
 import hashlib
 import importlib.util
@@ -107,7 +107,7 @@ def search(
 
 
 class _Search:
-    """Trials in batches: as many at a time as there is room for, each batch told at its end."""
+    """Trials in batches of the engine's width; results are reported at the end of each batch."""
 
     def __init__(
         self, sweep: Sweep, plan: Plan, study: Study, leave_out: Callable[[LeftOut], None]

@@ -210,7 +210,7 @@ class Study:
         self._options = options
         self._engine: Engine | None = None
         self.failed: dict[str, LeftOut] = {}
-        """Names of which a run has failed."""
+        """Names with a failed run."""
 
     def __enter__(self) -> "Study":
         return self

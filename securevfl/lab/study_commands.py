@@ -84,7 +84,7 @@ def compare(
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Folder; what it holds is kept. Default: runs/NAME-compare.",
+            help="Folder; finished runs in it are kept. Default: runs/NAME-compare.",
         ),
     ] = None,
     metric: Annotated[
@@ -102,7 +102,7 @@ def compare(
     data_root: FileDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train methods side by side in the simulator; the same command goes on after Ctrl-C."""
+    """Compare methods in the simulator; the same command resumes after Ctrl-C."""
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
@@ -222,7 +222,7 @@ def sweep(
     data_root: FileDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train one file under many settings in the simulator; the same command goes on."""
+    """Train one file under many settings in the simulator; the same command resumes."""
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
@@ -387,7 +387,7 @@ class StudyProgress:
         if kind is KeyboardInterrupt:
             print(
                 f"{self._done.total()} of {self._of} runs are kept in {self._folder}; the same "
-                f"command goes on from there",
+                f"command resumes from there",
                 file=sys.stderr,
             )
 

@@ -132,7 +132,7 @@ class Sweep:
     """Where relative data paths start."""
 
     folder: Path
-    """Gets one folder for each run; a sweep that was cut off goes on from there."""
+    """Folder of the runs; an interrupted sweep resumes from it."""
 
     device: str = "cpu"
     """Where models are computed."""
@@ -185,7 +185,7 @@ class Sweep:
 
     @property
     def has_alone(self) -> bool:
-        """Whether one model of the primary alone stands beside all points."""
+        """Whether one local baseline is compared with all points."""
         return not any(setting.changes_alone for setting in self.settings)
 
     def grid(self) -> tuple[Point, ...]:
@@ -302,7 +302,7 @@ def train_grid(
 def complete(
     tasks: Sequence[Task], results: Mapping[Run, dict[str, Any]], *, without: Mapping[str, LeftOut]
 ) -> list[dict[str, Any]]:
-    """Return the results of whatever has all of its runs, in the order of the tasks."""
+    """Return the results of names with all of their runs, in the order of the tasks."""
     return [results[task.run] for task in tasks if task.run.name not in without]
 
 

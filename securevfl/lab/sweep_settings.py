@@ -52,7 +52,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A setting of the federation file, and what it is tried with."""
+    """A setting of the federation file, and the values to try."""
 
     name: str
     """``table.field``, ``party.NAME.field``."""

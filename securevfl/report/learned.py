@@ -71,7 +71,7 @@ def _similarity_model(told: Mapping[str, Any]) -> Picture:
     return Picture(
         svg=svg(figure),
         caption="How much a link counts by how near it is. Look for a curve that rises: near links "
-        "count more. A level one says that nearness told the model nothing.",
+        "count more. A level one says that nearness taught the model nothing.",
     )
 
 

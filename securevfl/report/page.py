@@ -49,7 +49,7 @@ class WorthFigure:
     summary: str
     """The metric with all partners and of the primary alone, in one line."""
     columns: list[str]
-    """Headings beside the partner's name."""
+    """Headings after the partner's name."""
     rows: dict[str, list[str]]
     """Cells of each partner."""
 

@@ -21,7 +21,7 @@ BLUE: Final = "#3f7fbf"
 ORANGE: Final = "#c8661a"
 GREY: Final = "#8a8f98"
 INK: Final = "#1d2733"
-"""Text on a light cell, whatever the page."""
+"""Colour of text on a light cell, on any page."""
 
 _STYLE: Final = '<style type="text/css">'
 _PAGE_COLOURS: Final = (
@@ -376,7 +376,7 @@ def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
 
 
 def advice_plot(advice: Mapping[str, Any]) -> str:
-    """Return the share that can survive over epsilon, and beside it what was rehearsed.
+    """Return the share that can survive over epsilon, next to the dry run.
 
     Args:
         advice: What ``securevfl lab advise --json`` prints.

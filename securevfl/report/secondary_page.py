@@ -125,7 +125,7 @@ def _ledger_place(party: Path) -> str:
 def _left(
     config: FederationConfig, trained: Sequence[Session], facts: dict[str, Any]
 ) -> list[dict[str, str]]:
-    """Return a row for each way in which somebody has learned something of this party."""
+    """Return a row for each channel by which others learned of this party."""
     counts = {
         "aggregates": f"{sum(one.rounds for one in trained):,} releases, "
         f"{sum(one.row_releases for one in trained):,} rows in all",

@@ -69,7 +69,7 @@ class Answer(BaseModel):
         "bound, or no promise"
     )
     used: Used = Field(
-        description="Who answered: the joint model, or the primary alone, which asks nobody and "
+        description="What answered: the joint model, or the primary alone, which sends nothing and "
         "costs nothing"
     )
     without: list[str] = Field(

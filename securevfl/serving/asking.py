@@ -84,7 +84,7 @@ class _Asked:
 
 
 class Asker:
-    """Asks the parties for whoever waits; a session that breaks is begun again."""
+    """Sends requests of waiting clients to the parties; a broken session is restarted."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Asker:
                 session.check()
 
     def _next(self) -> list[_Asked]:
-        """Return the requests that go together, in their order; none if nobody waits."""
+        """Return the requests that go together, in order; empty if none wait."""
         with self._changed:
             if not self._waiting:
                 self._changed.wait(_NAP_S)

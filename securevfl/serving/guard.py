@@ -39,7 +39,7 @@ class Token:
 
     digest: bytes
     source: str
-    """Where it was found, to be told to the operator."""
+    """Source of the token, for the operator."""
 
     def fits(self, authorization: bytes | None) -> bool:
         """Return whether a header shows it, in a time that does not depend on how wrong it is.

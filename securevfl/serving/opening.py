@@ -111,10 +111,10 @@ class Opened:
     kept: KeptModel
     rows: RowFormat
     processes: KeptProcesses | None = None
-    """Those of the other parties, where they run beside this one."""
+    """Processes of the other parties, where they run on this machine."""
 
     def served(self, *, max_rows: int) -> Served:
-        """Return what the API tells of it."""
+        """Return its description for the API."""
         part = self.kept.primary
         assert part is not None, "the primary serves"
         return Served(

@@ -23,7 +23,7 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 @app.command(rich_help_panel="Run")
 def serve(
     run: RunFolder,
-    host: Annotated[str, typer.Option(help="Where HTTP is spoken.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address of the HTTP server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 lets the system choose one.")] = 8080,
     token_file: Annotated[
         Path | None,
@@ -45,9 +45,7 @@ def serve(
     ] = 0.005,
     without_lost: Annotated[
         bool,
-        typer.Option(
-            "--without-lost", help="Go on without a secondary that is lost; answers name it."
-        ),
+        typer.Option("--without-lost", help="Answer without a lost secondary; answers name it."),
     ] = False,
     federation: Federation = None,
     identity: Identity = None,

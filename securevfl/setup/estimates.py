@@ -214,7 +214,7 @@ def _with(spec: KeySpec, settings: dict[str, Any]) -> KeySpec:
 
 
 def _as_texts(keys: KeyTable) -> KeyTable:
-    """Return keys of which numbers are texts too: a missing one is none."""
+    """Return keys with numbers as texts; a missing one stays missing."""
     return dataclasses.replace(
         keys,
         columns={
@@ -429,7 +429,7 @@ class Costs:
     round of all secondaries' models, as if their tables were as wide as the primary's."""
 
     seconds: float
-    """All epochs in one process, without linking, and the primary alone beside it: at most."""
+    """Upper bound: all epochs in one process and the local baseline, without linking."""
 
     memory_bytes: int | None
     """That this process has had, with all tables that are here; None where the system does not

@@ -67,7 +67,7 @@ def _head(proposal: Proposal) -> str:
     todo = "Read it, then: securevfl check FED.toml, securevfl simulate FED.toml."
     if not proposal.ready:
         todo = (
-            "Not ready to run: lines that begin with FILL IN wait for somebody who knows. "
+            "Not ready to run: complete the lines that begin with FILL IN. "
             "securevfl check FED.toml lists them."
         )
     return _lines(_comment(f"{said} {todo}"))
@@ -95,7 +95,7 @@ def _model(proposal: Proposal) -> str:
             "Where a joint model gained over the primary alone at epsilon 8 and below, it had "
             "these settings (docs/results.md says where it did not): each record votes for "
             "classes, the votes of all secondaries add up, and the top model adds them to what the "
-            "primary knows by itself."
+            "primary knows."
         ),
         "[model]",
         'family = "fet"',
@@ -168,7 +168,7 @@ def _served(proposal: Proposal) -> list[str]:
 def _linkage(proposal: Proposal) -> str:
     truth = []
     if proposal.truth is not None:
-        truth = [f"truth = {_toml(proposal.truth)}" + _aside("tells how good links are")]
+        truth = [f"truth = {_toml(proposal.truth)}" + _aside("for the quality of links")]
     return _lines(
         *(_comment(f"Keys: {reason}.") for reason in proposal.keys.reasons),
         _comment(
@@ -298,7 +298,7 @@ def _aside(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that cannot end a comment: columns' names are whatever a table says."""
+    """Return text that cannot end a comment: column names come from tables."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
@@ -399,7 +399,7 @@ def proposed(
 
 
 def _with_links(proposal: Proposal, root: Path) -> Proposal:
-    """Return a proposal with what linking the tables that are here tells: by the run's own keys."""
+    """Return a proposal with figures of links between the tables on this machine."""
     keys = _keys(proposal, _parsed(federation_text(proposal)), root)
     first, *others = (keys.get(table.name) for table in proposal.tables)
     if first is None:
@@ -427,7 +427,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
 
 
 def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str, KeyTable]:
-    """Return the keys of tables that are here, as a run reads them; of bad keys, check tells."""
+    """Return the keys of tables on this machine, as a run reads them; check reports bad keys."""
     keys = {}
     for table in proposal.tables:
         if table.rows is None:

@@ -43,10 +43,10 @@ class ColumnUse:
     """In a few words, and without a figure of the records: the file goes to others."""
 
     bounds: Bounds | None = None
-    """Of a secondary's numbers and dates: what is declared, None where that is to be filled in."""
+    """Declared range of a secondary's numbers or dates; None where it is to be filled in."""
 
     words: tuple[str, ...] | None = None
-    """Of a secondary's words: the declared list, None where somebody must fill it in."""
+    """Declared words of a secondary's column; None where they are to be filled in."""
 
     source: str = ""
     """Where bounds or words come from."""
@@ -55,11 +55,11 @@ class ColumnUse:
     """Of a secondary's column: whether the file says that values may be missing."""
 
     gaps_open: bool = False
-    """Whether values are missing and nobody has said that they may be."""
+    """Whether values are missing without a declaration that they may be."""
 
     @property
     def open(self) -> bool:
-        """Whether the file needs bounds or words of it that nobody has declared."""
+        """Whether the file needs bounds or words that are not declared."""
         undeclared = self.bounds is None and self.words is None
         return self.use == "feature" and self.source != "" and undeclared
 
@@ -115,7 +115,7 @@ class Proposal:
     epsilon: float
     delta: float
     classes: int | None
-    """Of the label, each of which gets a number; None: nobody has said how many there are."""
+    """Number of classes of the label; None: unknown."""
 
     bounds_from_data: bool
     spelling: Mapping[str, Any] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Proposal:
 
     @property
     def left_open(self) -> list[tuple[str, str]]:
-        """Party and column of what somebody must declare before the file can run."""
+        """Party and column of each missing declaration; the file runs without any."""
         label = [] if self.classes is not None else [(self.tables[0].name, self.label)]
         return label + [
             (name, use.column.name)
@@ -241,7 +241,7 @@ def _column(table: Table, option: str, name: str) -> Column:
 
 
 def _without_column(tables: Sequence[Table], label: str, special: Sequence[str]) -> list[Table]:
-    """Return the tables, of which the primary's has no label: it is no key."""
+    """Return the tables without the primary's label, which is no key."""
     primary, *others = tables
     kept = tuple(c for c in primary.columns if c.name != label and c.name not in special)
     stripped = Table(name=primary.name, data=primary.data, columns=kept, rows=primary.rows)
@@ -276,7 +276,7 @@ def _task_of(label: Column) -> tuple[Task, str]:
 
 
 def _require_positive(positive: str | None, label: Column, task: Task) -> None:
-    """Refuse a positive class that is none of two, as far as the label's values are known."""
+    """Refuse an invalid positive class, as far as the label's values are known."""
     if positive is None:
         return
     if task != "binary":
@@ -325,7 +325,7 @@ def excluded_because(column: Column) -> str | None:
     if column.words is not None:
         return None
     if names_one_person(column.name, column.kind):
-        return "its name says that it tells one person"
+        return "its name says that it identifies one person"
     if column.kind == "unusable":
         reason = column.found.reason if column.found else "nothing that a model can use"
         return f"holds {reason}" if reason != "empty" else "is empty in every row"

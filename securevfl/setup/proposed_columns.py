@@ -59,11 +59,10 @@ class Column:
     """What it holds."""
 
     bounds: Bounds | None = None
-    """Least and largest value, declared by its type or by whoever knows; never counted. Of dates,
-    as texts."""
+    """Declared least and largest value, never taken from records; dates as texts."""
 
     words: tuple[str, ...] | None = None
-    """Its words, declared by whoever knows; never collected."""
+    """Declared words, never taken from records."""
 
     declared_by: str = ""
     """Where bounds or words come from, in words."""

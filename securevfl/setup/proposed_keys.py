@@ -318,7 +318,7 @@ def _named(tables: Sequence[Table], key: str) -> dict[str, Column]:
         if name not in {column.name for column in named.values()}:
             known = [column.name for table in tables for column in table.columns]
             others = ", ".join(f"{one.name!r} of {party!r}" for party, one in named.items())
-            why = f"is nobody's key, as {others} come first"
+            why = f"is no party's key, as {others} come first"
             if name not in known:
                 why = no_such_column(name, list(dict.fromkeys(known)))
             raise ConfigError(f"--key {key}: {name!r}: {why}")

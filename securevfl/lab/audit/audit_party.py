@@ -132,11 +132,11 @@ def _serve(
 
 
 def _log_nothing(_event: str, **_fields: object) -> None:
-    """The ledger books every release; the data are made up, so nobody wants a log."""
+    """The ledger records every release; data are synthetic, so there is no log."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run one party for the launcher, which hears why if it fails."""
+    """Run one party for the launcher, and report why if it fails."""
     end_with_launcher()
     folder, name = Path(arguments[0]), arguments[1]
     try:

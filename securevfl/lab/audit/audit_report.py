@@ -42,7 +42,7 @@ class AuditReport(Summarised):
     """Why the rounds were not finished, if the installed code refused its own output."""
 
     seconds: float
-    """Wall time of the whole audit, most of which processes take to start."""
+    """Wall time of the whole audit; starting processes takes most of it."""
 
     round_seconds: float | None = None
     """Wall time of the rounds alone, between processes."""

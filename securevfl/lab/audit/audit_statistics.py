@@ -382,7 +382,7 @@ def audit_tests(
 def distinguishability(
     zero_scores: Float[np.ndarray, "*zero"], long_scores: Float[np.ndarray, "*long"]
 ) -> float:
-    """Return a lower confidence bound on mu: how far the two worlds can be told apart.
+    """Return a lower confidence bound on mu, the distance between the two worlds.
 
     A mu-Gaussian-DP mechanism keeps ``Phi^-1(1 - a) - Phi^-1(b) <= mu`` for the error
     probabilities a and b of any test between the worlds. Here the test is whether a score is over

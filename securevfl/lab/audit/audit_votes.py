@@ -92,7 +92,7 @@ class SumsSeen:
 
 
 def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
-    """Test the noise of class sums, and how well one change of the data is told apart.
+    """Test the noise of class sums, and how well one changed record is detected.
 
     Args:
         seen: By one side.
@@ -298,7 +298,7 @@ _LINKS: Final = 2
 """Rows that a record is linked to, all of one class, and records that a row is linked to."""
 _FEATURES: Final = 3
 _BEYOND: Final = 10.0
-"""Length of a record, over what it is drawn back to."""
+"""Length of a record, over the bound that it is clipped to."""
 _DRAWN_CLASSES: Final = 4
 _NEAR, _FAR = 0.1, 10.0
 _SEED: Final = 0
@@ -481,7 +481,7 @@ class _SumsStage:
 
     @cached_property
     def _places(self) -> Float64[np.ndarray, " rows"]:
-        """Where rows lie: those of a record beside one another, all others by themselves."""
+        """Keys of rows: those of one record are neighbours, all others are isolated."""
         of_records = _FAR * np.repeat(np.arange(_RECORDS), _LINKS)
         of_records[1::2] += 2 * _NEAR
         others = _FAR * (_RECORDS + np.arange(_LABELS + 2))

@@ -209,7 +209,7 @@ class AuditStage:
         return table_at("primary", rows, np.zeros((self.facts.rows, 1)))
 
     def _records(self, name: str) -> PartyTable:
-        """Return records of which each row's K nearest carry what the row should release.
+        """Return records whose K nearest to each row carry the row's release.
 
         Pooled: each of the K carries a part of its own. Else they carry one position each of the
         row's only part. Their keys stand in this order, nearest first.

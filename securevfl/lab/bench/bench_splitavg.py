@@ -1,4 +1,4 @@
-"""What SplitAvg costs beside its baselines: wall time, CPU of all parties, bytes, error."""
+"""Benchmark of SplitAvg and its baselines: wall time, CPU of all parties, bytes, error."""
 
 import itertools
 import json

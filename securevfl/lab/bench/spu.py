@@ -1,4 +1,4 @@
-"""SecretFlow's SPU beside our variants: processes of a Python that has it, a round at a time."""
+"""Benchmark of SecretFlow's SPU: processes of a Python that has it, one round at a time."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def spu_version(python: Path) -> str:
 def spu_job(
     python: Path | None, parties: int, *, keeps_memory: bool
 ) -> Iterator[dict[str, Any] | None]:
-    """Yield what all parties are told of SPU, None without it; ports are held until the end.
+    """Yield the SPU settings of all parties, None without SPU; ports are held until the end.
 
     Args:
         python: An interpreter that has SPU, or None.
@@ -84,7 +84,7 @@ class SpuProcess:
     """One process of SPU."""
 
     def __init__(self, folder: Path, job: Mapping[str, Any], name: str, *arguments: str) -> None:
-        """Start it; nobody waits for it yet.
+        """Start it without waiting for it.
 
         Args:
             folder: The benchmark's, with every party's numbers.

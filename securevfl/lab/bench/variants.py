@@ -1,4 +1,4 @@
-"""Ways to bring the mean of k tensors to the primary: ours, and what it is compared with.
+"""Variants of the mean of k tensors at the primary: SplitAvg and its baselines.
 
 Each is run by all k + 1 parties at once. Rank 0 is the primary, which holds nothing; ranks 1 to k
 are the secondaries. Only the first two and the last two hide the tensors from the primary.

@@ -57,7 +57,7 @@ def test_interrupted_workers_end_and_their_work_is_kept(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, said
     assert "Traceback" not in said
-    assert "the same command goes on from there" in said
+    assert "the same command resumes from there" in said
     assert said.splitlines()[-1] == "securevfl: interrupted"
     results = list((tmp_path / "out").rglob("result.json"))
     assert 2 <= len(results) < many

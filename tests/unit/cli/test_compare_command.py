@@ -68,7 +68,7 @@ def test_interrupted(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyP
         patch.setattr(StudyProgress, "__call__", stop)
         ended = securevfl(capfd, *command)
     assert ended.code == 130
-    assert f"1 of 2 runs are kept in {out}; the same command goes on from there" in ended.err
+    assert f"1 of 2 runs are kept in {out}; the same command resumes from there" in ended.err
     assert ended.err.splitlines()[-1] == "securevfl: interrupted"
     assert securevfl(capfd, *command).code == 0
 

@@ -70,7 +70,7 @@ def test_a_callback_that_fails_is_named_once_and_the_run_goes_on(
     run = simulated(tmp_path, callbacks=[deaf, well], observe=heard.append)
 
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert "callback Ears failed and hears no more: OSError: the disk is full" in warning
+    assert "callback Ears failed and is not called again: OSError: the disk is full" in warning
     assert [event for event in heard if event not in well.events] == [
         sv.progress.Warned(text=warning)
     ]

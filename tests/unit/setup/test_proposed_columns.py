@@ -55,7 +55,7 @@ def test_what_tells_one_person_is_no_feature_at_any_party(
         listed = tmp_path / "bureau.json"
         told = securevfl(capfd, "columns", tmp_path / "bureau.csv", "--out", listed)
         assert told.code == 0, told.err
-        assert "Kunde Name: no feature: its name says that it tells one person" in told.out
+        assert "Kunde Name: no feature: its name says that it identifies one person" in told.out
         assert not any(name in told.out.partition("nothing is declared")[2] for name in PERSONAL)
         bureau = ("--columns", listed)
     out = tmp_path / "fed.toml"
@@ -66,7 +66,7 @@ def test_what_tells_one_person_is_no_feature_at_any_party(
     for party in read_federation(out).parties:
         assert set(party.exclude) == PERSONAL | {"job"}
     columns = json.loads(ended.out)["columns"]["bureau"]
-    assert columns["Kunde Name"]["why"] == "its name says that it tells one person"
+    assert columns["Kunde Name"]["why"] == "its name says that it identifies one person"
     assert columns["job"]["use"] == "excluded"
     assert "FILL IN: job" not in out.read_text(encoding="utf-8")
     assert {name for name, told in columns.items() if told["use"] == "feature"} == {
