@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, assert_never
 
 from securevfl.core import checks
-from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.dp.release_plan import FittingPlan
 
@@ -66,8 +65,8 @@ class EncoderSettings:
             if self.labels is not None or self.whiten:
                 field = "whiten" if self.labels is None else "labels"
                 raise ConfigError(
-                    f'encoder.{field}: is of method = "votes"; {self.method!r} knows no class, '
-                    f"leave it out"
+                    f'encoder.{field}: only method = "votes" uses it; leave it out with '
+                    f"{self.method!r}"
                 )
             return
         if self.labels is None:
@@ -110,48 +109,8 @@ CLASSES_OF_NUMBERS: Final = 2
 _NEIGHBOURS: Final = 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Situation:
-    """What settings follow from."""
-
-    task: Task
-    classes: int
-    """Of the label; of a number, of its votes."""
-    dealer: bool
-    """Whether there is a party that deals masks."""
-
-
-Settings = dict[str, dict[str, Any]]
-"""Settings by table and name."""
-
-
-def winning_settings(situation: Situation) -> Settings:
-    """Return the settings that did best where a situation like this one was measured.
-
-    Encoders vote, with one secondary too: what all of them write has as many numbers as the label
-    has classes, so nothing is spent on what says nothing of it.
-
-    Args:
-        situation: What is known before anything is computed.
-    """
-    labels = "shares" if situation.dealer else "randomised"
-    return {
-        "model": {
-            "family": "fet",
-            "neighbours": _NEIGHBOURS,
-            "hidden": situation.classes,
-            "heads": 1,
-            "release": "pooled",
-            "top": "tied",
-        },
-        "encoder": {"method": "votes", "layout": "sum", "labels": labels},
-        "privacy": {"encoder": "frozen", "links_per_record": 1},
-        "linkage": {"choose": "records"},
-    }
-
-
 def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Return a parsed federation file with what it leaves to the rule written out.
+    """Return a parsed federation file with the settings that it leaves to the rule written out.
 
     Args:
         source: The file; each table is one.
@@ -169,7 +128,7 @@ def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, An
     written = {**source, "encoder": said}
     filled: dict[str, Any] = {**written}
     chosen: dict[str, Any] = {}
-    for table, fields in winning_settings(_situation(source)).items():
+    for table, fields in _chosen_settings(source).items():
         own = written.get(table, {})
         if not isinstance(own, Mapping):
             raise ConfigError(f"[{table}]: must be a table of settings, got {own!r}")
@@ -180,7 +139,7 @@ def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, An
 
 
 def as_asked(source: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file as it was before :func:`resolved`, which chooses anew where it is changed.
+    """Return a file as it was before :func:`resolved`, so that a changed one is resolved anew.
 
     Args:
         source: What :func:`resolved` returned.
@@ -197,22 +156,35 @@ def as_asked(source: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, 
     return {**said, "encoder": {**said["encoder"], "method": AUTO}}
 
 
-def _situation(source: Mapping[str, Any]) -> Situation:
+def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings, by table and name, that did best where such a federation was measured.
+
+    Encoders vote, with one secondary too: what all of them write has as many numbers as the label
+    has classes, so no noise is spent on what is unrelated to it.
+    """
     federation = source.get("federation")
     if not isinstance(federation, Mapping):
-        raise ConfigError('encoder.method: "auto" follows from [federation]; write it')
-    task: Any = federation.get("task")
-    roles = [party.get("role") for party in source.get("party", []) if isinstance(party, Mapping)]
-    classes: Any = federation.get("classes")
+        raise ConfigError('encoder.method: "auto" follows from [federation]; add that section')
+    task, classes = federation.get("task"), federation.get("classes")
     if task == "multiclass" and not isinstance(classes, int):
         raise ConfigError(
-            'federation.classes: is missing; encoder.method = "auto" gives a label\'s classes a '
-            "number each, so say how many classes there are"
+            'federation.classes: is missing; encoder.method = "auto" needs the number of classes '
+            "of a multiclass label"
         )
     if task != "multiclass":
         classes = 2 if task == "binary" else CLASSES_OF_NUMBERS
-    return Situation(
-        task=task,
-        classes=classes,
-        dealer="dealer" in roles,
-    )
+    roles = [party.get("role") for party in source.get("party", []) if isinstance(party, Mapping)]
+    labels = "shares" if "dealer" in roles else "randomised"
+    return {
+        "model": {
+            "family": "fet",
+            "neighbours": _NEIGHBOURS,
+            "hidden": classes,
+            "heads": 1,
+            "release": "pooled",
+            "top": "tied",
+        },
+        "encoder": {"method": "votes", "layout": "sum", "labels": labels},
+        "privacy": {"encoder": "frozen", "links_per_record": 1},
+        "linkage": {"choose": "records"},
+    }

@@ -202,7 +202,7 @@ def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationCo
     written = dict(source)
     for name in _REQUIRED:
         if name not in source:
-            findings.wrong(ConfigError(f"[{name}]: this section is missing"), name)
+            findings.wrong(ConfigError(f"[{name}]: this section is missing; add it"), name)
             written[name] = {}
     for name, table in source.items():
         if name != "party" and not isinstance(table, Mapping):

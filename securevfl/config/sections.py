@@ -111,7 +111,8 @@ class FederationSettings:
             checks.within(2, checks.MOST_WIDTH, classes=self.classes)
             if self.task != "multiclass":
                 raise ConfigError(
-                    f"classes: is of a multiclass task, and this one is {self.task}; leave it out"
+                    f"classes: only a multiclass task has it, and this one is {self.task}; "
+                    f"leave it out"
                 )
 
 
@@ -206,7 +207,10 @@ class TrainingSettings:
             validation_fraction=self.validation_fraction, test_fraction=self.test_fraction
         )
         if not self.validation_fraction + self.test_fraction < 1:
-            raise ConfigError("test_fraction plus validation_fraction must be below 1")
+            raise ConfigError(
+                "test_fraction plus validation_fraction must be below 1, got "
+                f"{self.test_fraction} + {self.validation_fraction}"
+            )
         if (self.split in ("group", "time")) != (self.split_column is not None):
             raise ConfigError('split_column: goes with split = "group" or "time", and only with it')
         if self.labelled_rows is not None:
@@ -418,9 +422,9 @@ class PartySettings:
                 raise ConfigError('address: the primary needs one, for example "127.0.0.1:7431"')
             parse_address(self.address)
         elif self.label is not None:
-            raise ConfigError("label: only the primary holds labels")
+            raise ConfigError("label: only the primary holds labels; leave it out")
         elif self.positive is not None:
-            raise ConfigError("positive: only the primary holds labels")
+            raise ConfigError("positive: only the primary holds labels; leave it out")
 
     @property
     def is_helper(self) -> bool:
@@ -429,7 +433,7 @@ class PartySettings:
 
     def _check_helper(self) -> None:
         if self.reading != AS_IT_IS:
-            raise ConfigError(f"reading: a {self.role} has no table")
+            raise ConfigError(f"reading: a {self.role} has no table; leave it out")
         columns = (self.bounds, self.categories, self.exclude, self.missing_columns)
         if self.data or self.key or any(columns):
             raise ConfigError(f"role: a {self.role} has no table; it takes a name and an identity")
@@ -446,7 +450,7 @@ class PartySettings:
         if not self.key:
             raise ConfigError("key: must name at least one column")
         if len(set(self.key)) < len(self.key):
-            raise ConfigError(f"key: names a column twice: {', '.join(self.key)}")
+            raise ConfigError(f"key: names a column twice: {', '.join(self.key)}; name each once")
         if (self.scaling == "bounds") != (self.bounds is not None):
             raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
         checks.within(1, checks.MOST_WIDTH, max_categories=self.max_categories)
@@ -483,17 +487,21 @@ def require_one_federation(parties: Sequence[PartySettings]) -> None:
     names = [party.name for party in parties]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"party.name: two parties are called {name!r}")
+            raise ConfigError(f"party.name: two parties are called {name!r}; rename one")
     primaries = [party.name for party in parties if party.role == "primary"]
     if len(primaries) != 1:
         found = "none has" if not primaries else f"{' and '.join(primaries)} have"
         raise ConfigError(f'party.role: exactly one party must be "primary"; {found} that role')
     if not any(party.role == "secondary" for party in parties):
-        raise ConfigError("[[party]]: at least one secondary is needed")
+        raise ConfigError(
+            '[[party]]: at least one secondary is needed; add one with role = "secondary"'
+        )
     for role in ("coordinator", "dealer"):
         helpers = [party.name for party in parties if party.role == role]
         if len(helpers) > 1:
-            raise ConfigError(f"party.role: at most one party may be {role!r}; {helpers} are")
+            raise ConfigError(
+                f"party.role: at most one party may be {role!r}, and {' and '.join(helpers)} are"
+            )
     dimensions = {party.name: len(party.key) for party in parties if not party.is_helper}
     if len(set(dimensions.values())) > 1:
         text = ", ".join(f"{name} has {count}" for name, count in dimensions.items())

@@ -5,10 +5,9 @@ in the units of the representation. Formulas: docs/privacy.md, section 3.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
@@ -40,11 +39,6 @@ class FittingPlan:
         checks.open_unit(share=self.share)
         checks.whole(steps=self.steps)
         checks.at_least(1, steps=self.steps)
-
-
-def fitting_from(settings: Mapping[str, Any] | None) -> FittingPlan | None:
-    """Return a plan from its fields; None stays None."""
-    return None if settings is None else FittingPlan(**settings)
 
 
 def fittings_of_unit(privacy: Privacy, *, parties: int) -> int:

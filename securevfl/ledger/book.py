@@ -21,7 +21,7 @@ from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import Release
 from securevfl.dp.labels import LabelRelease
 from securevfl.dp.privacy import Privacy, UnitName
-from securevfl.dp.release_plan import ReleasePlan, fitting_from
+from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, OtherLedgers
 
 LABELS: Final = "labels"
@@ -358,9 +358,6 @@ class LedgerBook:
         )
 
     def _open(self, entry: Mapping[str, Any]) -> None:
-        settings = dict(entry["plan"])
-        privacy = read_settings(Privacy, settings.pop("privacy"), where="privacy")
-        fitting = fitting_from(settings.pop("fitting"))
         self.sessions.append(
             Session(
                 run=str(entry["run"]),
@@ -368,7 +365,7 @@ class LedgerBook:
                 settings=str(entry["settings"]),
                 party=str(entry["party"]),
                 time=str(entry["time"]),
-                plan=ReleasePlan(privacy=privacy, fitting=fitting, **settings),
+                plan=read_settings(ReleasePlan, entry["plan"], where="plan"),
                 noise_share_std=entry["noise_share_std"],
                 model=str(entry.get("model", "")),
             )
