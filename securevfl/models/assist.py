@@ -30,19 +30,19 @@ class AssistConfig:
     """The ``[model]`` table of ``family = "assist"``."""
 
     outputs: int = 1
-    """Numbers of a score: the classes of a multiclass task, otherwise 1. Every party plans by it,
-    and the primary refuses one that its labels do not have."""
+    """Width of a score: the classes of a multiclass task, otherwise 1. All parties must agree, and
+    the primary refuses a width that does not fit its labels."""
 
     rounds: int = 4
-    """T, how often the primary sends residuals and every secondary fits a model to them, at most.
-    It takes the place of ``training.epochs``."""
+    """T, most rounds in which the primary sends residuals and every secondary fits a model to them.
+    Replaces ``training.epochs``."""
 
     neighbours: int = 1
     """K, links of a row at every secondary."""
 
     estimator: Literal["boosting", "forest", "linear"] = "boosting"
-    """What a secondary fits: ``boosting``, histogram boosting, trees for each output by itself;
-    ``forest``, a random forest of trees for all outputs together, much faster with many classes;
+    """A secondary's model: ``boosting``, histogram boosting with separate trees for each output;
+    ``forest``, a random forest for all outputs together, much faster with many classes;
     ``linear``, ridge regression whose penalty is chosen by generalised cross-validation."""
 
     trees: int = 50
@@ -64,7 +64,7 @@ class AssistConfig:
     """Largest label that counts under ``label_epsilon``; higher ones are lowered to it."""
 
     keys_as_features: bool = False
-    """Whether a record's keys are inputs beside its features; they must be numbers then."""
+    """Whether a record's keys are inputs in addition to its features; they must be numbers then."""
 
     party_dropout: ClassVar[float] = 0.0
     """All secondaries take part in every round."""
@@ -90,29 +90,29 @@ class AssistConfig:
 # A secondary's local model of one round: from its linked records to the primary's residuals.
 
 FOLDS: Final = 3
-"""Parts of the training rows, each of which is scored by a model that never saw it."""
+"""Folds of the training rows; each is scored by a model fitted to the others."""
 
 _FEWEST: Final = 2 * FOLDS
-"""Linked training rows without which nothing is fitted."""
+"""Fewest linked training rows to which a model is fitted."""
 
 _MOST_UNPACKED: Final = 2**30
-"""Bytes of the models of all rounds, which are kept packed."""
+"""Most bytes of the unpacked models of all rounds."""
 
 _TRUSTED: Final = (
     "numpy.dtype",
     "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
     "sklearn.tree._tree.Tree",
 )
-"""What a kept model may hold beside what skops knows to be safe."""
+"""Types that a saved model may contain in addition to those that skops trusts."""
 
 
 def inputs_of(
     records: Float32[np.ndarray, "rows links inputs"], present: Bool[np.ndarray, "rows links"]
 ) -> Float64[np.ndarray, "rows columns"]:
-    """Return what a local model reads of rows: their records, one after another by rank.
+    """Return the inputs of a local model: the records of each row, one after another by rank.
 
-    Behind the records comes their mean, where there are several. What is missing is NaN. How near
-    a link is does not come in: under most protections of linkage a secondary does not know it.
+    Several records are followed by their mean. Missing values are NaN. Distances of links are not
+    used: under most protections of linkage a secondary does not know them.
     """
     table = records.astype(np.float64)
     table[~present] = np.nan
@@ -133,17 +133,17 @@ def cross_fit(
     *,
     seed: int,
 ) -> tuple[Any, Float32[np.ndarray, "rows outputs"]]:
-    """Fit a model to rows that are linked, and score each of them by one that never saw it.
+    """Fit a model to linked rows, and score each of them out of fold.
 
     Args:
         settings: The family's settings.
-        inputs: What :func:`inputs_of` returned for the rows.
-        residuals: What is to be explained.
+        inputs: Result of :func:`inputs_of` for the rows.
+        residuals: Residuals of the rows.
         seed: Of folds and trees.
 
     Returns:
-        The model of all rows, None where they are too few, and the scores out of fold. A forest's
-        are those of the trees that did not draw the row.
+        The model of all rows, None if they are too few, and the scores out of fold. A forest scores
+        a row by the trees that did not draw it.
     """
     scores = np.zeros(residuals.shape, dtype=np.float32)
     if len(inputs) < _FEWEST:
@@ -165,7 +165,7 @@ def cross_fit(
 def predicted(
     model: Any, inputs: Float64[np.ndarray, "rows columns"], *, outputs: int
 ) -> Float32[np.ndarray, "rows outputs"]:
-    """Return a model's scores of rows; zeros of a round in which nothing was fitted."""
+    """Return a model's scores of rows; zeros if no model was fitted."""
     if model is None or not len(inputs):
         return np.zeros((len(inputs), outputs), dtype=np.float32)
     scores = np.asarray(model.predict(inputs), dtype=np.float32)
@@ -175,7 +175,7 @@ def predicted(
 def within_ball(
     scores: Float[np.ndarray, "rows outputs"],
 ) -> Float32[np.ndarray, "rows outputs"]:
-    """Return scores of norm at most 1, as the residuals have."""
+    """Return scores scaled down to norm 1, the largest norm of residuals."""
     norm = np.linalg.norm(scores, axis=1, keepdims=True)
     return (scores / np.maximum(norm, 1.0)).astype(np.float32)
 
@@ -191,7 +191,7 @@ def unpacked(data: bytes) -> list[Any]:
     """Return the models that :func:`packed` was given.
 
     Raises:
-        ValueError: If they are something else.
+        ValueError: If the bytes are not such models.
     """
     import skops.io
 
@@ -262,9 +262,8 @@ def _unfitted(settings: AssistConfig, *, rows: int, seed: int) -> Any:
 class AssistBottom(nn.Module):
     """A secondary's models of all rounds so far; a row's score is their mean, weighted by steps.
 
-    Every model's score is kept within the unit ball, and so their mean is too: what a prediction
-    releases never meets a clip that training did not meet. Which records a row has is all that it
-    reads of the links, and a row without any scores zero.
+    Every model's score is scaled down to the unit ball, and so is their mean: predictions are
+    clipped no more than in training. A row without records scores zero.
     """
 
     recordwise = False
@@ -277,7 +276,7 @@ class AssistBottom(nn.Module):
         self._steps: list[float] = []
 
     def add(self, model: Any, step: float) -> None:
-        """Take a round's model in, with the primary's step."""
+        """Add a round's model, with the primary's step."""
         self._models.append(model)
         self._steps.append(step)
 
@@ -304,20 +303,20 @@ class AssistBottom(nn.Module):
         keys: Float[Tensor, "batch links dimension"],
         present: Bool[Tensor, "batch links"],
     ) -> Float[np.ndarray, "batch columns"]:
-        """Return what the models read of a batch."""
+        """Return the models' inputs for a batch."""
         records = torch.cat([features, keys], dim=2) if self.config.keys_as_features else features
         return inputs_of(records.cpu().numpy(), present.cpu().numpy())
 
     def get_extra_state(self) -> Tensor:
-        """Return models and steps as bytes, so that they are kept like any other weights."""
+        """Return models and steps as bytes, so that they are saved like weights."""
         blob = packed([self._steps, self._models])
         return torch.from_numpy(np.frombuffer(blob, dtype=np.uint8).copy())
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Go back to what :meth:`get_extra_state` returned.
+        """Restore a state from :meth:`get_extra_state`.
 
         Raises:
-            RuntimeError: If it is something else, as :meth:`load_state_dict` raises.
+            RuntimeError: If it is not such a state, as :meth:`load_state_dict` raises.
         """
         try:
             steps, models = unpacked(state.cpu().numpy().tobytes())
@@ -329,18 +328,15 @@ class AssistBottom(nn.Module):
 
 
 class AssistTop(nn.Module):
-    """The primary's half: where it starts from, and the secondaries' average times one number.
-
-    Nothing of it is trained by gradients.
-    """
+    """Top model: a constant plus the secondaries' average times a scale; not trained."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
         self.positions = nn.Identity()
         self.start = nn.Parameter(torch.zeros(outputs), requires_grad=False)
-        """Margin of a row of which nothing is known."""
+        """Margin of a row without links."""
         self.scale = nn.Parameter(torch.zeros(()), requires_grad=False)
-        """Steps of all rounds together, in units of the average."""
+        """Sum of the steps of all rounds."""
 
     def forward(
         self,
@@ -356,14 +352,14 @@ class AssistTop(nn.Module):
 # The primary's step: residuals, and the step length along the secondaries' scores.
 
 _LONGEST: Final = 50.0
-"""Of a step, in units of the longest residual: with separable classes the best one has no end."""
+"""Largest step, in units of the longest residual; separable classes have no finite best step."""
 
 _ACCURACY: Final = 1e-3
-"""Of a step, in the same units."""
+"""Accuracy of a step, in the same units."""
 
 
 def constant_margin(targets: Shaped[Tensor, " rows"], head: TaskHead) -> Float[Tensor, " outputs"]:
-    """Return the margin of a row of which nothing is known but that its label is one of these."""
+    """Return the constant margin that fits the labels: their mean, log odds, or log shares."""
     if head.task == "regression":
         return targets.mean().reshape(1)
     if head.task == "binary":
@@ -397,11 +393,11 @@ def best_step(
 ) -> float:
     """Return the step that makes the mean loss of ``margins + step * scores`` smallest.
 
-    The loss is convex in it. A step that brings no gain is 0.
+    The loss is convex in it. A step without a gain is 0.
 
     Args:
-        margins: Of training rows.
-        scores: The sum of all secondaries' scores of these, out of fold.
+        margins: Margins of training rows.
+        scores: The sum of all secondaries' scores of these rows, out of fold.
         targets: Their labels.
         head: The task.
         unit: Norm of the longest residual.
@@ -424,10 +420,10 @@ def best_step(
 
 
 class AssistFamily(Family[AssistConfig]):
-    """``family = "assist"``: residuals go out, and the sum of the secondaries' scores comes back.
+    """``family = "assist"``: secondaries fit residuals, the primary adds the sum of their scores.
 
-    It is of the kind of Assisted Learning (Xian et al., 2020) and Gradient Assisted Learning (Diao
-    et al., NeurIPS 2022); docs/assist.md says where it is another one.
+    Similar to Assisted Learning (Xian et al., 2020) and Gradient Assisted Learning (Diao et al.,
+    NeurIPS 2022); docs/assist.md says where it is another one.
     """
 
     name = "assist"
@@ -443,7 +439,7 @@ class AssistFamily(Family[AssistConfig]):
         feature_names: Sequence[str] = (),  # noqa: ARG002
         frozen: bool = False,  # noqa: ARG002
     ) -> nn.Module:
-        """Return a secondary's half before the first round: every score is zero."""
+        """Return a bottom model before the first round: every score is zero."""
         return AssistBottom(settings)
 
     def build_top(
@@ -456,22 +452,22 @@ class AssistFamily(Family[AssistConfig]):
         outputs: int,
         classes: bool = False,  # noqa: ARG002
     ) -> nn.Module:
-        """Return the primary's half before the first round."""
+        """Return a top model before the first round."""
         return AssistTop(outputs)
 
     def epochs(self, settings: AssistConfig, *, asked: int) -> int:  # noqa: ARG002
-        """Return the rounds: each is an epoch of the protocol."""
+        """Return the rounds, each of which is an epoch."""
         return settings.rounds
 
     def label_epsilon(self, settings: AssistConfig) -> float | None:
-        """Return what secondaries may learn of one training row's label; None promises nothing."""
+        """Return epsilon of a training row's label against secondaries; None if not bounded."""
         return settings.label_epsilon
 
     def require_outputs(self, settings: AssistConfig, outputs: int) -> None:
-        """Refuse a width of scores that is not that of the labels.
+        """Refuse a width of scores that does not fit the labels.
 
         Raises:
-            ConfigError: Saying what to write.
+            ConfigError: With the correct width.
         """
         if settings.outputs != outputs:
             raise ConfigError(

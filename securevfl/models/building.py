@@ -22,22 +22,22 @@ from securevfl.core.errors import (
 )
 from securevfl.models.family import AnyFamily, Bottom, FamilySettings, Top
 
-# Bottom models evaluated so that no row of a batch can see another, whoever wrote them.
+# Bottom models evaluated row by row, so that no row of a batch depends on another.
 
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""What a bottom model computes of features, keys and which links there are."""
+"""A bottom model's function of features, keys, and the mask of present links."""
 
 
 def row_by_row(bottom: nn.Module) -> Forward:
-    """Return what a bottom model computes, for each row as if it were a batch of its own.
+    """Return a bottom model's function that treats each row as a separate batch.
 
-    ``torch.func.vmap`` hands the model one row at a time and computes all of them at once. A model
-    that asks for a value (``if x.sum() > 0``, ``x.item()``), or writes values into a buffer, raises
-    ``RuntimeError`` whatever the values are.
+    ``torch.func.vmap`` gives the model one row at a time and computes all rows at once. A model
+    that depends on a value (``if x.sum() > 0``, ``x.item()``), or writes values into a buffer,
+    raises ``RuntimeError`` for any values.
 
     Args:
-        bottom: A :class:`securevfl.models.family.Bottom`. Layers that drop units drop them for each
-            row apart, as they would in a batch.
+        bottom: A :class:`securevfl.models.family.Bottom`. Dropout is
+            independent between rows, as in a batch.
     """
 
     def alone(features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
@@ -56,16 +56,16 @@ def row_by_row(bottom: nn.Module) -> Forward:
     return together
 
 
-# Build a family's models, and hold them to what they claim before a run depends on it.
+# Building of a family's models, with checks of what they claim.
 
 _ROWS: Final = 2
 
-# Of the trial of rows that stand together and alone.
+# Trial of rows in one batch and one by one.
 _TRIED_ROWS: Final = 5
 _DRAWS: Final = 2
 _EXTREME: Final = 1e4
 
-# Float32 that is added up in another order loses some 1e-6 of the largest number that goes in.
+# Another order of float32 additions changes a result by some 1e-6 of the largest input.
 _ROUNDING: Final = 1e-4
 
 
@@ -79,13 +79,13 @@ def bottom_of(
     frozen: bool,
     pooled: bool,
 ) -> nn.Module:
-    """Return a family's bottom model, checked and not yet initialised.
+    """Return a family's bottom model, checked but not initialised.
 
     Arguments are those of :meth:`Family.build_bottom` and of :func:`check_bottom`.
 
     Raises:
         ConfigError: If the family fails to build it, or builds another.
-        PrivacyError: If it does not treat each record alone where it must or claims to.
+        PrivacyError: If it does not treat each record separately although it must or claims to.
     """
     with _blamed(family, "bottom", "can't be built"):
         bottom = family.build_bottom(
@@ -111,7 +111,7 @@ def top_of(
     outputs: int,
     classes: bool,
 ) -> nn.Module:
-    """Return a family's top model, checked and not yet initialised.
+    """Return a family's top model, checked but not initialised.
 
     Arguments are those of :meth:`Family.build_top`.
 
@@ -140,7 +140,7 @@ def check_bottom(
     key_dim: int,
     pooled: bool,
 ) -> None:
-    """Refuse a bottom model that is not what its family says.
+    """Refuse a bottom model that does not match its family's description.
 
     Args:
         family: The family.
@@ -151,9 +151,9 @@ def check_bottom(
         pooled: Whether the release code averages K record-wise vectors.
 
     Raises:
-        ConfigError: If it gives another shape than the cut's, or lacks what a bottom model has.
-        PrivacyError: If it claims to treat each record alone and does not, or must and does not
-            claim it: the sensitivity of a release would be larger than what is accounted for.
+        ConfigError: If its output has another shape than the cut, or an attribute is missing.
+        PrivacyError: If it claims to treat each record separately and does not, or must and does
+            not claim it: the sensitivity of a release would be larger than the accounted one.
     """
     if not _has_all_of(Bottom, bottom):
         raise ConfigError(f"{_model_of(family, 'bottom')} lacks positions or recordwise")
@@ -170,7 +170,7 @@ def check_bottom(
         if not bottom.recordwise:
             if pooled:
                 raise PrivacyError(
-                    f"{_model_of(family, 'bottom')} is not recordwise, and its vectors are to be "
+                    f"{_model_of(family, 'bottom')} is not recordwise, but its vectors are "
                     f"clipped and averaged record by record"
                 )
             return
@@ -178,8 +178,8 @@ def check_bottom(
         other = _call(family, "bottom", shape, lambda: bottom(features, keys, present))
     if not torch.allclose(out[:, 1:], other[:, 1:]) or bool(out[1, -1].any()):
         raise PrivacyError(
-            f"{_model_of(family, 'bottom')} claims to be recordwise, and a record moves more than "
-            f"its own position, or an absent link is not zero"
+            f"{_model_of(family, 'bottom')} claims to be recordwise, but a record changes "
+            f"other positions than its own, or an absent link is not zero"
         )
 
 
@@ -197,8 +197,8 @@ def require_no_batch_norm(bottom: nn.Module, *, encoder: str) -> None:
         if isinstance(module, nn.modules.batchnorm._NormBase):
             raise PrivacyError(
                 f"the bottom model's layer {name!r} is a {type(module).__name__}, which mixes the "
-                f"rows of a batch: one record then moves them all, and the promise of encoder = "
-                f"{encoder!r} would not hold; use LayerNorm or GroupNorm"
+                f"rows of a batch: one record then changes all of them, and the guarantee of "
+                f"encoder = {encoder!r} would not hold; use LayerNorm or GroupNorm"
             )
 
 
@@ -211,26 +211,25 @@ def require_rows_apart(
     key_dim: int,
     encoder: str,
 ) -> None:
-    """Refuse a bottom model in which one row of a batch is seen by the others.
+    """Refuse a bottom model in which rows of a batch depend on each other.
 
-    Five rows, one of them 10^4 times as large and one without links, must give together what each
-    gives alone, to within 10^-4 of the row's largest number, and the same again after another
-    batch. That is a trial: what mixes rows at rare values only is not found by it, and what draws
-    at random without a dropout layer is not compared. The model is also run as
-    :func:`securevfl.models.building.row_by_row` does, which depends on no values; with a
-    dp-trained encoder, its gradients too.
+    Five rows, one of them 10^4 times as large and one without links, must give the same results in
+    one batch and one by one, to within 10^-4 of the row's largest number, and again after another
+    batch. That is a trial: mixing at rare values only is not found, and models that draw at random
+    without a dropout layer are not compared. The model is also run by :func:`row_by_row`, which
+    depends on no values; with a dp-trained encoder, so are its gradients.
 
     Args:
         family: The family.
         settings: Its settings.
-        bottom: The model, on the CPU; it stays as it is.
+        bottom: The model, on the CPU; it is not changed.
         num_features: Feature columns of the secondary's table.
         key_dim: Key columns.
         encoder: ``privacy.encoder``.
 
     Raises:
-        PrivacyError: If it mixes rows, keeps something between batches, or cannot be computed row
-            by row.
+        PrivacyError: If it mixes rows, keeps state between batches, or cannot be computed row by
+            row.
         ConfigError: If it fails on these rows.
     """
     for draw in range(_DRAWS):
@@ -246,9 +245,9 @@ def require_rows_apart(
                 found = _seen_by_others(model, rows)
             if found:
                 raise PrivacyError(
-                    f"{_model_of(family, 'bottom')} {found}: one record then moves other rows, and "
-                    f"the promise of encoder = {encoder!r} would not hold; compute each row from "
-                    f"its own links alone"
+                    f"{_model_of(family, 'bottom')} {found}: one record then changes other rows, "
+                    f"and the guarantee of encoder = {encoder!r} would not hold; compute each row "
+                    f"from its own links only"
                 )
         _require_vectorised(family, model.train(encoder != "frozen"), rows, encoder=encoder)
 
@@ -256,10 +255,10 @@ def require_rows_apart(
 def _prepared(
     model: nn.Module, links: int, num_features: int, key_dim: int, *, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Move a model's weights, and return features, keys and which links there are."""
+    """Perturb a model's weights, and return features, keys and the mask of present links."""
     random = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        # Weights that start at zero would hide what they will do.
+        # Weights that start at zero would hide dependences.
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=random)
     size = torch.ones(_TRIED_ROWS, 1, 1)
     size[1] = _EXTREME
@@ -267,12 +266,12 @@ def _prepared(
     keys = torch.randn(_TRIED_ROWS, links, key_dim, generator=random) * size
     present = torch.rand(_TRIED_ROWS, links, generator=random) < 0.7
     present[:2], present[2] = True, False
-    # As a secondary hands them over: nothing where there is no record.
+    # As in a run: zeros where there is no record.
     return features * present.unsqueeze(-1), keys * present.unsqueeze(-1), present
 
 
 def _seen_by_others(model: nn.Module, rows: tuple[Tensor, Tensor, Tensor]) -> str | None:
-    """Return what a model does with rows that it must not do, in words; None if nothing is found.
+    """Return in words how a model's rows depend on each other; None if nothing is found.
 
     A model that draws at random without a dropout layer is not compared.
     """
@@ -287,14 +286,14 @@ def _seen_by_others(model: nn.Module, rows: tuple[Tensor, Tensor, Tensor]) -> st
     given(*(part.flip(0) for part in rows))
     again = given(*rows)
     if not torch.equal(again.nan_to_num(), together.nan_to_num()):
-        return "keeps something of one batch for the next"
+        return "keeps state between batches"
     if not torch.equal(given(*rows, seed=1).nan_to_num(), together.nan_to_num()):
         return None
     for row in range(_TRIED_ROWS):
         own = tuple(part[row : row + 1] for part in rows)
-        alone, beside = given(*own)[0], together[row]
+        alone, batched = given(*own)[0], together[row]
         largest = max(1.0, *(float(part.abs().max()) for part in (*own[:2], alone) if part.numel()))
-        near = torch.allclose(alone, beside, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True)
+        near = torch.allclose(alone, batched, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True)
         if not near:
             return "mixes the rows of a batch"
     return None
@@ -303,7 +302,7 @@ def _seen_by_others(model: nn.Module, rows: tuple[Tensor, Tensor, Tensor]) -> st
 def _require_vectorised(
     family: AnyFamily, model: nn.Module, rows: tuple[Tensor, Tensor, Tensor], *, encoder: str
 ) -> None:
-    """Refuse a model that ``torch.func`` cannot compute for each row, or not its gradients."""
+    """Refuse a model whose rows, or gradients of rows, ``torch.func`` cannot compute."""
     weights = {name: value.detach() for name, value in model.named_parameters()}
 
     def taught(weights: dict[str, Tensor], *row: Tensor) -> Tensor:
@@ -321,8 +320,8 @@ def _require_vectorised(
         if OutOfMemoryError.stands_behind(error):
             raise
         raise PrivacyError(
-            f"{_model_of(family, 'bottom')} can't be computed for each row by itself, which the "
-            f"promise of encoder = {encoder!r} rests on; use no `if`, .item() or shape that "
+            f"{_model_of(family, 'bottom')} can't be computed row by row, which the "
+            f"guarantee of encoder = {encoder!r} needs; use no `if`, .item() or shape that "
             f"depends on values, and no layer that torch.func.vmap lacks: {in_one_line(error)}"
         ) from error
 
@@ -336,7 +335,7 @@ def check_top(
     key_dim: int,
     outputs: int,
 ) -> None:
-    """Refuse a top model that is not what its family says.
+    """Refuse a top model that does not match its family's description.
 
     Args:
         family: The family.
@@ -344,10 +343,10 @@ def check_top(
         top: The model, on the CPU.
         num_features: Feature columns of the primary's table.
         key_dim: Key columns.
-        outputs: Numbers that the task asks for.
+        outputs: Outputs of the task.
 
     Raises:
-        ConfigError: If it gives another number of outputs, or lacks what a top model has.
+        ConfigError: If it has another number of outputs, or an attribute is missing.
     """
     if not _has_all_of(Top, top):
         raise ConfigError(f"{_model_of(family, 'top')} lacks positions")
@@ -362,7 +361,7 @@ def check_top(
 
 @contextmanager
 def _evaluated(model: nn.Module) -> Iterator[None]:
-    """Nothing of the model, and no random stream, is changed by what is computed here."""
+    """Evaluate a model without changing it or any random stream."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -386,22 +385,21 @@ def _call(
     if not isinstance(out, Tensor) or tuple(out.shape) != shape:
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(
-            f"{_model_of(family, half)} gives {found} for a batch of {_ROWS} rows, and must give "
-            f"{shape}"
+            f"{_model_of(family, half)} gives {found} for a batch of {_ROWS} rows, expected {shape}"
         )
     return out
 
 
 @contextmanager
 def _blamed(family: AnyFamily, half: str, what: str) -> Iterator[None]:
-    """Say in one line whose code failed: a family of somebody else's may fail in any way."""
+    """Raise errors of a family's code as one line that names the family."""
     try:
         yield
     except SecureVflError:
         raise
     except Exception as error:
         if OutOfMemoryError.stands_behind(error):
-            raise  # no model is to blame for that
+            raise  # not the model's fault
         raise ConfigError(f"{_model_of(family, half)} {what}: {in_one_line(error)}") from error
 
 

@@ -33,16 +33,16 @@ from securevfl.core.settings import read_settings
 
 @runtime_checkable
 class Bottom(Protocol):
-    """A secondary's half: a row's linked records in, the row's representation out."""
+    """Bottom model of a secondary: from a row's linked records to the row's representation."""
 
     positions: nn.Module
-    """Its positional encoding, whose parameters parties may average; it may have none."""
+    """Positional encoding; parties may average its parameters, if there are any."""
 
     recordwise: bool
-    """Whether position j depends on link j's record alone. Then L = K, and absent links are zero.
+    """Whether position j depends only on link j's record. Then L = K, and absent links are zero.
 
-    Only such a model may be pooled behind a clip of each record, which is what makes one record's
-    influence on a row 2C/K instead of 2C.
+    Only such a model may be pooled after clipping each record, which bounds one record's influence
+    on a row by 2C/K instead of 2C.
     """
 
     def __call__(
@@ -54,16 +54,16 @@ class Bottom(Protocol):
         """Return the representation of a batch.
 
         Args:
-            features: The linked records' features; rows of absent links hold anything finite.
+            features: The linked records' features; any finite values at absent links.
             keys: The linked records' keys, likewise.
-            present: Which links there are.
+            present: Mask of the links that exist.
         """
         ...
 
 
 @runtime_checkable
 class DistinctBottom(Protocol):
-    """A bottom model that can take each record of a batch once, however many rows link to it."""
+    """A bottom model that can process each distinct record of a batch once."""
 
     def of_distinct(
         self,
@@ -72,13 +72,13 @@ class DistinctBottom(Protocol):
         place: Int64[Tensor, "batch links"],
         present: Bool[Tensor, "batch links"],
     ) -> Float[Tensor, "batch positions width"]:
-        """Return what the model makes of ``features[place]``, ``keys[place]`` and ``present``.
+        """Return the representation for ``features[place]``, ``keys[place]`` and ``present``.
 
         Args:
-            features: Features of the batch's records, each once.
+            features: Features of the batch's distinct records.
             keys: Their keys.
-            place: Which of them stands at each link; absent links have one of zeros.
-            present: Which links there are.
+            place: Index of each link's record; absent links point to a record of zeros.
+            present: Mask of the links that exist.
         """
         ...
 
@@ -87,8 +87,8 @@ class DistinctBottom(Protocol):
 class StackableBottom(Protocol):
     """A bottom model that ``torch.func.vmap`` can compute for many secondaries at once.
 
-    It has no buffers, asks for no value (``if x.sum() > 0``), and draws by
-    :class:`securevfl.models.layers.ByteDropout` alone.
+    It has no buffers, does not branch on values (``if x.sum() > 0``), and draws only by
+    :class:`securevfl.models.layers.ByteDropout`.
     """
 
     stackable: Literal[True]
@@ -96,10 +96,10 @@ class StackableBottom(Protocol):
 
 @runtime_checkable
 class Top(Protocol):
-    """The primary's half: its own rows and the aggregate in, the task's outputs out."""
+    """Top model of the primary: from its rows and the aggregate to the task's outputs."""
 
     positions: nn.Module
-    """Its positional encoding, whose parameters parties may average; it may have none."""
+    """Positional encoding; parties may average its parameters, if there are any."""
 
     def __call__(
         self,
@@ -113,16 +113,16 @@ class Top(Protocol):
         Args:
             features: The rows' own features.
             keys: The rows' keys.
-            aggregate: What SplitAvg gave for them.
-            similarities: How near each of their links is, at every active secondary; NaN where a
-                slot holds no record. None where the family does not need them.
+            aggregate: The rows' aggregate from SplitAvg.
+            similarities: Similarity of each of their links at every active secondary; NaN for an
+                empty slot. None if the family does not need them.
         """
         ...
 
 
 @runtime_checkable
 class Explained(Protocol):
-    """A top model that can tell what it makes of a batch."""
+    """A top model with explanations of a batch."""
 
     def explain(
         self,
@@ -131,13 +131,13 @@ class Explained(Protocol):
         aggregate: Float[Tensor, "batch positions width"],
         similarities: Float[Tensor, "batch secondaries links"] | None,
     ) -> dict[str, Any]:
-        """Return lists of numbers by name, for the report's plots; arguments as of :class:`Top`."""
+        """Return lists of numbers by name, for the report's plots; arguments as in :class:`Top`."""
         ...
 
 
 @runtime_checkable
 class ExplainedBottom(Protocol):
-    """A bottom model that can tell its own party what it makes of links."""
+    """A bottom model with explanations of links, for its own party."""
 
     def explain(
         self,
@@ -145,9 +145,9 @@ class ExplainedBottom(Protocol):
         keys: Float[Tensor, "batch links dimension"],
         present: Bool[Tensor, "batch links"],
     ) -> dict[str, Any]:
-        """Return lists of numbers by name; arguments as of :class:`Bottom`.
+        """Return lists of numbers by name; arguments as in :class:`Bottom`.
 
-        They are the party's own, and stay in its folder: nothing protects them.
+        They are not protected, and stay in the party's folder.
         """
         ...
 
@@ -199,14 +199,13 @@ class PretrainingSettings:
     """Decoupled weight decay."""
 
     momentum: float | None = None
-    """Of the target encoder's moving average; default: 0.995 for byol, 0.99 for moco."""
+    """Momentum of the target encoder's moving average; default: 0.995 for byol, 0.99 for moco."""
 
     temperature: float = 0.5
-    """Of moco's InfoNCE loss."""
+    """Temperature of moco's InfoNCE loss."""
 
     queue: int | None = None
-    """Negatives that moco keeps, in each of its queues; default: 4096, or half of a party's records
-    where that is less."""
+    """Negatives in each of moco's queues; default: 4096, or half of a party's records if fewer."""
 
     projector: tuple[int, ...] | None = None
     """Widths of the projector's layers; default: 512, 512, 512, and 512, 512, 128 for moco."""
@@ -218,8 +217,8 @@ class PretrainingSettings:
     """Share of features that an augmented view replaces by values of other records."""
 
     views: Literal["together", "apart"] = "together"
-    """Whether a network sees both views of a batch in one pass, or each in one of its own, with
-    batch statistics of its own."""
+    """Whether a network processes both views of a batch in one pass, or each in a separate pass
+    with separate batch statistics."""
 
     augment_aligned: bool = False
     """Whether aligned rows are augmented too; the paper exchanges them as they are."""
@@ -228,23 +227,23 @@ class PretrainingSettings:
     """Whose projections byol and moco exchange: the online encoder's or its moving average's."""
 
     start: Literal["separate", "shared"] = "separate"
-    """Whether every party's tops, projectors and predictors start with weights of their own, or
-    equal at all parties."""
+    """Whether tops, projectors and predictors start with separate weights at each party, or with
+    equal ones."""
 
     weights: Literal["parties", "records"] = "parties"
-    """Whether every party counts as much in the average of local tops, or as it has records."""
+    """Weights in the average of local tops: equal for all parties, or by their records."""
 
     exchange: Literal["average", "plain"] = "average"
-    """What the primary gets of the secondaries' projections: their average alone, or each of
+    """Whether the primary receives only the average of the secondaries' projections, or each of
     them. SimSiam and BYOL learn the same from both."""
 
     primary_sends: Literal["plain", "gaussian"] = "plain"
-    """How the primary's own projections reach the secondaries: as they are, but for
-    ``iso_projections``, or with Gaussian noise that a ledger accounts for."""
+    """Protection of the primary's projections for the secondaries: none but ``iso_projections``, or
+    Gaussian noise that a ledger accounts for."""
 
     iso_projections: float = 0.0
-    """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7), of which the
-    longest in the batch sets the size; 0 adds none. A heuristic: it promises nothing."""
+    """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7), scaled by
+    the longest in the batch; 0 adds none. A heuristic without a guarantee."""
 
     iso_weights: float = 0.0
     """lambda of the ISO noise on the primary's weights before they are averaged; 0 adds none. Above
@@ -252,13 +251,13 @@ class PretrainingSettings:
     it promises nothing. ``training.iso_gradients`` is the third place."""
 
     epsilon: float | None = None
-    """For ``primary_sends = "gaussian"``: what all of pretraining may cost the primary's rows."""
+    """For ``primary_sends = "gaussian"``: epsilon of all of pretraining for the primary's rows."""
 
     delta: float = 1e-5
-    """For ``primary_sends = "gaussian"``: failure probability of that promise."""
+    """For ``primary_sends = "gaussian"``: failure probability of that guarantee."""
 
     checkpoint: str | None = None
-    """Run folder of an earlier pretraining, whose encoders are taken instead of pretraining."""
+    """Run folder of an earlier pretraining, whose encoders are used instead of pretraining."""
 
     def __post_init__(self) -> None:
         counts = {
@@ -315,7 +314,7 @@ class PretrainingSettings:
 
     @property
     def projection_width(self) -> int:
-        """P, width of what parties exchange."""
+        """P, width of the exchanged projections."""
         return self.projector_widths[-1]
 
 
@@ -324,9 +323,9 @@ class PretrainingSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """What ``preset = "NAME"`` in ``[model]`` stands for; settings that a file gives come first.
+    """Settings of ``preset = "NAME"`` in ``[model]``; settings in the file take precedence.
 
-    Of what a paper tunes for each table, a preset has one value out of the paper's own choice.
+    Where a paper tunes a setting for each table, a preset has one of the paper's values.
     """
 
     model: Mapping[str, Any]
@@ -342,23 +341,23 @@ class Preset:
     """More fields of ``[pretraining]``, by its ``algorithm``."""
 
     base: str = "best"
-    """``base.estimator``: papers have none."""
+    """``base.estimator``; papers have no base."""
 
     clip_norm: float = 1000.0
-    """``privacy.clip_norm`` where ``privacy.mechanism`` is ``none``: the papers clip nothing then,
-    and so large a norm shortens no row."""
+    """``privacy.clip_norm`` if ``privacy.mechanism`` is ``none``: the papers do not clip then, and
+    so large a norm clips no row."""
 
 
 # Learners.
 
 Step = Literal["cross", "local", "aggregate"]
-"""A step of pretraining: parties learn from one another's projections, each learns from its own
-records, weights are averaged."""
+"""A step of pretraining: learning from other parties' projections, learning from own records, or
+averaging of weights."""
 
 
 @runtime_checkable
 class Learner(Protocol):
-    """Pretrains one party's encoders; what other parties send comes in as plain tensors."""
+    """Pretraining of one party's encoders; other parties' messages arrive as plain tensors."""
 
     @property
     def settings(self) -> PretrainingSettings:
@@ -366,13 +365,13 @@ class Learner(Protocol):
         ...
 
     def begin_iteration(self, iteration: int) -> None:
-        """Get ready for an iteration, counted from 0."""
+        """Start an iteration, counted from 0."""
         ...
 
     def project(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
-        """Return projections of aligned records, for others; step ``cross``.
+        """Return projections of aligned records for other parties; step ``cross``.
 
-        Others learn from their directions. The width is ``settings.projection_width``.
+        Other parties use their directions. The width is ``settings.projection_width``.
         """
         ...
 
@@ -390,28 +389,28 @@ class Learner(Protocol):
         """Learn from the party's own records; step ``local``.
 
         Returns:
-            The loss, and the targets, whose spread tells of collapse.
+            The loss, and the targets, whose spread shows collapse.
         """
         ...
 
     def shared_weights(self) -> dict[str, Tensor]:
-        """Return what parties average; step ``aggregate``."""
+        """Return the weights that parties average; step ``aggregate``."""
         ...
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
-        """Take what parties averaged."""
+        """Load averaged weights."""
         ...
 
     def encoders(self) -> dict[str, dict[str, Tensor]]:
-        """Return a copy of the encoders' weights by name: what fine-tuning starts from."""
+        """Return a copy of the encoders' weights by name, for fine-tuning."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs: tensors, numbers, text, and lists and dicts of them."""
+        """Return the state for a checkpoint: tensors, numbers, text, lists and dicts."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to a checkpoint's state."""
+        """Restore a checkpoint's state."""
         ...
 
 
@@ -420,10 +419,10 @@ class Learner(Protocol):
 
 @runtime_checkable
 class FamilySettings(Protocol):
-    """What every family's settings tell the rest of the package.
+    """Settings that every family must have.
 
-    They are a frozen dataclass, whose fields are the ``[model]`` table of a federation file. What
-    a family does not let its users choose may be a ``ClassVar`` instead of a field.
+    They are a frozen dataclass, whose fields are the ``[model]`` table of a federation file. A
+    setting without a choice may be a ``ClassVar`` instead of a field.
     """
 
     @property
@@ -438,7 +437,7 @@ class FamilySettings(Protocol):
 
     @property
     def party_dropout(self) -> float:
-        """Share of the secondaries left out of a training round, in [0, 1)."""
+        """Share of the secondaries dropped in a training round, in [0, 1)."""
         ...
 
     @property
@@ -448,7 +447,7 @@ class FamilySettings(Protocol):
 
     @property
     def keys_as_features(self) -> bool:
-        """Whether keys are model inputs beside the features; they must be numbers then."""
+        """Whether keys are model inputs in addition to the features; they must be numbers then."""
         ...
 
 
@@ -459,38 +458,36 @@ _MOST_OF_A_ROW: Final = 2**20
 
 
 class Family(ABC, Generic[S]):
-    """One model family: its settings and its two models.
+    """A model family: its settings and its two models.
 
-    A family holds no state: everything it needs comes in as ``settings``.
+    A family is stateless: all methods take ``settings``.
     """
 
     name: ClassVar[str]
-    """What a federation file calls it."""
+    """Name in a federation file."""
 
     settings_class: type[S]
     """A frozen dataclass, see :class:`FamilySettings`."""
 
     links_to_one: ClassVar[bool] = False
-    """Whether a row has one link, so that K is no choice."""
+    """Whether a row has exactly one link, so that K is fixed."""
 
     max_distance: ClassVar[float] = math.inf
-    """Links longer than this are none, in the units of the linkage's metric; 0 leaves those of
-    equal keys."""
+    """Largest distance of a link, in the units of the linkage's metric; 0 links equal keys only."""
 
     presets: ClassVar[Mapping[str, Preset]] = MappingProxyType({})
-    """Settings that belong together, by the name that ``preset`` in ``[model]`` gives them;
-    ``paper`` is what the family's paper writes."""
+    """Presets by name; ``paper`` has the settings of the family's paper."""
 
     pretraining: ClassVar[tuple[Step, ...]] = ()
-    """Steps of self-supervised pretraining before training; none for most families. Whoever names
-    some offers :meth:`build_learner` and :meth:`load_pretrained`."""
+    """Steps of self-supervised pretraining before training; empty for most families. A family with
+    steps implements :meth:`build_learner` and :meth:`load_pretrained`."""
 
     learning_rate: ClassVar[float] = 3e-3
-    """Step size of every party's optimizer where ``training.learning_rate`` says none."""
+    """Default of ``training.learning_rate``, for every party's optimizer."""
 
     assisted: ClassVar[bool] = False
-    """Whether secondaries fit models of their own to residuals, a round an epoch, rather than learn
-    from gradients. Only ``assist`` does."""
+    """Whether secondaries fit local models to residuals, one round an epoch, instead of learning
+    from gradients. Only true for ``assist``."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -498,7 +495,7 @@ class Family(ABC, Generic[S]):
     def settings_from(self, table: Mapping[str, Any]) -> S:
         """Read the family's settings from a parsed ``[model]`` table, without ``family``.
 
-        What the rest of the package reads of them is checked here, whatever the family checks.
+        Fields of :class:`FamilySettings` are checked here for every family.
 
         Raises:
             ConfigError: For an unknown field (allowed ones are listed) or an impossible value.
@@ -528,8 +525,8 @@ class Family(ABC, Generic[S]):
             settings: The family's settings.
             num_features: Feature columns of the secondary's table.
             key_dim: Key columns.
-            feature_names: What the feature columns are called; ``column=value`` marks words.
-            frozen: Whether to build one that stays as it was drawn, without data.
+            feature_names: Names of the feature columns; ``column=value`` marks words.
+            frozen: Whether to build an encoder with random weights that are not trained.
         """
 
     @abstractmethod
@@ -549,9 +546,9 @@ class Family(ABC, Generic[S]):
             settings: The family's settings.
             num_features: Feature columns of the primary's table.
             key_dim: Key columns.
-            feature_names: What the feature columns are called; ``column=value`` marks words.
-            outputs: Numbers that the task asks for.
-            classes: Whether they are logits of classes, rather than a regression's number.
+            feature_names: Names of the feature columns; ``column=value`` marks words.
+            outputs: Outputs of the task.
+            classes: Whether they are logits of classes instead of a regression's value.
         """
 
     def cut_shape(self, settings: S) -> tuple[int, int]:
@@ -559,33 +556,33 @@ class Family(ABC, Generic[S]):
         return settings.cut_shape
 
     def epochs(self, settings: S, *, asked: int) -> int:  # noqa: ARG002
-        """Return the most epochs of a run; ``asked`` is what ``training.epochs`` says."""
+        """Return the most epochs of a run; ``asked`` is ``training.epochs``."""
         return asked
 
     def label_epsilon(self, settings: S) -> float | None:  # noqa: ARG002
-        """Return what secondaries may learn of one training row's label; None promises nothing."""
+        """Return epsilon of a training row's label against secondaries; None if not bounded."""
         return None
 
     def require_outputs(self, settings: S, outputs: int) -> None:
-        """Refuse settings that do not fit the numbers that the task asks of a model.
+        """Refuse settings that do not fit the number of outputs of the task.
 
         Args:
             settings: The family's settings.
             outputs: Classes of a multiclass task, otherwise 1.
 
         Raises:
-            ConfigError: Naming the setting, and what to write.
+            ConfigError: With the setting and its correct value.
         """
 
     def pooled(self, settings: S, *, frozen: bool) -> bool:  # noqa: ARG002
         """Return whether the release code clips K record-wise vectors and averages them to one.
 
-        Then L is 1, and the bottom model is recordwise. Otherwise a row is clipped as a whole.
+        Then L is 1, and the bottom model is recordwise. Otherwise each row is clipped as a whole.
         """
         return False
 
     def aggregation(self, settings: S, *, frozen: bool) -> str:
-        """Return the name of the aggregation that carries a row across the cut.
+        """Return the name of the aggregation at the cut.
 
         It is one of :data:`securevfl.federation.rounds.cut.AGGREGATIONS`, and pools a row's
         records if :meth:`pooled` says so.
@@ -602,7 +599,7 @@ class Family(ABC, Generic[S]):
         return settings.keys_as_features
 
     def needs_similarities(self, settings: S) -> bool:  # noqa: ARG002
-        """Return whether the top model reads how near a row's links are.
+        """Return whether the top model reads the similarities of a row's links.
 
         Every secondary then sends its links' similarities to the primary.
         """
@@ -616,10 +613,10 @@ class Family(ABC, Generic[S]):
         return True
 
     def require_separate_rows(self, settings: S) -> None:
-        """Refuse settings by which one record moves the representations of other rows.
+        """Refuse settings with which one record changes the representations of other rows.
 
-        A privacy budget covers each row alone. What is refused here is refused before anything
-        runs; BatchNorm is found in a bottom model in any case.
+        A privacy budget covers each row separately. Settings are refused before a run starts;
+        BatchNorm in a bottom model is always found.
 
         Raises:
             PrivacyError: Naming the setting as ``model.FIELD``.
@@ -635,33 +632,33 @@ class Family(ABC, Generic[S]):
         party: str,
         seed: int,
     ) -> Learner:
-        """Return what pretrains one party's encoders.
+        """Return the learner that pretrains one party's encoders.
 
         Args:
             settings: The family's settings.
             pretraining: The ``[pretraining]`` table.
             features: The records that the party may learn from, scaled, on its device.
-            feature_names: What their columns are called; ``column=value`` marks words.
-            party: The party's name, for random streams of its own.
+            feature_names: Names of their columns; ``column=value`` marks words.
+            party: The party's name, for separate random streams.
             seed: The run seed.
 
         Raises:
             ConfigError: If the settings do not fit the features.
         """
-        raise NotImplementedError(f"{self.name!r} names steps of pretraining and has no learner")
+        raise NotImplementedError(f"{self.name!r} names steps of pretraining but has no learner")
 
     def load_pretrained(
         self, model: nn.Module, encoders: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
-        """Let a bottom or top model start from what a party's learner gave as its encoders.
+        """Load a learner's encoders into a bottom or top model.
 
         Raises:
-            ConfigError: If they are not those of such a model.
+            ConfigError: If the encoders do not fit the model.
         """
-        raise NotImplementedError(f"{self.name!r} pretrains and takes no encoders")
+        raise NotImplementedError(f"{self.name!r} pretrains but loads no encoders")
 
     def pretraining_warning(self, settings: S, feature_names: Sequence[str]) -> str | None:  # noqa: ARG002
-        """Return what to warn a party of whose feature columns are called so, if anything."""
+        """Return a warning for a party with these feature columns; None if there is none."""
         return None
 
 
@@ -684,4 +681,4 @@ def _check_common(settings: FamilySettings) -> None:
 
 
 AnyFamily: TypeAlias = Family[Any]
-"""A family that is known by its name alone, so that the type of its settings is not."""
+"""A family with unknown type of settings."""

@@ -1,9 +1,7 @@
 """Top models fitted in one step: estimators, and a linear correction of the base model.
 
-B = rows of a batch, N = the primary's own numbers, L and H = shape of the cut, S = secondaries,
+B = rows of a batch, N = the primary's inputs, L and H = shape of the cut, S = secondaries,
 K = links of a row, O = outputs.
-
-B = rows of a batch, H = numbers of a release, O = outputs.
 """
 
 import json
@@ -21,15 +19,15 @@ from securevfl.models.alone.margins import MarginModel, OwnInputs
 from securevfl.models.optimisers import uncompiled
 from securevfl.models.tasks import TaskHead
 
-# An estimator of scikit-learn in the place of a top network: fitted, not trained by rounds.
+# An estimator of scikit-learn as top model.
 
 
 class FittedTop(nn.Module):
-    """A :class:`securevfl.models.family.Top` that has no weights to learn: margins of an estimator.
+    """A :class:`securevfl.models.family.Top` without trainable weights: margins of an estimator.
 
-    Its ``features`` are all of the primary's own numbers, unscaled, and its ``keys`` none. Its
-    state holds the estimator as bytes (:mod:`securevfl.models.alone.choice`), so that it is
-    saved, hashed and loaded as weights are, without running code.
+    Its ``features`` are all of the primary's inputs, unscaled, and its ``keys`` are empty. Its
+    state holds the estimator as bytes (:mod:`securevfl.models.alone.choice`), so that it is saved,
+    hashed and loaded like weights, without running code.
     """
 
     def __init__(
@@ -41,15 +39,15 @@ class FittedTop(nn.Module):
         released: int,
         similarities: int,
     ) -> None:
-        """Make one that is not fitted.
+        """Make an unfitted top model.
 
         Args:
             head: The task.
-            words: Which of the primary's numbers are one column of words, as of
+            words: Groups of the primary's inputs that are one column of words, as in
                 :class:`OwnInputs`.
             own: N.
             released: L times H.
-            similarities: S times K where links' similarities are inputs too, else 0.
+            similarities: S times K if links' similarities are inputs, else 0.
         """
         super().__init__()
         self.positions = nn.Identity()
@@ -66,18 +64,18 @@ class FittedTop(nn.Module):
         aggregate: Float[Tensor, "batch positions width"],
         similarities: Float[Tensor, "batch secondaries links"] | None,
     ) -> Float64[np.ndarray, "batch inputs"]:
-        """Return one row of numbers for each row; NaN where one is not known."""
+        """Return the inputs of each row; NaN where unknown."""
         parts = [features, aggregate, *([] if similarities is None else [similarities])]
         joined = torch.cat([part.flatten(1).double() for part in parts], dim=1)
         return joined.cpu().numpy()
 
     def known(self, values: Float64[np.ndarray, "rows inputs"]) -> OwnInputs:
-        """Return rows of numbers as the estimator takes them: a gap gets the mean of training."""
+        """Return inputs with gaps filled by the means of the training rows."""
         filling = np.broadcast_to(self.filling.cpu().numpy(), values.shape)
         return OwnInputs(values=np.where(np.isnan(values), filling, values), words=self.words)
 
     def fill_gaps_by(self, values: Float64[np.ndarray, "rows inputs"]) -> None:
-        """Take the mean of each number over the rows that have it; 0 where none has."""
+        """Set the filling of gaps to each input's mean over the rows that have it, else 0."""
         there = ~np.isnan(values)
         totals = np.where(there, values, 0.0).sum(axis=0)
         means = torch.from_numpy(totals / np.maximum(there.sum(axis=0), 1))
@@ -91,12 +89,12 @@ class FittedTop(nn.Module):
         similarities: Float[Tensor, "batch secondaries links"] | None,
     ) -> Float[Tensor, "batch outputs"]:
         """Return the margins of a batch."""
-        assert self.model is not None, "fitted before it is asked"
+        assert self.model is not None, "fitted before use"
         known = self.known(self.inputs(features, aggregate, similarities))
         return torch.from_numpy(self.model.margins(known)).to(aggregate.device)
 
     def get_extra_state(self) -> Tensor:
-        """Return the estimator as bytes, and what must be known to read them; for torch."""
+        """Return the estimator as bytes with their description; for torch."""
         content, about = b"", dict[str, Any]()
         if self.model is not None:
             content, about = model_bytes(self.model)
@@ -104,10 +102,10 @@ class FittedTop(nn.Module):
         return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take an estimator back; for torch.
+        """Load an estimator from its state; for torch.
 
         Raises:
-            ConfigError: If it is damaged, or holds types that are not scikit-learn's.
+            ConfigError: If it is damaged, or contains types that are not scikit-learn's.
         """
         head, _, content = state.cpu().numpy().tobytes().partition(b"\n")
         try:
@@ -117,34 +115,34 @@ class FittedTop(nn.Module):
         except ConfigError:
             raise
         except Exception as error:
-            # skops raises whatever an estimator's own loading does.
-            raise ConfigError("model.top: the estimator that was kept is damaged") from error
+            # skops raises any error of an estimator's own loading.
+            raise ConfigError("model.top: the saved estimator is damaged") from error
         assert model is None or isinstance(model, MarginModel), "kept from here"
         self.model = model
 
 
-# A top model of few numbers for releases that are mostly noise: it adds evidence to a base.
+# A linear correction of the base, for releases that are mostly noise.
 
 PENALTIES: Final = (1.0, 10.0, 100.0, 1e3, 1e4)
-"""On the squares of what is not tied, over one unit of loss a row, of which training chooses."""
+"""Candidate penalties on the squares of W, per unit of loss of a row."""
 
 _STEPS: Final = 200
 
 
 class TiedTop(nn.Module):
-    """``t V T + V W + c`` of a release V, in units of its deviation; T ties votes to outputs.
+    """Linear correction ``t V T + V W + c`` of the base; V is a release in units of its deviation.
 
-    T says what votes mean: a number for each class is evidence for that class, the last of two is
-    evidence for the second, and those of a regression's ordered classes are evidence for a value
-    that rises with them. One number, t, says how much such evidence weighs; W, which a penalty
-    draws to zero, says what differs from that.
+    T is fixed and maps the class scores in V to outputs: a score for each class is evidence for
+    that class, the last of two is evidence for the second, and the scores of a regression's ordered
+    classes are evidence for a rising value. The scalar t weights this evidence; W, shrunk to zero
+    by a penalty, is the deviation from it.
 
     An addition to the papers. Given the label, where releases' noise is Gaussian and outweighs
     their own spread, the label's log-odds are linear in the release.
     """
 
     def __init__(self, *, width: int, outputs: int) -> None:
-        """Make one that adds nothing yet.
+        """Make a correction of zero.
 
         Args:
             width: H.
@@ -167,11 +165,11 @@ class TiedTop(nn.Module):
         aggregate: Float[Tensor, "batch positions width"],
         similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
     ) -> Float[Tensor, "batch outputs"]:
-        """Return what is added to the base."""
+        """Return the correction of the base."""
         return self.added(aggregate.flatten(1)).float()
 
     def added(self, released: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
-        """Return the same of releases without positions, in float64."""
+        """Return the correction for releases without positions, in float64."""
         votes = released.double() / self.scale
         added: Tensor = self.weight * (votes @ self.tie) + votes @ self.own + self.offset
         return added
@@ -185,14 +183,14 @@ class TiedTop(nn.Module):
         *,
         penalty: float,
     ) -> None:
-        """Fit all numbers to rows, from zero; convex, so that nothing is drawn.
+        """Fit all parameters to rows, starting from zero; the problem is convex.
 
         Args:
             released: The rows' releases.
-            base: What is added to.
+            base: The rows' base margins.
             targets: The rows' labels, as the head takes them.
             head: The task.
-            penalty: On the squares of W, > 0.
+            penalty: Penalty on the squares of W, > 0.
         """
         with torch.no_grad():
             deviation = released.double().std(correction=0)
@@ -206,7 +204,7 @@ class TiedTop(nn.Module):
         def closure() -> Tensor:
             optimizer.zero_grad()
             outputs = base.double() + self.added(released)
-            # A weak pull on the other numbers keeps them finite where rows are told apart.
+            # A weak penalty on the other parameters keeps them finite if the rows are separable.
             drawn = penalty * self.own.square().sum() + self.offset.square().sum()
             loss: Tensor = head.row_losses(outputs, targets).sum() + drawn / 2
             loss += self.weight.square() / 2
@@ -226,17 +224,17 @@ def fit_tied(
     *,
     folds: Shaped[Tensor, " rows"],
 ) -> tuple[TiedTop, Float[Tensor, "rows outputs"]]:
-    """Return a top model that is fitted to all rows, and what it adds to each of them out of fold.
+    """Return a top model fitted to all rows, and its corrections out of fold.
 
-    The penalty is the one with the least loss out of fold.
+    The penalty is the one with the smallest loss out of fold.
 
     Args:
-        make: Returns one that is not fitted.
+        make: Returns an unfitted top model.
         released: Releases of the training rows.
-        base: Their base, out of fold.
+        base: Their base margins, out of fold.
         targets: Their labels.
         head: The task.
-        folds: Which part each row is of.
+        folds: Fold of each row.
     """
     best: tuple[float, float, Tensor] | None = None
     for penalty in PENALTIES:

@@ -1,11 +1,11 @@
-"""Frozen encoders of few numbers: the direction of a record's projection.
+"""Frozen encoders: normalised projections of a record, and random features.
 
-A release is a sum. Where every secondary writes into the same numbers, one for each class, agreeing
-signals add up, and the noise is paid once; a number of one secondary's own would carry all of it.
+A release is a sum. If every secondary writes into the same coordinates, one for each class, signals
+that agree add up, and the noise is added once.
 
-What a release can carry is bounded by the clip norm over the noise, not by its width. So every
-record is given the full length, C, and only its direction speaks; and every secondary may have
-coordinates of the sum to itself, which then reads as one vector after the other.
+The information in a release is bounded by the clip norm over the noise, not by its width. So every
+record's vector has the full length C and carries information by its direction only. Secondaries may
+also have separate coordinates of the sum, which then concatenates their vectors.
 """
 
 import math
@@ -17,22 +17,22 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 
-# Votes: a frozen encoder whose numbers point at classes, fitted to class means behind noise.
+# Class-mean encoder: directions between classes, fitted to noised class means.
 
 MOST_NUMBERS: Final = 60
-"""Of a record before it is projected: a mean behind noise is worse, the more numbers it has."""
+"""Most features of a record without projection; noised means get worse with more features."""
 PROJECTED: Final = 24
-"""Numbers of a record that was projected."""
+"""Width of a projected record."""
 
 _SMALLEST: Final = 1e-12
 
 
 def public_projection(features: int, *, seed: int) -> Float64[np.ndarray, "features numbers"]:
-    """Return orthonormal directions that a record's numbers are taken along; drawn without data.
+    """Return orthonormal directions for projecting a record; drawn without data.
 
     Args:
-        features: Of a record. Up to :data:`MOST_NUMBERS` they are kept as they are.
-        seed: Public.
+        features: Features of a record; up to :data:`MOST_NUMBERS` the identity is returned.
+        seed: A public seed.
     """
     if features <= MOST_NUMBERS:
         return np.eye(features)
@@ -42,7 +42,7 @@ def public_projection(features: int, *, seed: int) -> Float64[np.ndarray, "featu
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Directions:
-    """How a record's numbers become votes: ``(x - centre) weights``."""
+    """Affine map of a record ``x`` to one score for each class: ``(x - centre) weights``."""
 
     centre: Float64[np.ndarray, " features"]
     weights: Float64[np.ndarray, "features classes"]
@@ -58,11 +58,11 @@ def class_directions(
     """Return the directions from the mean of all rows to the mean of each class.
 
     Args:
-        counts: Rows of each class, and of those that are not for learning last; at least 1 each.
-        means: The mean of each; where a class has no row, anything.
-        covariance: Of the records, to whiten by: directions are then those of a linear
-            discriminant analysis. None: directions between means as they are.
-        spread: About the largest eigenvalue of the noise in ``covariance``, >= 0.
+        counts: Rows of each class, and last of those without a class; at least 1 each.
+        means: Mean of each class; any values for a class without rows.
+        covariance: Covariance of the records for whitening, as in linear discriminant analysis.
+            None: differences of means.
+        spread: Approximate largest eigenvalue of the noise in ``covariance``, >= 0.
 
     References:
         [HTF09] Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, section
@@ -78,14 +78,14 @@ def class_directions(
     return Directions(centre=centre, weights=weights)
 
 
-# A frozen encoder of few numbers: the direction of a record's projection, in a block of its own.
+# Direction of a record's projection, in a separate block of coordinates.
 
-# A record at the centre has no direction; this keeps it at zero.
+# A record at the centre has no direction, and stays zero.
 _SHORTEST: Final = 1e-12
 
 
 class Projection(nn.Module):
-    """``(x - centre) projection``; random, drawn without any data, until :meth:`fit` is called."""
+    """``(x - centre) projection``; random and independent of data until :meth:`fit` is called."""
 
     def __init__(self, *, num_features: int, components: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Projection(nn.Module):
         centre: Float64[np.ndarray, " features"],
         projection: Float64[np.ndarray, "features components"],
     ) -> None:
-        """Take a projection that was fitted, in place of the random one."""
+        """Replace the random projection by a fitted one."""
         self.centre.copy_(torch.from_numpy(centre))
         self.projection.copy_(torch.from_numpy(projection))
 
@@ -118,7 +118,7 @@ class Projection(nn.Module):
 
 
 class DirectionBottom(nn.Module):
-    """``length * v / |v|`` with ``v`` a function of the record, in one block; zero elsewhere."""
+    """Encoder ``length * v / |v|``, with ``v`` a function of the record; zero outside its block."""
 
     recordwise = True
 
@@ -128,10 +128,10 @@ class DirectionBottom(nn.Module):
         """Make an encoder.
 
         Args:
-            encode: Features of a record to ``v``; a :class:`Projection`.
-            components: Numbers of ``v``, >= 1.
-            width: H, of the representation; what is not written is zero.
-            offset: Where the block starts, at most ``width - components``.
+            encode: Maps features of a record to ``v``.
+            components: Width of ``v``, >= 1.
+            width: H, width of the representation; zero outside the block.
+            offset: Start of the block, at most ``width - components``.
             length: Norm of every record's vector.
         """
         super().__init__()
@@ -149,7 +149,7 @@ class DirectionBottom(nn.Module):
         keys: Float[Tensor, "batch links dimension"],  # noqa: ARG002
         present: Bool[Tensor, "batch links"],
     ) -> Float[Tensor, "batch links width"]:
-        """Return one vector for each link, zero where there is none."""
+        """Return one vector for each link, zero for absent links."""
         vectors: Tensor = self.encode(features)
         norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
         vectors = vectors * (self.length / norm.clamp_min(_SHORTEST) * present.unsqueeze(-1))
@@ -163,13 +163,13 @@ def principal_projection(
 ) -> Float64[np.ndarray, "features components"]:
     """Return the leading eigenvectors over the root of their eigenvalues.
 
-    Eigenvalues count as no less than what noise alone would give, so that directions of noise are
-    not blown up. Signs are fixed by each vector's largest entry.
+    Eigenvalues are raised to those of the noise, so that directions of noise are not amplified.
+    Signs are fixed by each vector's largest entry.
 
     Args:
-        covariance: Symmetric; noise may have made it indefinite.
-        components: How many, at most the number of features.
-        spread: About the largest eigenvalue of the noise in ``covariance``, >= 0.
+        covariance: Symmetric; indefinite under much noise.
+        components: Number of eigenvectors, at most the number of features.
+        spread: Approximate largest eigenvalue of the noise in ``covariance``, >= 0.
     """
     values, vectors = np.linalg.eigh(covariance)
     values, vectors = values[::-1][:components], vectors[:, ::-1][:, :components]
@@ -178,12 +178,12 @@ def principal_projection(
     return vectors * np.sign(largest) / np.sqrt(np.maximum(values, floor))
 
 
-# A frozen encoder: random features of one record, drawn without any data.
+# Random features of one record, drawn without any data.
 
 
 @runtime_checkable
 class FrozenSettings(Protocol):
-    """What a frozen encoder needs to know, of any family."""
+    """Settings of a frozen encoder, in any family."""
 
     @property
     def hidden(self) -> int:
@@ -192,7 +192,7 @@ class FrozenSettings(Protocol):
 
     @property
     def keys_as_features(self) -> bool:
-        """Whether keys are inputs beside the features."""
+        """Whether keys are inputs in addition to the features."""
         ...
 
     @property
@@ -207,11 +207,11 @@ class FrozenSettings(Protocol):
 
 
 class FrozenBottom(nn.Module):
-    """Map each linked record alone, by weights that no data ever touched.
+    """Random features of each linked record, with weights that do not depend on data.
 
-    Position j is a function of link j's record and of nothing else: no attention among links, no
-    normalisation across rows or records, no learning. That is what per-row sensitivities need
-    (docs/privacy.md, section 4); what remains to be promised rests on the clip and the noise.
+    Position j is a function of link j's record only: no attention among links, no normalisation
+    across rows or records, no training, as per-row sensitivities require (docs/privacy.md,
+    section 4).
 
     With x the record's F inputs and G a matrix of standard normals,
 
@@ -251,7 +251,7 @@ class FrozenBottom(nn.Module):
         keys: Float[Tensor, "batch links dimension"],
         present: Bool[Tensor, "batch links"],
     ) -> Float[Tensor, "batch links width"]:
-        """Return one vector for each link, zero where there is none."""
+        """Return one vector for each link, zero for absent links."""
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
         mapped = inputs @ self.projection
         if self.kind == "fourier":

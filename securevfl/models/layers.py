@@ -1,4 +1,4 @@
-"""Layers and initial values that families share."""
+"""Shared layers, their initialisation, and the alignment of positional encodings."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,29 +13,29 @@ from torch import Tensor, nn
 
 from securevfl.core import checks
 
-# Initial weights from named seeds, so that a party draws the same ones in every runner.
+# Initial weights from named seeds, so that a party draws the same weights in every runner.
 
 
 @runtime_checkable
 class Drawn(Protocol):
-    """A module that draws parameters or buffers of its own from a generator."""
+    """A module that draws its parameters or buffers from a generator."""
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw all values that the module holds directly, not those of its children."""
+        """Draw the module's own values, without those of its children."""
         ...
 
 
 def initialise(model: nn.Module, *, seed: int, positions_seed: int) -> None:
-    """Draw every weight of a bottom or top model again, in place.
+    """Initialise every weight of a bottom or top model in place, from two seeds.
 
     Layers are built with torch's global generator, which all parties of a simulated federation
-    share; this makes the weights depend on the two seeds alone. Draws are made on the CPU, so
-    call it before the model moves to a GPU.
+    share; afterwards the weights depend on the two seeds only. Draws are made on the CPU, so call
+    this before the model moves to a GPU.
 
     Args:
         model: A bottom or top model.
         seed: The party's own seed.
-        positions_seed: Seed of ``model.positions``. Where all parties have the same one, their
+        positions_seed: Seed of ``model.positions``. If all parties have the same one, their
             encodings are aligned from the first round on.
 
     References:
@@ -82,7 +82,7 @@ def _draw_convolution(layer: nn.Conv2d, generator: torch.Generator) -> None:
             layer.bias.zero_()
 
 
-# Dropout from random bytes, in every model of the package.
+# Dropout from random bytes.
 
 _LEVELS: Final = 256
 _BYTES_A_WORD: Final = 8
@@ -103,7 +103,7 @@ class ByteDropout(nn.Dropout):
 
     @property
     def dropped(self) -> int:
-        """How many of a byte's 256 values drop a unit."""
+        """Number of a byte's 256 values that drop a unit."""
         return min(max(round(_LEVELS * self.p), 1), _LEVELS - 1) if self.p else 0
 
     def forward(self, inputs: Float[Tensor, "rows *shape"]) -> Float[Tensor, "rows *shape"]:
@@ -121,7 +121,7 @@ class ByteDropout(nn.Dropout):
 
 @contextmanager
 def drawing_apart(streams: Sequence[torch.Generator]) -> Iterator[None]:
-    """Let models that are stacked by ``torch.func.vmap`` draw their units each from its own stream.
+    """Let models stacked by ``torch.func.vmap`` draw dropout from separate streams.
 
     Inside the block every :class:`ByteDropout` that drops anything must be mapped over as many
     models as there are streams; each stream then gives what it would give to its model alone.
@@ -176,11 +176,11 @@ def _as_bytes(
     return words.view(torch.uint8)[..., :units].reshape(inputs.shape)
 
 
-# A multi-layer perceptron, used by every family.
+# Multi-layer perceptron.
 
 
 class MLP(nn.Module):
-    """Linear layers with GELU and dropout between them; the last one stays linear."""
+    """Linear layers with GELU and dropout between them; the last layer is linear."""
 
     def __init__(
         self, num_inputs: int, hidden: Sequence[int], num_outputs: int, *, dropout: float = 0.0
@@ -200,7 +200,7 @@ class MLP(nn.Module):
         return outputs
 
 
-# What a link's rank counts before anything is learned: links are listed nearest first.
+# Prior weight of a link's rank; links are listed nearest first.
 
 STEEPEST: Final = 16
 """Largest decay: a second link starts with a share of 2^-16."""
@@ -209,26 +209,26 @@ STEEPEST: Final = 16
 def rank_scores(links: int, *, decay: float) -> Tensor:
     """Return (links,) scores whose softmax gives the j-th nearest link a share of j^-decay.
 
-    Keys say nearly nothing of which link is the true one but how near it is, and a softmax that
-    starts even needs more steps than a run has to become uneven.
+    Of a key, mostly the distance indicates the true link, and a softmax with equal initial shares
+    needs more steps than a run has to become uneven.
 
     Args:
         links: K, links of a row.
-        decay: 0 starts even; the larger, the more the first link counts.
+        decay: 0 gives equal shares; larger values favour near links.
     """
     return -decay * torch.arange(1, links + 1).log()
 
 
-# Whether a model is being written down for another program, where values decide nothing.
+# Tracing.
 
 
 def is_traced() -> bool:
-    """Return whether torch records what is computed, so that shortcuts by values would stay."""
+    """Return whether torch is tracing, so that shortcuts by values would become permanent."""
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return tracing
 
 
-# How alike positional encodings are: those of one party, and those of two.
+# Alignment of positional encodings, within a party and between two.
 
 _GRID: Final = 625
 _REACH: Final = 2.0
@@ -239,19 +239,19 @@ _SHOWN_PAIRS: Final = 250
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PositionsTaken:
-    """A party's positional encoding around an average: its own weights, and the mean's."""
+    """A party's positional encoding before and after an average."""
 
     own: Mapping[str, Tensor]
-    """By name, as the party sent them into the average."""
+    """The party's weights before the average, by name."""
 
     mean: Mapping[str, Tensor]
-    """What came back."""
+    """The average."""
 
 
 def key_grid(key_dim: int) -> Float[Tensor, "keys dimension"]:
-    """Return some 600 made-up keys within two deviations: a grid, or scattered in many dimensions.
+    """Return some 600 synthetic keys within two deviations: a grid, or random in many dimensions.
 
-    They are the same in every run, and of no table.
+    They are the same in every run, and not from any table.
     """
     if key_dim <= _MOST_GRID_DIMENSIONS:
         one = torch.linspace(-_REACH, _REACH, round(_GRID ** (1 / key_dim)))
@@ -263,7 +263,7 @@ def key_grid(key_dim: int) -> Float[Tensor, "keys dimension"]:
 def encoded(
     positions: nn.Module, weights: Mapping[str, Tensor], keys: Float[Tensor, "keys dimension"]
 ) -> Float[Tensor, "keys width"]:
-    """Return what a positional encoding with such weights makes of keys, on the CPU."""
+    """Return the encodings of keys with the given weights, on the CPU."""
     device = next(positions.parameters()).device
     moved = {name: value.to(device) for name, value in weights.items()}
     with torch.no_grad():
@@ -276,10 +276,10 @@ def distance_correlation(
     first: Float[Tensor, "keys width"],
     second: Float[Tensor, "keys width"],
 ) -> float | None:
-    """Return how distances of keys go together with those of their encodings.
+    """Return the correlation of distances of keys with those of their encodings.
 
-    The correlation, over all pairs of keys (x, y), of ||x - y|| and ||first(x) - second(y)||; None
-    where either is constant. ``first`` and ``second`` are the encodings of one party or of two.
+    It is taken over all pairs of keys (x, y), of ||x - y|| and ||first(x) - second(y)||; None if
+    either is constant. ``first`` and ``second`` are the encodings of one party or of two.
 
     References:
         [FeT] section 5.1, Figure 4.
@@ -299,14 +299,14 @@ def alignment(
     """Return Figure 4 of a party: distances of keys against distances of their encodings.
 
     Args:
-        positions: Its positional encoding, of any weights.
-        taken: Its weights before an average, and those after it.
+        positions: Its positional encoding, with any weights.
+        taken: Its weights before and after an average.
         key_dim: Key columns.
         others: Other parties' weights before the average, by name; empty where each party is a
-            process of its own, which knows nobody's.
+            separate process, which does not know them.
 
     Returns:
-        ``key_distance`` of some pairs of made-up keys, and under ``pictures`` for each comparison
+        ``key_distance`` of some pairs of synthetic keys, and under ``pictures`` for each comparison
         its ``name``, its ``encoding_distance`` of the same pairs, and its ``correlation`` over all
         pairs.
 
@@ -314,7 +314,7 @@ def alignment(
         [FeT] section 5.1, Figure 4: (b) within a party, (a) and (c) between two.
 
     Reveals:
-        Weights of whoever is named, by what they make of made-up keys: to whoever reads it.
+        To the readers: encodings of synthetic keys by the weights of each named party.
     """
     keys = key_grid(key_dim)
     own = encoded(positions, taken.own, keys)

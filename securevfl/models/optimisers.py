@@ -1,4 +1,4 @@
-"""Optimizers by name, and schedules of the learning rate."""
+"""Optimizers by name, and learning-rate schedules."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,10 +11,10 @@ from torch import nn
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 
-# How the step size of training goes on from epoch to epoch.
+# Learning-rate schedules.
 
 Schedule = Literal["constant", "cosine"]
-"""What :func:`learning_rate_in` knows."""
+"""Schedules of :func:`learning_rate_in`."""
 
 
 def learning_rate_in(epoch: int, *, first: float, schedule: Schedule, epochs: int) -> float:
@@ -25,7 +25,7 @@ def learning_rate_in(epoch: int, *, first: float, schedule: Schedule, epochs: in
         first: The step size of the first one.
         schedule: ``constant``, or ``cosine``: half a period of it, which would reach 0 one epoch
             after the last.
-        epochs: How many there are, at most.
+        epochs: Most epochs.
 
     References:
         [SGDR] Loshchilov and Hutter 2017 (arXiv:1608.03983v5), equation 5, by epochs, without
@@ -36,16 +36,16 @@ def learning_rate_in(epoch: int, *, first: float, schedule: Schedule, epochs: in
     return first * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
 
 
-# Optimizers by name, and their step sizes; each party has its own, over its own parameters.
+# Optimizers; each party has its own, for its own parameters.
 
 OPTIMIZERS = ("adamw", "adam", "lamb", "sgd")
-"""The names that :func:`build_optimizer` knows."""
+"""Names that :func:`build_optimizer` accepts."""
 
 _Kind = TypeVar("_Kind", bound=torch.optim.Optimizer)
 
 
 class PacedOptimizer:
-    """An optimizer whose step size is that of the epoch, whoever was absent before."""
+    """An optimizer whose step size depends only on the epoch, also after a dropout."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class PacedOptimizer:
         schedule: Schedule = "constant",
         epochs: int = 1,
     ) -> None:
-        """Make it.
+        """Wrap an optimizer.
 
         Args:
             optimizer: Takes the steps.
             learning_rate: Step size of the first epoch.
-            schedule: How it goes on; see :func:`securevfl.models.optimisers.learning_rate_in`.
-            epochs: How many there are, at most.
+            schedule: Schedule of :func:`learning_rate_in`.
+            epochs: Most epochs.
         """
         self._optimizer = optimizer
         self._learning_rate = learning_rate
@@ -70,15 +70,15 @@ class PacedOptimizer:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What it changes."""
+        """The optimised parameters."""
         return [one for group in self._optimizer.param_groups for one in group["params"]]
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         self._optimizer.zero_grad()
 
     def step(self, *, epoch: int) -> None:
-        """Take a step of that epoch, counted from 1."""
+        """Take a step in an epoch, counted from 1."""
         rate = learning_rate_in(
             epoch, first=self._learning_rate, schedule=self._schedule, epochs=self._epochs
         )
@@ -87,11 +87,11 @@ class PacedOptimizer:
         self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`load_state_dict` takes."""
+        """Return the state for :meth:`load_state_dict`."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to an earlier state."""
+        """Restore a state."""
         self._optimizer.load_state_dict(dict(state))
 
 
@@ -106,7 +106,7 @@ def build_optimizer(
 
     Args:
         name: One of :data:`OPTIMIZERS`.
-        parameters: What it may change.
+        parameters: The parameters to optimise.
         learning_rate: Step size, > 0.
         weight_decay: Decoupled decay of ``adamw``, ``lamb`` and ``sgd``; ``adam`` takes the L2
             form, which is its definition.
@@ -138,7 +138,7 @@ def uncompiled(kind: type[_Kind]) -> type[_Kind]:
     """Return an optimizer whose methods do not load torch's compiler when they are first called.
 
     The compiler takes each party's process more than a second to load, and no party uses it. The
-    methods are torch's own, without the wrappers that tell the compiler to leave them alone.
+    methods are torch's own, without the wrappers that exclude them from compilation.
     """
     wrapped = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
     methods = {

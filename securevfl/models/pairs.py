@@ -50,7 +50,7 @@ class PairSettings:
     """Share of the secondaries left out of a training round."""
 
     keys_as_features: bool = False
-    """Whether keys are model inputs beside the features; the papers leave them out."""
+    """Whether keys are model inputs in addition to the features; not so in the papers."""
 
     pair_scale: Literal["unit", "none"] = "unit"
     """Scale at which the primary reads a row of the aggregate: a root mean square of one, since a

@@ -44,7 +44,7 @@ _NEEDED: Final = sorted(name for name in vars(FamilySettings) if not name.starts
 
 
 def installed_families() -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
-    """Return what installed packages register, by name in alphabetical order; nothing is loaded."""
+    """Return the entry points of installed packages by family name, without loading them."""
     return _registered_in(tuple((path, _last_change(path)) for path in sys.path))
 
 
@@ -52,7 +52,7 @@ def installed_families() -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
 def _registered_in(
     _places: tuple[tuple[str, int], ...],
 ) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
-    """Look through all installed packages, once for each state of the folders they lie in."""
+    """Search all installed packages, once for each state of their folders."""
     found: dict[str, tuple[metadata.EntryPoint, ...]] = {}
     for entry in sorted(metadata.entry_points(group=GROUP), key=lambda one: one.name):
         found[entry.name] = (*found.get(entry.name, ()), entry)
@@ -76,7 +76,7 @@ def load_family(entry: metadata.EntryPoint) -> AnyFamily:
     """Import a family and check it.
 
     Raises:
-        ConfigError: If it cannot be imported, or is no family; in one line, with the place.
+        ConfigError: If it cannot be imported, or is not a family; in one line, with the place.
     """
     where = (
         f"model.family: {entry.name!r}, {entry.value} of the installed package "
@@ -96,15 +96,19 @@ def load_family(entry: metadata.EntryPoint) -> AnyFamily:
 
 
 def made_of(found: object) -> AnyFamily:
-    """Return an instance of a class that was found, if it is a family."""
+    """Return an instance of a family class.
+
+    Raises:
+        ConfigError: If it is not a family.
+    """
     if not (isinstance(found, type) and issubclass(found, Family)):
         raise ConfigError(f"must be a subclass of securevfl.models.Family, got {found!r}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise ConfigError(f"does not say what these methods of a family do: {missing}")
+        raise ConfigError(f"lacks these methods of a family: {missing}")
     for attribute in ("name", "settings_class"):
         if not hasattr(found, attribute):
-            raise ConfigError(f"has no {attribute}, which every family has")
+            raise ConfigError(f"lacks {attribute}, which every family has")
     if not found.max_distance >= 0:
         raise ConfigError(f"max_distance must be at least 0, got {found.max_distance!r}")
     _check_settings(found.settings_class)
@@ -114,10 +118,10 @@ def made_of(found: object) -> AnyFamily:
 
 
 def _check_settings(kind: object) -> None:
-    """Refuse settings that the rest of the package could not read.
+    """Refuse settings that the package cannot read.
 
     Raises:
-        ConfigError: Naming what is missing.
+        ConfigError: Naming the missing fields.
     """
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise ConfigError(f"settings_class must be a frozen dataclass, got {kind!r}")
@@ -128,9 +132,9 @@ def _check_settings(kind: object) -> None:
     if missing:
         raise ConfigError(
             f"its settings {kind.__name__} lack {', '.join(missing)}; "
-            f"securevfl.models.FamilySettings says what each of them is"
+            f"securevfl.models.FamilySettings describes them"
         )
-    # A hint that names nothing would only fail once a federation file is read.
+    # An unresolvable hint would only fail once a federation file is read.
     typing.get_type_hints(kind)
 
 
@@ -164,23 +168,23 @@ _OWN: tuple[AnyFamily, ...] = (
 )
 
 FAMILIES: Mapping[str, AnyFamily] = MappingProxyType({family.name: family for family in _OWN})
-"""The package's own families; others come by entry point, see :mod:`securevfl.models.registry`."""
+"""The package's own families; others come by entry point."""
 
 _REGISTERED: dict[str, AnyFamily] = {}
-# Families of this process alone.
+# Families registered in this process only.
 
 _ONE_PARTY = ("alone", "solo", "combine")
-# Methods of comparisons that are no families, and whose names mean them alone.
+# Methods of comparisons that are not families; their names are reserved.
 _METHODS = (*_ONE_PARTY, "boosting", "boosting-links", "boosting-combine", "fedcvt")
 
 
 def family_names() -> tuple[str, ...]:
-    """Return every name that a federation file may give: own families first, nothing is loaded."""
+    """Return every family name that a federation file may give, own families first."""
     return tuple(dict.fromkeys([*FAMILIES, *_REGISTERED, *installed_families()]))
 
 
 def is_built_in(family: AnyFamily) -> bool:
-    """Return whether a family is the package's own, whose models the tests hold to their word."""
+    """Return whether a family is one of the package's own, which its tests check."""
     return FAMILIES.get(family.name) is family
 
 
@@ -188,8 +192,8 @@ def family_named(name: object) -> AnyFamily:
     """Return the family called ``name`` in a federation file.
 
     Raises:
-        ConfigError: If there is none of that name, the message lists those there are; or if it is
-            another package's and can't be loaded, or several have it.
+        ConfigError: If there is no such family, if another package's can't be loaded, or if
+            several packages register the name.
     """
     known = ", ".join(map(repr, family_names()))
     if name is None:
@@ -217,21 +221,21 @@ def family_named(name: object) -> AnyFamily:
 
 
 def register(family: type[F]) -> type[F]:
-    """Let this process know a family of your own, without a package of your own.
+    """Register a custom family in this process, without a package.
 
-    ``securevfl.simulate`` then takes its settings, and federation files its name. Parties' and
-    workers' processes don't know it: ``train`` and ``compare`` need an entry point. A family of the
-    same name that was registered before is replaced, as a notebook does whose cell runs again.
+    ``securevfl.simulate`` then takes its settings, and federation files its name. Other processes
+    don't know it: ``train`` and ``compare`` need an entry point. A family that was registered under
+    the same name is replaced, so that a notebook cell may run again.
 
     Args:
         family: A subclass of :class:`Family`.
 
     Returns:
-        The same class: this may be its decorator.
+        The same class, so that this can be used as a decorator.
 
     Raises:
-        ConfigError: If it is no family, or its name is that of the package's own, of a method of
-            comparisons or of an installed one.
+        ConfigError: If it is not a family, or its name is taken by a family of the package, by a
+            method of comparisons or by an installed family.
     """
     try:
         made = made_of(family)
@@ -244,30 +248,30 @@ def register(family: type[F]) -> type[F]:
 
 
 def require_installed(family: AnyFamily, *, by: str) -> None:
-    """Refuse a family that other processes don't know.
+    """Refuse a family that is registered in this process only.
 
     Args:
         family: The family.
-        by: What starts processes.
+        by: Name of the command that starts processes.
 
     Raises:
-        ConfigError: If it is registered in this process alone.
+        ConfigError: If other processes would not know the family.
     """
     if family in _REGISTERED.values():
         raise ConfigError(
-            f"model.family: {family.name!r} is registered in this process alone, and {by} starts "
+            f"model.family: {family.name!r} is registered in this process only, and {by} starts "
             f"others; make it an entry point of {GROUP!r} (docs/extending.md), or stay in this "
             f"process (simulate, or compare with one job)"
         )
 
 
 def family_of(settings: object) -> AnyFamily:
-    """Return the family that an instance of its settings belongs to.
+    """Return the family of an instance of its settings.
 
-    Of other packages' families, those are loaded that the package of ``settings`` brings along.
+    Families of the package that defines ``settings`` are loaded.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is no such family.
     """
     kind = type(settings)
     for family in (*FAMILIES.values(), *_REGISTERED.values()):

@@ -1,8 +1,7 @@
-"""Metrics of each task, and bootstrap intervals of them.
+"""Metrics of each task, and their bootstrap intervals.
 
-A resample is a weight for each row: how often it was drawn. Every metric is a function of sums of
-rows' numbers under these weights, but for the area under the ROC curve, which is one of ranks; so
-a block of resamples is a few products of matrices.
+A resample is a weight for each row: how often it was drawn. Every metric but the area under the ROC
+curve is a function of weighted sums over rows, so a block of resamples takes a few matrix products.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,10 +17,10 @@ from securevfl.core import checks
 from securevfl.core.conventions import Task, stream
 from securevfl.core.errors import ConfigError
 
-# The metrics of each task: what each one says, in which units, and where it says nothing.
+# Metrics.
 
 Outputs = Float64[np.ndarray, "rows outputs"]
-"""Of a model: predictions, the second class's logit, or a logit for each class."""
+"""A model's outputs: predictions, the second class's logit, or a logit for each class."""
 
 Targets = Shaped[np.ndarray, " rows"]
 """Labels in the outputs' units, 0 or 1, or class numbers."""
@@ -37,31 +36,31 @@ def _sklearn() -> ModuleType:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskMetric:
-    """One figure of a set of rows."""
+    """A metric: name, meaning, unit, and how it is computed."""
 
     name: str
-    """What files, tables and ``training.metric`` call it."""
+    """Name in files, tables and ``training.metric``."""
 
     meaning: str
-    """What it is, for people."""
+    """Definition in words."""
 
     unit: str = "none"
     """``"label"``: the labels' own units."""
 
     values: str
-    """Where it can lie."""
+    """Range."""
 
     higher_is_better: bool = True
 
     needs: str = "a row"
-    """What the rows must have for it to be defined."""
+    """Condition on the rows under which it is defined."""
 
     defined: Callable[[Targets, int], bool] = lambda targets, _classes: len(targets) > 0
-    """Whether these labels have it; the number is that of the outputs."""
+    """Whether it is defined for labels, given the number of outputs."""
 
     measure: Callable[[Outputs, Targets, float], float]
     """Returns it, by scikit-learn's definition; the last argument is the logit above which a row of
-    a binary task counts as one of the second class."""
+    a binary task counts as the second class."""
 
 
 def _labels_differ(targets: Targets, _outputs: int) -> bool:
@@ -223,15 +222,15 @@ _MULTICLASS: Final = (
 )
 
 CALIBRATION_BINS: Final = 10
-"""Bins of equal width that probabilities are sorted into to see how well calibrated they are."""
+"""Bins of equal width for calibration."""
 
 
 def confidences(
     outputs: Outputs, targets: Targets
 ) -> tuple[Float64[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
-    """Return every row's probability that calibration is about, and whether it came true.
+    """Return the probability of each row's prediction, and whether it came true.
 
-    That is the second class's in a binary task, and else the most probable class's.
+    The prediction is the second class in a binary task, otherwise the most probable class.
     """
     if outputs.shape[1] == 1:
         return scipy.special.expit(outputs[:, 0]), targets == 1
@@ -242,7 +241,7 @@ def confidences(
 def calibration_bins(
     probabilities: Float64[np.ndarray, " rows"],
 ) -> Int64[np.ndarray, " rows"]:
-    """Return the bin of every row, counted from 0."""
+    """Return the bin of each row, counted from 0."""
     places = (probabilities * CALIBRATION_BINS).astype(np.int64)
     return np.minimum(places, CALIBRATION_BINS - 1)
 
@@ -281,7 +280,7 @@ TASK_METRICS: Final[Mapping[Task, tuple[TaskMetric, ...]]] = {
     "binary": _BINARY,
     "multiclass": _MULTICLASS,
 }
-"""The metrics of every task; the first one chooses the best epoch unless a run says otherwise.
+"""Metrics by task; the first one chooses the best epoch by default.
 
 [FedSim] reports RMSE, R² and accuracy (of game, a binary task), [FeT] RMSE and accuracy, [FedHSSL]
 top-1 accuracy, AUC and F1.
@@ -294,9 +293,9 @@ def metrics_of(
     """Return the metrics of a task.
 
     Args:
-        task: What the label is.
-        first: Name of the one that comes first; None: the one that is usual for the task.
-        named: What the message calls ``first``.
+        task: Kind of label.
+        first: Name of the first metric; None: the default of the task.
+        named: Name of ``first`` in the message.
 
     Raises:
         ConfigError: If the task has no such metric.
@@ -309,11 +308,10 @@ def metrics_of(
     return tuple(sorted(own, key=lambda metric: metric.name != (first or names[0])))
 
 
-# Bootstrap intervals of all metrics of a task at once, over rows that are drawn with
-# replacement.
+# Bootstrap intervals of all metrics of a task, on the same resamples.
 
 LEVEL: Final = 0.95
-"""Share of the resamples that an interval holds."""
+"""Share of the resamples inside an interval."""
 
 _MOST: Final = 1000
 _FEWEST: Final = 200
@@ -324,28 +322,28 @@ _BLOCK: Final = 1_000_000
 _DEFINED: Final = 0.5
 
 Weights = Float64[np.ndarray, "resamples rows"]
-"""How often each row was drawn."""
+"""Number of times that each row was drawn."""
 
 Resampled = Callable[[Weights], Float64[np.ndarray, " resamples"]]
-"""A metric of each resample; NaN where it is not defined."""
+"""Computes a metric of each resample; NaN where it is not defined."""
 
 Interval = tuple[float, float]
 
 
 def resamples_for(rows: int, outputs: int) -> int:
-    """Return how many resamples are drawn: 1000, or fewer where there are very many rows."""
+    """Return the number of resamples: 1000, or fewer for very many rows."""
     return min(_MOST, max(_FEWEST, _DRAWN_AT_MOST // max(1, rows * outputs)))
 
 
 def bootstrap_intervals(
     metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
 ) -> dict[str, Interval | None]:
-    """Return a percentile interval of every metric; None where too few resamples define it.
+    """Return a percentile interval of every metric; None if too few resamples define it.
 
     Args:
-        metrics: What :func:`resampled_metrics` returned.
-        rows: Their number.
-        resamples: How many are drawn.
+        metrics: Result of :func:`resampled_metrics`.
+        rows: Number of rows.
+        resamples: Number of resamples.
         seed: Run seed.
 
     References:
@@ -358,10 +356,10 @@ def bootstrap_intervals(
 def bootstrap_draws(
     metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
 ) -> dict[str, Float64[np.ndarray, " resamples"]]:
-    """Return every metric of every resample: the same resamples for all of them.
+    """Return every metric on the same resamples, so that differences are paired by rows.
 
-    Sums and differences of what is returned are therefore paired by rows. The same rows, number
-    and seed give the same resamples in another call. Arguments as of :func:`bootstrap_intervals`.
+    Equal numbers of rows and resamples and an equal seed give equal resamples in another call.
+    Arguments as in :func:`bootstrap_intervals`.
     """
     random = stream(seed, "bootstrap")
     drawn: dict[str, list[Float64[np.ndarray, " _"]]] = {name: [] for name in metrics}
@@ -379,7 +377,7 @@ def bootstrap_draws(
 
 
 def percentile_interval(values: Float64[np.ndarray, " resamples"]) -> Interval | None:
-    """Return the interval that holds :data:`LEVEL` of the resamples, None if few are defined."""
+    """Return the interval that holds :data:`LEVEL` of the resamples; None if few are defined."""
     known = values[np.isfinite(values)]
     if len(known) < _DEFINED * len(values):
         return None
@@ -392,13 +390,13 @@ def resampled_metrics(
 ) -> dict[str, Resampled]:
     """Return every metric of a task as a function of resamples, by name.
 
-    Under weights of one each is what :class:`securevfl.models.task_metrics.TaskMetric` measures.
+    With all weights equal to one it is the value of :attr:`TaskMetric.measure`.
 
     Args:
-        task: What the label is.
-        outputs: A model's.
+        task: Kind of label.
+        outputs: A model's outputs.
         targets: The labels, in the outputs' units.
-        cut: The logit above which a row of a binary task counts as one of the second class.
+        cut: The logit above which a row of a binary task counts as the second class.
     """
     if task == "regression":
         return _of_numbers(outputs[:, 0], targets)
@@ -487,7 +485,7 @@ def _calibration_error(
 
 
 def _area(scores: Float64[np.ndarray, " rows"], positive: Bool[np.ndarray, " rows"]) -> Resampled:
-    """Return the area under the ROC curve: how many of the others lie below, ties by half."""
+    """Return the area under the ROC curve; ties count one half."""
     order = np.argsort(scores, kind="stable")
     ends = np.searchsorted(scores[order], scores[order], side="right")
     starts = np.searchsorted(scores[order], scores[order], side="left")
@@ -514,7 +512,7 @@ def _ratio(
 
 
 def _nanmean(values: list[Float64[np.ndarray, " resamples"]]) -> Float64[np.ndarray, " resamples"]:
-    """Return the mean of the numbers that are there, column by column; each has one."""
+    """Return the mean of the defined values of each column; each column has one."""
     table = np.stack(values)
     known = ~np.isnan(table)
     return np.where(known, table, 0).sum(axis=0) / known.sum(axis=0)

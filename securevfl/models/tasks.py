@@ -33,10 +33,10 @@ from securevfl.models.task_metrics import (
 # Decision threshold of a binary task.
 
 Rule = Literal["half", "f1", "youden"] | float
-"""``half``: 0.5; ``f1`` and ``youden``: what is best on the validation rows; or a number."""
+"""``half``: 0.5; ``f1`` and ``youden``: the best on the validation rows; or a number."""
 
 HALF: Final = 0.5
-"""The threshold where nothing else is asked for."""
+"""The default threshold."""
 
 
 def choose_threshold(
@@ -45,14 +45,14 @@ def choose_threshold(
     """Return the probability above which a row counts as one of the second class.
 
     Args:
-        rule: How it is chosen. ``youden`` maximises the true positives' rate minus the false
-            positives'; ``f1`` maximises F1.
-        logits: The second class's, of the rows that it is chosen on.
+        rule: ``youden`` maximises the true positive rate minus the false positive rate; ``f1``
+            maximises F1.
+        logits: Logits of the second class, for the rows that choose.
         targets: Their labels, 0 or 1.
 
     Returns:
-        A number in [0, 1]: half-way, in logits, between two rows. Of equally good ones that
-        nearest to 0.5; and 0.5 where the rows are not of both classes.
+        A number in [0, 1]: half-way, in logits, between two rows. Among equally good ones the
+        nearest to 0.5; 0.5 if the rows are not of both classes.
     """
     if isinstance(rule, float):
         return rule
@@ -63,8 +63,8 @@ def choose_threshold(
     scores, place = np.unique(logits, return_inverse=True)
     hits = np.bincount(place, weights=targets == 1)
     alarms = np.bincount(place, weights=targets != 1)
-    # What lies above the middle between a score and the next one; above the last one is nothing,
-    # which is never best.
+    # Counts above the middle between a score and the next one; above the last one is nothing, which
+    # is never best.
     true = positives - hits.cumsum()[:-1]
     false = negatives - alarms.cumsum()[:-1]
     cuts = (scores[:-1] + scores[1:]) / 2
@@ -86,7 +86,7 @@ def as_logit(threshold: float) -> float:
 # Task heads.
 
 Metrics = dict[str, float | None]
-"""Figures of a set of rows by name, the one that training goes by first; None: not defined."""
+"""Metrics of rows by name, the one that training optimises first; None if not defined."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,20 +98,19 @@ class TaskHead:
     """
 
     task: Task
-    """What the label is."""
+    """Kind of label."""
 
     num_classes: int = 1
     """Classes of a multiclass task; unused otherwise."""
 
     label_deviation: float = 1.0
-    """What a regression's labels were divided by; errors are given in the labels' own units."""
+    """Divisor of a regression's labels; errors are reported in the labels' own units."""
 
     chosen: str | None = None
-    """Name of the metric that training goes by; None: the task's usual one."""
+    """Name of the metric that training optimises; None: the task's default."""
 
     threshold: Rule = "half"
-    """How the probability is chosen above which a row of a binary task counts as one of the second
-    class."""
+    """Rule for the probability above which a row of a binary task counts as the second class."""
 
     def __post_init__(self) -> None:
         checks.one_of(TASK_METRICS, task=self.task)
@@ -122,17 +121,17 @@ class TaskHead:
 
     @property
     def outputs(self) -> int:
-        """Width of a model's output: classes, or one."""
+        """Width of a model's output: the number of classes, or 1."""
         return self.num_classes if self.task == "multiclass" else 1
 
     @property
     def metric_name(self) -> str:
-        """Name of the metric that chooses the best epoch and stands first in every table."""
+        """Name of the metric that chooses the best epoch and is first in every table."""
         return self._first.name
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether a larger value of that metric is a better one."""
+        """Whether a larger value of that metric is better."""
         return self._first.higher_is_better
 
     @property
@@ -140,7 +139,7 @@ class TaskHead:
         return metrics_of(self.task, self.chosen)[0]
 
     def is_better(self, metric: float, than: float) -> bool:
-        """Return whether ``metric`` is strictly better; NaN never is, and all else is than NaN."""
+        """Return whether ``metric`` is strictly better; NaN is worse than any number."""
         if math.isnan(than):
             return not math.isnan(metric)
         return metric > than if self.higher_is_better else metric < than
@@ -150,8 +149,8 @@ class TaskHead:
     ) -> Float[Tensor, ""]:
         """Return the mean loss: squared error, or cross-entropy in nats.
 
-        Targets may stand for classes that nobody knows for sure, by a number for each of them
-        (rows, classes), or by one for the second of two; what is below 0 or above 1 counts too.
+        Targets may be soft labels: one number for each class (rows, classes), or one for the second
+        of two classes; numbers below 0 or above 1 are allowed.
         """
         if self.task == "regression":
             return functional.mse_loss(outputs[:, 0], targets)
@@ -162,7 +161,7 @@ class TaskHead:
     def row_losses(
         self, outputs: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, " rows"]
     ) -> Float[Tensor, " rows"]:
-        """Return the loss of each row, in float64; what :meth:`loss` is the mean of."""
+        """Return the loss of each row, in float64; :meth:`loss` is their mean."""
         exact = outputs.double()
         if self.task == "multiclass":
             return functional.cross_entropy(exact, targets, reduction="none")
@@ -174,7 +173,7 @@ class TaskHead:
     def choose_threshold(
         self, outputs: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, " rows"]
     ) -> float:
-        """Return the threshold that the head's rule chooses on these rows, 0.5 without classes."""
+        """Return the rule's threshold on these rows; 0.5 if the task is not binary."""
         if self.task != "binary" or self.threshold == "half":
             return HALF
         out, true = on_cpu(outputs, targets)
@@ -187,18 +186,18 @@ class TaskHead:
         *,
         threshold: float = HALF,
     ) -> float:
-        """Return the metric that training goes by over all rows given.
+        """Return the metric that training optimises, over all rows given.
 
         Args:
-            outputs: A model's.
+            outputs: A model's outputs.
             targets: The labels.
-            threshold: What :meth:`choose_threshold` returned for validation rows.
+            threshold: Result of :meth:`choose_threshold` for validation rows.
 
         Returns:
-            NaN if an output is not finite, which is no better than anything.
+            The metric; NaN if an output is not finite.
 
         Raises:
-            DataError: If it is not defined for these labels.
+            DataError: If the metric is not defined for these labels.
         """
         self.require_defined(targets)
         if not bool(outputs.isfinite().all()):
@@ -212,10 +211,10 @@ class TaskHead:
         *,
         threshold: float = HALF,
     ) -> Metrics:
-        """Return every metric of the task over all rows given; arguments as of :meth:`metric`.
+        """Return every metric of the task over all rows given; arguments as in :meth:`metric`.
 
         Raises:
-            DataError: If the one that training goes by is not defined for these labels, or an
+            DataError: If the metric that training optimises is not defined for these labels, or an
                 output is not finite.
         """
         self.require_defined(targets)
@@ -233,7 +232,7 @@ class TaskHead:
         *,
         threshold: float = HALF,
     ) -> Metrics:
-        """Return every metric of the task over all rows given, None where it is not defined."""
+        """Return every metric of the task over all rows given; None if not defined."""
         out, true = on_cpu(outputs, targets)
         cut = as_logit(threshold)
         return {
@@ -244,24 +243,24 @@ class TaskHead:
         }
 
     def headline(self, metrics: Metrics) -> float:
-        """Return the metric that training goes by, out of what :meth:`metrics` returned."""
+        """Return the metric that training optimises, from a result of :meth:`metrics`."""
         value = metrics[self.metric_name]
         assert value is not None, "it was refused where it is not defined"
         return value
 
     def is_defined(self, targets: Shaped[Tensor, " rows"]) -> bool:
-        """Return whether the metric that training goes by is defined for these labels."""
+        """Return whether the metric that training optimises is defined for these labels."""
         return self._first.defined(targets.cpu().numpy(), self.outputs)
 
     def require_defined(self, targets: Shaped[Tensor, " rows"], *, rows: str = "given") -> None:
-        """Refuse labels for which the metric that training goes by is not defined.
+        """Refuse labels for which the metric that training optimises is not defined.
 
         Args:
             targets: The labels.
-            rows: What the rows are called in the message.
+            rows: Name of the rows in the message.
 
         Raises:
-            DataError: Saying what the rows lack.
+            DataError: Naming what the rows lack.
         """
         if self.is_defined(targets):
             return
@@ -273,7 +272,7 @@ class TaskHead:
     def in_label_units(
         self, name: str, interval: tuple[float, float] | None
     ) -> tuple[float, float] | None:
-        """Return a metric's interval in the units that :meth:`metrics` has."""
+        """Return a metric's interval in the units of :meth:`metrics`."""
         (metric,) = (one for one in TASK_METRICS[self.task] if one.name == name)
         if interval is None or metric.unit != "label":
             return interval
@@ -285,7 +284,7 @@ class TaskHead:
 
 
 def on_cpu(outputs: Tensor, targets: Tensor) -> tuple[Outputs, Targets]:
-    """Return both as metrics take them: float64 outputs, and labels as numbers."""
+    """Return outputs in float64 and labels, both as arrays of numpy."""
     true = targets.double() if targets.is_floating_point() else targets
     return outputs.detach().double().cpu().numpy(), true.cpu().numpy()
 
@@ -295,36 +294,34 @@ def on_cpu(outputs: Tensor, targets: Tensor) -> tuple[Outputs, Targets]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """Figures of a set of labelled rows."""
+    """Metrics of a set of labelled rows, with intervals, confusion and calibration."""
 
     metrics: Metrics
-    """Every metric of the task, the one that training goes by first."""
+    """Every metric of the task, the one that training optimises first."""
 
     rows: int
-    """How many were measured."""
+    """Number of rows."""
 
     intervals: dict[str, Interval | None]
-    """A bootstrap interval of every metric; None where it is not defined, or for too few draws of
-    the rows."""
+    """Bootstrap interval of every metric; None if too few resamples define it."""
 
     resamples: int
-    """Draws of the rows with replacement, as many rows in each, that intervals are made from."""
+    """Number of bootstrap resamples."""
 
     threshold: dict[str, Any] | None
-    """Of a binary task: the ``rule`` and the ``value``, the probability above which a row counts as
-    one of the second class."""
+    """In a binary task: the ``rule`` and the ``value``, the probability above which a row counts as
+    the second class."""
 
     confusion: dict[str, Any] | None
-    """Of classes: their names, ``classes``, and ``counts``, for each true class so many rows of
-    each predicted one."""
+    """For classes: their names, ``classes``, and ``counts`` of rows by true and predicted class."""
 
     calibration: list[dict[str, float]] | None
-    """Of classes: for each bin of probabilities that has ``rows``, their mean probability,
-    ``predicted``, and the share of rows where it came true, ``observed``. It is the probability of
-    the second class, or of the most probable one of several."""
+    """For classes: of each bin of probabilities with ``rows``, their mean probability,
+    ``predicted``, and the share of rows where it came true, ``observed``. The probability is that
+    of the second class, or of the most probable of several."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return what stands beside the metrics in a file, without what the task does not have."""
+        """Return the figures next to the metrics in a file, without those that the task lacks."""
         figures = {
             "rows": self.rows,
             "threshold": self.threshold,
@@ -348,19 +345,18 @@ def evaluate(
     threshold: float,
     seed: int,
 ) -> Evaluation:
-    """Measure a model's outputs.
+    """Evaluate a model's outputs.
 
     Args:
-        outputs: As the head takes them.
-        targets: As the head takes them.
+        outputs: A model's outputs.
+        targets: The labels, as the head takes them.
         head: The task.
-        classes: What each class is called; None for a regression.
-        threshold: Of a binary task, as :meth:`TaskHead.choose_threshold` chose it on validation
-            rows.
+        classes: Names of the classes; None for a regression.
+        threshold: Result of :meth:`TaskHead.choose_threshold` on validation rows.
         seed: Run seed of the bootstrap.
 
     Raises:
-        DataError: As :meth:`TaskHead.metrics`.
+        DataError: As in :meth:`TaskHead.metrics`.
     """
     metrics = head.metrics(outputs, targets, threshold=threshold)
     out, true = on_cpu(outputs, targets)

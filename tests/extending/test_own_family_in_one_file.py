@@ -38,12 +38,10 @@ def test_a_file_may_name_it_where_one_process_does_all(
     """Processes that are started do not know it, which is said before any is."""
     path = write_federation(tmp_path, rows=60, model={"family": "plain"})
     assert sv.read_federation(path).family.name == "plain"
-    with pytest.raises(ConfigError, match="'plain' is registered in this process alone, and train"):
+    with pytest.raises(ConfigError, match="'plain' is registered in this process only, and train"):
         sv.train(path, out=tmp_path / "run")
     options = sv.StudyOptions(jobs=2)
-    with pytest.raises(
-        ConfigError, match="in this process alone, and comparing in other processes"
-    ):
+    with pytest.raises(ConfigError, match="in this process only, and comparing in other processes"):
         sv.compare(path, ["plain", "fet"], out=tmp_path / "run", options=options)
     assert not (tmp_path / "run").exists()
 

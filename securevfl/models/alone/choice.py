@@ -41,28 +41,29 @@ from securevfl.models.tasks import Metrics, TaskHead
 # The choice between the joint model and the local baseline.
 
 Used = Literal["joint", "alone"]
-"""Which model answers."""
+"""Model whose predictions are used: the joint one, or the local baseline."""
 
 _RULE_STEPS: Final = 20
-"""Of lambda, from 0 to 1."""
+"""Steps of lambda from 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What was decided, and by how much."""
+    """Choice between the joint model and the local baseline, and the evidence for it."""
 
     used: Used
+    """The chosen model."""
     scale: float
-    """lambda: the joint model's weight beside the base's, in [0, 1]."""
+    """lambda, the joint model's weight against the base, in [0, 1]."""
     gain: float
-    """Mean loss of the primary alone less that of the joint model, a row."""
+    """Mean loss of the local baseline minus that of the joint model, per row."""
     error: float
     """One standard error of ``gain``; 0 for a single row."""
     rows: int
-    """So many decided."""
+    """Number of rows that decided."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it by name, the scale as ``lambda``."""
+        """Return the fields by name, ``scale`` as ``lambda``."""
         fields = asdict(self)
         return {"lambda" if name == "scale" else name: value for name, value in fields.items()}
 
@@ -76,21 +77,21 @@ def decide(
     targets: Shaped[Tensor, " rows"],
     scale: float | None = None,
 ) -> Decision:
-    """Choose lambda, and who answers.
+    """Choose lambda, and whether the joint model is used.
 
-    lambda is what :func:`choose_scale` says. The joint model is used if lambda is not 0 and the
+    lambda is chosen by :func:`choose_scale`. The joint model is used if lambda is not 0 and the
     mean of loss(alone) - loss(joint) over the rows is more than one standard error of that mean.
 
     Args:
         head: The task.
-        base: Margins of the base, of rows that it was not fitted to.
+        base: Margins of the base, for rows that it was not fitted to.
         joint: Margins of the joint model.
-        alone: Margins of the best model of the primary alone.
+        alone: Margins of the local baseline.
         targets: The rows' labels, as the head takes them.
-        scale: lambda, where more rows than these have chosen it; None: these do.
+        scale: lambda, if it was chosen on more rows than these; None chooses it on these.
 
     References:
-        A rule of this project's own; notebook/local-baseline.md has what was measured of it.
+        A rule of this project's own; notebook/local-baseline.md has its measurements.
     """
     if scale is None:
         scale = choose_scale(head, base=base, joint=joint, targets=targets)
@@ -112,19 +113,19 @@ def choose_scale(
     joint: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
 ) -> float:
-    """Return lambda, the one of 0, 0.05, ..., 1 with the least mean loss, the least of equals.
+    """Return the lambda among 0, 0.05, ..., 1 with the smallest mean loss, the smallest of equals.
 
     Args:
-        head: The task.
-        base: As of :func:`decide`.
-        joint: As of :func:`decide`.
-        targets: As of :func:`decide`.
+        head: As in :func:`decide`.
+        base: As in :func:`decide`.
+        joint: As in :func:`decide`.
+        targets: As in :func:`decide`.
     """
     means = {
         step: float(head.row_losses(scaled(base, joint, step / _RULE_STEPS), targets).mean())
         for step in range(_RULE_STEPS + 1)
     }
-    # A joint model that is not finite has no mean, and counts for nothing.
+    # A joint model with outputs that are not finite gets no weight.
     finite = {step: mean for step, mean in means.items() if mean < float("inf")}
     return min(finite, key=lambda step: finite[step], default=0) / _RULE_STEPS
 
@@ -136,13 +137,13 @@ def who_answers(
     alone: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
 ) -> Used:
-    """Return who answers where lambda was chosen before; by the rule of :func:`decide`."""
+    """Return the model that is used at a given lambda, by the rule of :func:`decide`."""
     gain, error = _gain(head.row_losses(alone, targets) - head.row_losses(joint, targets))
     return "joint" if gain > error else "alone"
 
 
 def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
-    """Return the mean of rows' differences, and one standard error of it; 0 for a single row."""
+    """Return the mean of the differences and its standard error, which is 0 for a single row."""
     rows = len(differences)
     error = float(differences.std()) / rows**0.5 if rows > 1 else 0.0
     return float(differences.mean()), error
@@ -151,7 +152,7 @@ def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
 def scaled(
     base: Float[Tensor, "rows outputs"], joint: Float[Tensor, "rows outputs"], scale: float
 ) -> Float[Tensor, "rows outputs"]:
-    """Return (1 - lambda) base + lambda joint; what counts for nothing may be anything."""
+    """Return (1 - lambda) base + lambda joint; a part with weight 0 may have any values."""
     if scale in (0, 1):
         return joint if scale else torch.clone(base)
     return base + scale * (joint - base)
@@ -160,23 +161,22 @@ def scaled(
 # The local baseline: the primary's best model without partners.
 
 CONSTANT: Final = "constant"
-"""The one candidate of a primary without a number of its own: the mean, or the classes' shares."""
+"""The only candidate of a primary without inputs: the mean label, or the class shares."""
 
 AVERAGE: Final = "average"
-"""The candidate that averages others."""
+"""The candidate that averages other candidates."""
 
 LEVEL: Final = 2.0
-"""Standard errors of the difference in loss within which two models are level on validation
-rows."""
+"""Largest difference in validation loss of two level models, in standard errors."""
 
 _STEPS: Final = 10
-"""Of a weight in an average, from 0 to 1."""
+"""Steps of a weight in an average, from 0 to 1."""
 
 _AS_GOOD: Final = 1.001
-"""Times the least loss, up to which simpler weights are taken."""
+"""Largest loss of simpler weights that are preferred, over the smallest loss."""
 
 Single = MarginModel | NetworkModel
-"""One model, read as margins."""
+"""A single model."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -184,42 +184,43 @@ class AverageModel:
     """A weighted mean of models' margins."""
 
     parts: Mapping[str, Single]
-    """By the candidates' names."""
+    """Models by the candidates' names."""
     weights: Mapping[str, float]
-    """Of each part; positive, and their sum is 1."""
+    """Weight of each part; positive, with sum 1."""
     head: TaskHead
 
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
-        """Return the mean of the parts' margins of rows."""
+        """Return the weighted mean of the parts' margins for rows."""
         return _mean({name: one.margins(inputs) for name, one in self.parts.items()}, self.weights)
 
 
 Model = Single | AverageModel
-"""A candidate, read as margins."""
+"""Model of a candidate."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
-    """One model of the primary alone."""
+    """One candidate for the local baseline."""
 
     model: Model
     validation: Metrics
     """Every metric of the validation rows."""
     threshold: float
-    """Of a binary task, as the validation rows chose it."""
+    """Threshold of a binary task, chosen on the validation rows."""
     margins: Float32[np.ndarray, "rows outputs"] | None = None
-    """Of all rows, out of fold on training rows, where these were asked for to average it."""
+    """Margins for all rows, out of fold on training rows; None if they were not needed."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Alone:
-    """The local baseline: its candidates, and which of them is the best."""
+    """The local baseline: its candidates, and the chosen one."""
 
     head: TaskHead
     candidates: Mapping[str, Candidate]
-    """By name, the simplest first: ``linear``, ``boosting``, ``network``, and ``average`` where
-    several of them are level; or ``constant``."""
+    """Candidates by name, simplest first: ``linear``, ``boosting``, ``network``, and ``average``
+    if several of them are level; or ``constant``."""
     chosen: str
+    """Name of the chosen candidate."""
 
     @property
     def best(self) -> Candidate:
@@ -228,28 +229,28 @@ class Alone:
 
     @property
     def epochs(self) -> int:
-        """Epochs that the network was trained for; 1 where there is no network."""
+        """Epochs of the network's training; 1 without a network."""
         network = self.candidates.get("network")
         return network.model.epochs if network and isinstance(network.model, NetworkModel) else 1
 
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
-        """Return what the head reads of the chosen model.
+        """Return the chosen model's margins for rows.
 
-        Nothing here is out of fold: rows that it was fitted to look better than they are.
+        They are not out of fold: for rows that it was fitted to, they are too good.
         """
         return self.best.model.margins(inputs)
 
     def measured(
         self, inputs: OwnInputs, targets: Shaped[np.ndarray, " rows"]
     ) -> dict[str, Metrics]:
-        """Return every metric of labelled rows, by candidate.
+        """Return every metric of labelled rows for each candidate.
 
         Args:
             inputs: The rows.
             targets: Their labels, as the head takes them.
 
         Raises:
-            DataError: If the metric that training goes by is not defined for these labels.
+            DataError: If the metric that training optimises is not defined for these labels.
         """
         known = torch.from_numpy(targets)
         return {
@@ -406,7 +407,7 @@ def _candidate(
     margins: Float32[np.ndarray, "rows outputs"],
     targets: Shaped[np.ndarray, " rows"],
 ) -> Candidate:
-    """Return a candidate, measured by its margins of the validation rows."""
+    """Return a candidate with its metrics, from its margins for the validation rows."""
     outputs, known = torch.from_numpy(margins), torch.from_numpy(targets)
     threshold = head.choose_threshold(outputs, known)
     return Candidate(
@@ -419,11 +420,11 @@ def _candidate(
 def level_with_best(
     losses: Mapping[str, Shaped[np.ndarray, " rows"]], *, also: str
 ) -> tuple[str, ...]:
-    """Return the names of the models that are level with the one of least mean loss.
+    """Return the names of the models that are level with the one of smallest mean loss.
 
     Args:
-        losses: Of the same rows, by model.
-        also: A model that is level whatever its loss: the best by another metric.
+        losses: Losses of the same rows, by model.
+        also: A model that is level at any loss: the best by another metric.
     """
     least = min(losses, key=lambda name: float(losses[name].mean()))
     found = []
@@ -440,18 +441,18 @@ def best_weights(
     targets: Shaped[np.ndarray, " rows"],
     head: TaskHead,
 ) -> dict[str, float]:
-    """Return the positive weights, in tenths, whose average has the least mean loss.
+    """Return the positive weights, in tenths, whose average has the smallest mean loss.
 
-    Of weights whose loss is within a thousandth of the least, the first: one model rather than an
-    average, and the simpler one.
+    Among weights whose loss is within a thousandth of the smallest, the first are taken: fewer
+    models, then simpler ones.
 
     Args:
-        margins: Of rows that the models were not fitted to, by model, the simplest first.
+        margins: Margins for rows that the models were not fitted to, by model, simplest first.
         targets: The rows' labels, as the head takes them.
         head: The task.
 
     Returns:
-        By name, without those of weight 0.
+        Weights by name, without those that are 0.
     """
     losses: list[tuple[float, dict[str, float]]] = []
     for weights in _simplex(len(margins)):
@@ -463,7 +464,7 @@ def best_weights(
 
 
 def _simplex(parts: int) -> Sequence[tuple[float, ...]]:
-    """Return all weights of so many parts in steps: of fewer parts first, then of earlier ones."""
+    """Return all weights of ``parts`` models in steps, those of fewer models first."""
     steps = itertools.product(range(_STEPS, -1, -1), repeat=parts)
     whole = [some for some in steps if sum(some) == _STEPS]
     whole.sort(key=lambda some: sum(one > 0 for one in some))
@@ -494,18 +495,18 @@ _TRUSTED: Final = (
     "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
     "sklearn.utils.validation.check_array",
 )
-"""What boosting and the linear model hold, beside what skops trusts by itself."""
+"""Types in the package's own estimators, in addition to those that skops trusts."""
 
 
 _NOT_OF_MODELS: Final = frozenset({"_testing", "conftest", "externals", "tests"})
-"""Modules of scikit-learn that no estimator is made of."""
+"""Modules of scikit-learn that contain no estimators."""
 
 
 def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
-    """Return a model as bytes, and what :func:`model_of` must know of it beside them.
+    """Return a model as bytes, and the description with which :func:`model_of` reads them.
 
     Raises:
-        ConfigError: If an estimator can't be kept.
+        ConfigError: If an estimator can't be serialised.
     """
     if isinstance(model, AverageModel):
         parts = {name: model_bytes(one) for name, one in model.parts.items()}
@@ -532,7 +533,7 @@ def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
         content: bytes = skops.io.dumps(model.estimator)
     except Exception as error:
         raise ConfigError(
-            f"base.estimator: {type(model.estimator).__name__} can't be kept: {error}"
+            f"base.estimator: {type(model.estimator).__name__} can't be saved: {error}"
         ) from error
     return content, {
         "kind": "estimator",
@@ -542,11 +543,11 @@ def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
 
 
 def require_keepable(model: MarginModel, *, where: str = "base.estimator") -> None:
-    """Refuse an estimator that no program would load again.
+    """Refuse an estimator that could not be loaded again.
 
     Args:
-        model: It.
-        where: What the estimator is called in messages.
+        model: The fitted estimator.
+        where: Name of the setting in messages.
 
     Raises:
         ConfigError: Naming the types that are not scikit-learn's.
@@ -554,23 +555,23 @@ def require_keepable(model: MarginModel, *, where: str = "base.estimator") -> No
     foreign = [name for name in model_bytes(model)[1]["types"] if not is_trusted(name)]
     if foreign:
         raise ConfigError(
-            f"{where}: {type(model.estimator).__name__} can't be kept: of what it holds, "
-            f"{', '.join(foreign[:5])} is not scikit-learn's own; take an estimator of scikit-learn"
+            f"{where}: {type(model.estimator).__name__} can't be saved: it contains "
+            f"{', '.join(foreign[:5])}, not of scikit-learn; use an estimator of scikit-learn"
         )
 
 
 def types_of(content: bytes) -> list[str]:
-    """Return the types that an estimator's bytes hold beside those that skops trusts by itself."""
+    """Return the types in an estimator's bytes, except those that are always trusted."""
     import skops.io
 
     return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TRUSTED]
 
 
 def is_trusted(name: str) -> bool:
-    """Whether a type is loaded that a model's description names: a class of scikit-learn's own.
+    """Return whether a type named in a model's description may be loaded: a class of scikit-learn.
 
-    A loader calls what it trusts, with arguments out of the file. So a function is not enough, nor
-    a name that a module of scikit-learn has from elsewhere: ``check_output`` is one of them.
+    A loader calls what it trusts, with arguments from the file. So functions are refused, and names
+    that a module of scikit-learn imports from elsewhere, such as ``check_output``.
     """
     place, _, own = name.rpartition(".")
     parts = place.split(".")
@@ -584,16 +585,16 @@ def is_trusted(name: str) -> bool:
 
 
 def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
-    """Return the model that :func:`model_bytes` has made bytes of.
+    """Return the model from the bytes of :func:`model_bytes`.
 
     Args:
-        content: These; whoever reads them has compared their hash.
-        about: What was returned beside them.
+        content: The bytes, after a check of their hash.
+        about: Their description.
         head: The task.
 
     Raises:
         ConfigError: If an estimator holds types that are not scikit-learn's.
-        KeyError: Like ValueError and TypeError, if something is missing or damaged.
+        KeyError: If something is missing or damaged, like ValueError and TypeError.
     """
     if about["kind"] == "average":
         parts, begin = {}, 0
@@ -633,7 +634,7 @@ def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
     foreign = [name for name in about["types"] if not is_trusted(name)]
     if foreign:
         raise ConfigError(
-            f"model: asks for {foreign[0]}, which is not scikit-learn's; it is not loaded"
+            f"model: contains {foreign[0]}, which is not of scikit-learn and is not loaded"
         )
     require_unpackable(content)
     try:

@@ -19,37 +19,37 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.models.tasks import TaskHead
 
 Named = Literal["boosting", "linear"]
-"""Estimators that have a name; any other is an object of scikit-learn."""
+"""Estimators by name; others are scikit-learn objects."""
 
 FOLDS: Final = 5
-"""Parts of the training rows, each of which gets margins of models that never saw it."""
+"""Folds of the training rows; margins of each fold come from models fitted to the others."""
 
 LEAST_PROBABILITY: Final = 1e-4
-"""What a margin stands for at least, and less than 1 by at most."""
+"""Smallest probability of a margin, and smallest distance of one from 1."""
 
 _MOST_WORDS: Final = 254
-"""Words that scikit-learn's trees take as one column, less the place for none of them."""
+"""Most words of one categorical column of scikit-learn's trees; one category is for no word."""
 
 _ROWS_TO_STOP_BY: Final = 1000
-"""From so many training rows on, a tenth of them says when to stop growing trees."""
+"""Training rows from which on a tenth of them is held out for early stopping."""
 
 MOST_ROUNDS: Final = 5000
-"""Rounds of boosting that nobody is expected to reach: early stopping ends them."""
+"""Most rounds of boosting; early stopping is expected to end them sooner."""
 
 ROUNDS_WITHOUT_GAIN: Final = 20
 """Rounds without a better validation loss after which boosting stops."""
 
 LEAVES: Final = (31, 63)
-"""Leaves of a tree, of which the rows that stop boosting choose."""
+"""Numbers of leaves of a tree; the rows held out for early stopping choose one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnInputs:
-    """All that the primary has of its rows, unscaled: one column an input."""
+    """All of the primary's inputs, unscaled, one column each."""
 
     values: Float64[np.ndarray, "rows inputs"]
     words: tuple[tuple[int, ...], ...] = ()
-    """Columns that are the 0/1 features of one column of words, a tuple for each such column."""
+    """Groups of columns that are the 0/1 features of one column of words."""
 
     def take(self, rows: Int64[np.ndarray, " taken"]) -> "OwnInputs":
         """Return some of the rows."""
@@ -58,7 +58,7 @@ class OwnInputs:
 
 @runtime_checkable
 class Fitted(Protocol):
-    """A model that is read as margins."""
+    """A fitted model with margins."""
 
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
         """Return the margins of rows, as the head reads them."""
@@ -67,13 +67,13 @@ class Fitted(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MarginModel:
-    """A fitted estimator, read as margins."""
+    """A fitted estimator of scikit-learn with margins."""
 
     estimator: Any
-    """Of scikit-learn, fitted."""
+    """The fitted estimator."""
     head: TaskHead
     words_as_one: bool
-    """Whether it was given each column of words as one column of categories."""
+    """Whether each column of words is one column of categories in its inputs."""
 
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
         """Return the margins of rows, as the head reads them."""
@@ -101,19 +101,19 @@ def fit_margins(
     seed: int,
     where: str = "base.estimator",
 ) -> MarginModel:
-    """Fit an estimator to rows; without a column, or a label that differs, it is a constant.
+    """Fit an estimator to rows; without columns, or with equal labels, it is a constant.
 
     Args:
-        estimator: Its name, or one of scikit-learn, which is cloned; a classifier needs
+        estimator: Its name, or an object of scikit-learn, which is cloned; a classifier needs
             ``predict_proba``.
         inputs: The rows.
-        targets: As the head takes them.
+        targets: Their labels, as the head takes them.
         head: The task.
         seed: Run seed.
-        where: What the estimator is called in messages.
+        where: Name of the setting in messages.
 
     Raises:
-        ConfigError: If it is no estimator for the task.
+        ConfigError: If the estimator does not fit the task.
         DataError: If it can't be fitted to these rows.
     """
     # scikit-learn takes a second to load, and secondaries never use it.
@@ -139,7 +139,7 @@ def fit_margins(
 def refit(
     model: MarginModel, inputs: OwnInputs, targets: Shaped[np.ndarray, " rows"]
 ) -> MarginModel:
-    """Fit a model of the same settings to other rows: what was chosen once is not chosen again.
+    """Fit a model with the same settings, those chosen by data included, to other rows.
 
     Args:
         model: Fitted to rows of the same columns.
@@ -162,7 +162,7 @@ def refit(
 
 
 def _constant(inputs: OwnInputs, labels: Shaped[np.ndarray, " rows"], head: TaskHead) -> Any | None:
-    """Return a constant where rows leave nothing to fit: no column, one class, or one number."""
+    """Return a constant estimator if there is nothing to fit: no column, one class, or one row."""
     from sklearn.dummy import DummyClassifier, DummyRegressor
 
     blind = not inputs.values.shape[1]
@@ -173,7 +173,7 @@ def _constant(inputs: OwnInputs, labels: Shaped[np.ndarray, " rows"], head: Task
 
 
 def _has_single(labels: Shaped[np.ndarray, " rows"], head: TaskHead) -> bool:
-    """Whether a class has one row alone."""
+    """Return whether some class has a single row."""
     return head.task != "regression" and int(np.unique(labels, return_counts=True)[1].min()) < 2
 
 
@@ -184,7 +184,7 @@ def _fit_estimator(
 
     try:
         with warnings.catch_warnings():
-            # A linear model that is nearly there is as good as one that is.
+            # A linear model that has nearly converged is as good.
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(table, labels)
     except ValueError as error:
@@ -194,12 +194,12 @@ def _fit_estimator(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CrossFitted:
-    """An estimator fitted to all training rows, and margins of which none saw its own label."""
+    """An estimator fitted to all training rows, and margins out of fold."""
 
     model: MarginModel
     margins: Float32[np.ndarray, "rows outputs"]
-    """Of all rows: of training rows from models that were fitted to the other parts of them, of
-    every other row from :attr:`model`."""
+    """Margins for all rows: for a training row from a model fitted to the other folds, for any
+    other row from :attr:`model`."""
 
 
 def cross_fit(
@@ -215,9 +215,9 @@ def cross_fit(
     """Fit an estimator to the training rows, with margins out of fold.
 
     Args:
-        estimator: As of :func:`fit_margins`.
+        estimator: As in :func:`fit_margins`.
         inputs: All rows.
-        targets: Their labels as the head takes them; of training rows alone they are read.
+        targets: Their labels as the head takes them; only those of training rows are read.
         head: The task.
         train: The training rows.
         seed: Run seed, of folds and estimator.
@@ -246,11 +246,11 @@ def out_of_fold(
     train: Int64[np.ndarray, " train"],
     seed: int,
 ) -> Float32[np.ndarray, "rows outputs"]:
-    """Return margins of all rows, of which none comes of a model that saw the row's label to learn.
+    """Return margins for all rows, each from a model that was not fitted to the row's label.
 
     Args:
-        model: Fitted to all training rows.
-        fitted: Returns such a model of some of them.
+        model: The model fitted to all training rows.
+        fitted: Returns the model fitted to some of them.
         inputs: All rows.
         targets: Their labels; see :func:`cross_fit`.
         head: The task.
@@ -342,7 +342,7 @@ def _unfitted(
 def _categories(
     inputs: OwnInputs,
 ) -> tuple[Float64[np.ndarray, "rows columns"], Sequence[int] | None]:
-    """Return inputs with each column of words as one, and which columns these are."""
+    """Return inputs with each group of words as one column, and the places of these columns."""
     groups = [group for group in inputs.words if len(group) <= _MOST_WORDS]
     if not groups:
         return inputs.values, None

@@ -18,7 +18,7 @@ from securevfl.models.tasks import TaskHead
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineConfig:
-    """A perceptron on one table, and how it is trained."""
+    """A perceptron on one table, and its training."""
 
     hidden: tuple[int, ...] = (128, 64)
     """Widths of the hidden layers."""
@@ -124,23 +124,23 @@ def train_perceptron(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NetworkModel:
-    """A trained perceptron, with how its inputs are standardised."""
+    """A trained perceptron, and the standardisation of its inputs."""
 
     network: MLP
-    """In float64: no digit that anybody sees depends on which rows are asked for together."""
+    """In float64, so that no visible digit depends on which rows are in a batch."""
     hidden: tuple[int, ...]
     """Widths of its hidden layers."""
     mean: Float64[np.ndarray, " inputs"]
-    """Of the training rows."""
+    """Means of the training rows."""
     deviation: Float64[np.ndarray, " inputs"]
-    """Of the training rows, 1 where an input is constant."""
+    """Standard deviations of the training rows, 1 where an input is constant."""
     head: TaskHead
     epochs: int
     """Epochs run."""
 
     @torch.no_grad()
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
-        """Return the outputs for rows, as the head reads them."""
+        """Return the margins of rows."""
         standard = (inputs.values - self.mean) / self.deviation
         # Rows of training have every key; one that cannot be linked gets the mean.
         table = torch.from_numpy(np.where(np.isnan(standard), 0.0, standard))
@@ -176,7 +176,7 @@ def fit_network(
     own = inputs.values[train]
     mean = own.mean(axis=0) if len(own) else np.zeros(own.shape[1])
     deviation = own.std(axis=0) if len(own) else np.ones(own.shape[1])
-    # What differs by rounding alone does not differ.
+    # Differences by rounding alone count as none.
     deviation = np.where(deviation > 1e-9 * np.abs(mean), deviation, 1.0)
     used = np.concatenate([train, validation])
     table = torch.from_numpy(((inputs.values[used] - mean) / deviation).astype(np.float32))

@@ -197,7 +197,7 @@ Images = Float[Tensor, "rows channels height width"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AugmentedImages:
-    """Crop, flip, colour jitter, grey and blur, drawn for each image by itself.
+    """Crop, flip, colour jitter, grey and blur, drawn independently for each image.
 
     Each view is a random crop, resized to the whole; then, each with its probability, mirrored;
     jittered in brightness, contrast, saturation and hue; turned grey; blurred. Images of other than
@@ -216,13 +216,13 @@ class AugmentedImages:
     """Channels, height and width; a row holds the pixels in that order."""
 
     low: float = 0.0
-    """What a black pixel is in the batches."""
+    """Value of a black pixel."""
 
     high: float = 1.0
-    """What a full pixel is in the batches."""
+    """Value of a full pixel."""
 
     smallest_crop: float = 0.2
-    """Least share of the area that a crop keeps."""
+    """Smallest share of the area in a crop."""
 
     flip: float = 0.5
     """Probability that an image is mirrored left to right."""
@@ -282,7 +282,7 @@ class AugmentedImages:
 
 
 class _Draws:
-    """Random numbers, one an image, shaped to multiply images and placed beside them."""
+    """Random numbers, one for each image, shaped to multiply images and on their device."""
 
     def __init__(self, rows: int, generator: torch.Generator, like: Tensor) -> None:
         self._shape = (rows, 1, 1, 1)

@@ -116,7 +116,7 @@ Norm = Literal["batch", "layer", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderConfig:
-    """What an encoder is made of; parties that aggregate their tops share it."""
+    """Layers of an encoder; equal at parties that aggregate their tops."""
 
     kind: Literal["mlp", "embedding", "resnet18"] = "mlp"
     """``embedding`` is a perceptron that gets an embedding of each categorical column."""
@@ -132,7 +132,7 @@ class EncoderConfig:
 
     norm: Norm = "batch"
     """``batch`` mixes the rows of a batch, so no differentially private bottom may have it;
-    ``layer`` normalises each row by itself."""
+    ``layer`` normalises each row separately."""
 
     image: tuple[int, ...] = ()
     """Channels, height and width of an image whose pixels are the feature columns, in that order.
@@ -164,11 +164,11 @@ class Encoder(nn.Module):
     def __init__(self, bottom: nn.Module, top: nn.Module, width: int) -> None:
         super().__init__()
         self.bottom = bottom
-        """Stays with its party."""
+        """Bottom layers, which stay with the party."""
         self.top = top
-        """May be averaged over parties."""
+        """Top layers, which may be averaged over parties."""
         self.width = width
-        """H."""
+        """H, width of the output."""
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
         """Return one representation a row."""

@@ -15,7 +15,7 @@ from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import ByteDropout
 
 _VECTOR: Final = 16
-"""Float32 numbers that a CPU's vector instructions take at once, at most."""
+"""Most float32 numbers in a vector instruction of a CPU."""
 
 
 class Attention(nn.Module):
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         inputs: Float[Tensor, "batch links width"],
         bias: Float[Tensor, "batch links"] | None = None,
     ) -> Float[Tensor, "batch links width"]:
-        """Return what :meth:`forward` makes of queries that are their own memory."""
+        """Return :meth:`forward` for queries that are their own memory."""
         if inputs.shape[1] == 1:
             return self._of_one_position(inputs)
         query, key, value = self._projected(inputs)
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         place: Int64[Tensor, "batch links"],
         bias: Float[Tensor, "batch links"] | None = None,
     ) -> Float[Tensor, "batch links width"]:
-        """Return what :meth:`among` makes of ``records[place]``, each record projected once."""
+        """Return :meth:`among` for ``records[place]``, projecting each record once."""
         if place.shape[1] == 1:
             return gathered(self._of_one_position(records), place)
         query, key, value = (gathered(part, place) for part in self._projected(records))
@@ -100,14 +100,14 @@ class Attention(nn.Module):
         return linear(inputs, weight, added).chunk(3, dim=-1)
 
     def _of_one_position(self, memory: Tensor) -> Tensor:
-        """Return the only position's value: all attention goes there, whatever asks."""
+        """Return the only position's value, which gets all attention of any query."""
         _, weight = self.key_value.weight.chunk(2)
         _, added = self.key_value.bias.chunk(2)
         out: Tensor = self.out(linear(memory, weight, added))
         return out
 
     def _of_one_query(self, query: Tensor, memory: Tensor, bias: Tensor | None) -> Tensor:
-        """Return what one query finds, without projecting the memory to keys and values.
+        """Return the attention of one query, without projecting the memory to keys and values.
 
         With query q and memory m of a head, (W_k m + b_k) . q = m . (W_k^T q) + a number that a
         softmax over the memory does not see; and the mean of W_v m + b_v is W_v (mean of m) + b_v.

@@ -72,8 +72,8 @@ class FeTConfig:
     """Largest norm of the primary's own representation, the paper's C; default: not clipped."""
 
     keys_as_features: bool = True
-    """Whether keys are model inputs beside the features, as in the paper. Positional encoding and
-    masking read keys in any case."""
+    """Whether keys are model inputs in addition to the features, as in the paper. Positional
+    encoding and masking always read keys."""
 
     top: Literal["attention", "additive"] = "attention"
     """The primary's part after the cut: the paper's decoder, or own evidence plus that of the

@@ -68,14 +68,14 @@ def test_records_that_are_not_alone_are_refused(
 
 def test_pooling_needs_records_alone() -> None:
     """A release that averages K clipped vectors takes the claim as its bound."""
-    with pytest.raises(PrivacyError, match="is not recordwise, and its vectors are to be clipped"):
+    with pytest.raises(PrivacyError, match="is not recordwise, but its vectors are clipped"):
         check(Whole(lambda records, present: records * present), pooled=True)
 
 
 @pytest.mark.parametrize(
     ("compute", "complaint"),
     [
-        (lambda records, _: records[:, :1], r"gives \(2, 1, 4\) .* and must give \(2, 3, 4\)"),
+        (lambda records, _: records[:, :1], r"gives \(2, 1, 4\) .* expected \(2, 3, 4\)"),
         (lambda records, _: {"out": records}, "gives dict for a batch of 2 rows"),
         (lambda records, _: records @ records, r"fails on .*RuntimeError: .*test_building\.py:\d+"),
         (nn.Bilinear(2, 2, 1), r"fails on .*RuntimeError: .*test_building\.py:\d+"),
@@ -101,7 +101,7 @@ def test_tops_of_other_tasks_are_refused() -> None:
     """Three classes need three logits."""
     top = FET.build_top(SETTINGS, num_features=2, key_dim=1, outputs=2)
     check_top(FET, SETTINGS, top, num_features=2, key_dim=1, outputs=2)
-    with pytest.raises(ConfigError, match=r"top model of 'fet' gives \(2, 2\).* give \(2, 3\)"):
+    with pytest.raises(ConfigError, match=r"top model of 'fet' gives \(2, 2\).* expected \(2, 3\)"):
         check_top(FET, SETTINGS, top, num_features=2, key_dim=1, outputs=3)
 
 
@@ -209,12 +209,12 @@ class Growing(nn.Module):
         (Whole(lambda records, _: records / (1 + records.norm() / 1e6)), "mixes the rows"),
         (WhileTraining(lambda _, __: None), "mixes the rows"),
         (Growing(), "mixes the rows"),
-        (Remembering(), "keeps something of one batch for the next"),
+        (Remembering(), "keeps state between batches"),
         (
             Whole(lambda records, _: records if records[0].sum() > 1e9 else records + 0),
-            r"can't be computed for each row by itself.*data-dependent.*test_building\.py:\d+",
+            r"can't be computed row by row.*data-dependent.*test_building\.py:\d+",
         ),
-        (Whole(lambda records, _: records + records.max().item() * 0), "row by itself"),
+        (Whole(lambda records, _: records + records.max().item() * 0), "row by row"),
     ],
     ids=[
         "mean", "sum", "largest", "little", "training", "zeros", "memory", "if", "number",

@@ -124,9 +124,9 @@ def test_entry_points_must_lead_to_a_family(site: Path, value: str, words: str) 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("    def build_top", "    def build_tpo", "what these methods of a family do: build_top"),
-        ('    name = "own"\n', "", "has no name"),
-        ("    settings_class = Settings\n", "", "has no settings_class"),
+        ("    def build_top", "    def build_tpo", "lacks these methods of a family: build_top"),
+        ('    name = "own"\n', "", "lacks name"),
+        ("    settings_class = Settings\n", "", "lacks settings_class"),
         ('name = "own"', 'name = "other"', "calls itself 'other'; the two names must be equal"),
         ("    neighbours: int = 2\n", "", "its settings Settings lack neighbours;"),
         ("    party_dropout: float = 0.0\n    average_positions_every = 0\n", "",

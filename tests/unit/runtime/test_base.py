@@ -134,7 +134,7 @@ def test_any_estimator_of_scikit_learn_and_no_other(tmp_path: Path) -> None:
     assert again.frame()["probability_yes"].tolist() == wanted["probability_yes"].tolist()
     with pytest.raises(ConfigError, match=r"base\.estimator: \"python\" is sklearn"):
         sv.simulate(tmp_path / "federation.toml", out=tmp_path / "again")
-    with pytest.raises(ConfigError, match=r"Own can't be kept: .*not scikit-learn's own"):
+    with pytest.raises(ConfigError, match=r"Own can't be saved: .*not of scikit-learn"):
         trained(base=Own())
     with pytest.raises(ConfigError, match="base: must be"):
         trained(base=3)
@@ -162,5 +162,5 @@ def test_damaged_missing_and_exchanged_files_are_refused(tmp_path: Path) -> None
     description = json.loads((folder / "model.json").read_text())
     description["primary"]["base"]["types"] = ["os.system"]
     (folder / "model.json").write_text(json.dumps(description))
-    with pytest.raises(ConfigError, match=r"asks for os\.system, which is not scikit-learn's"):
+    with pytest.raises(ConfigError, match=r"contains os\.system, which is not of scikit-learn"):
         run.predict(rows)

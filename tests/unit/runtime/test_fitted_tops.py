@@ -259,7 +259,7 @@ def test_an_estimator_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.top: is sklearn.*RandomForestClassifier.*hand"):
         sv.simulate(path, out=tmp_path / "again")
     foreign = make_pipeline(FunctionTransformer(doubled), LogisticRegression())
-    with pytest.raises(ConfigError, match=r"model\.top: Pipeline can't be kept"):
+    with pytest.raises(ConfigError, match=r"model\.top: Pipeline can't be saved"):
         bank_and_bureau(top=foreign, base="none")
     with pytest.raises(ConfigError, match=r"model\.top: LinearSVC needs fit and predict_proba"):
         bank_and_bureau(top=LinearSVC(), base="none")
@@ -284,7 +284,7 @@ def test_what_was_kept_is_whole_or_refused(
     assert (done.code, "weights.safetensors: is damaged" in done.complaint) == (2, True)
     top = FittedTop(TWO, words=(), own=1, released=1, similarities=0)
     for state in (b"", b"{}", b'{"words": [], "kind": "estimator", "words_as_one": false}\nzip'):
-        with pytest.raises(ConfigError, match="the estimator that was kept is damaged"):
+        with pytest.raises(ConfigError, match="the saved estimator is damaged"):
             top.set_extra_state(torch.frombuffer(bytearray(state + b" "), dtype=torch.uint8))
 
 
