@@ -24,7 +24,8 @@ def run(arguments: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
     """Run the command where no file may grow beyond :data:`MOST_BYTES`."""
     return subprocess.run(
         [sys.executable, "-m", "securevfl.cli.main", *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # A compiled module that does not fit would be kept cut short, and break the next import.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES)),
         capture_output=True,
         text=True,

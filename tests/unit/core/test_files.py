@@ -102,7 +102,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, kind):
     if kind == "file":
         path.write_bytes(b"what was there before")
     ended = subprocess.run(
-        [sys.executable, "-c", FULL.format(act=ACTS[kind]), str(path)],
+        [sys.executable, "-B", "-c", FULL.format(act=ACTS[kind]), str(path)],
         capture_output=True,
         text=True,
         timeout=SOON_S,
