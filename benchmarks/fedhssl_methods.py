@@ -21,7 +21,7 @@ from securevfl.config.methods import BoostingConfig, FedCVTConfig
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.pretraining.messages import PretrainingValidator
-from securevfl.federation.pretraining.pretraining_run import PretrainingRun, sending
+from securevfl.federation.pretraining.pretraining_run import PretrainingRun, projection_mechanism
 from securevfl.federation.pretraining.pretraining_secondary import (
     LearnerWithRecords,
     PretrainingRows,
@@ -176,7 +176,7 @@ def pretrain(
             held_out=np.setdiff1d(everything, rows.local),
         ),
         steps=FAMILIES[method].pretraining,
-        sending=sending(
+        projection_mechanism=projection_mechanism(
             settings,
             batches=1,
             rows=len(rows.aligned),

@@ -32,7 +32,7 @@ import securevfl as sv
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
-from securevfl.federation.rounds.cut import Cut
+from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.lab.datasets import split_table
 from securevfl.models.fet.settings import FeTConfig
@@ -213,7 +213,7 @@ class Bench:
         with (
             patch.object(SecondaryRelease, "release", without_model),
             patch.object(InProcessSum, "__call__", timed(InProcessSum.__call__)),
-            patch.object(Cut, "decode", timed(Cut.decode)),
+            patch.object(CutLayer, "decode", timed(CutLayer.decode)),
         ):
             self.simulate(setting, tables, epochs=self.share_rounds, observe=observe)
         return spent / (ended - begun)

@@ -18,7 +18,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
 from securevfl.federation.rounds.cut import Aggregation
 from securevfl.federation.run_plan import kept_aggregation
-from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import scaled
 
 NOT_PRIVATE = (
@@ -56,7 +56,7 @@ class Port:
 class ExportedPart:
     """A party's half, ready to be written."""
 
-    model: KeptModel
+    model: SavedModel
     """As it was kept."""
     module: nn.Module
     """Computes the output from the inputs, in evaluation."""
@@ -96,7 +96,7 @@ class ExportedPart:
             return out
 
 
-def part_of(config: FederationConfig, model: KeptModel) -> ExportedPart:
+def part_of(config: FederationConfig, model: SavedModel) -> ExportedPart:
     """Return what is exported of a party's kept model.
 
     Args:
@@ -120,7 +120,7 @@ def part_of(config: FederationConfig, model: KeptModel) -> ExportedPart:
     return _primary(config, model, table)
 
 
-def _secondary(config: FederationConfig, model: KeptModel, table: PartyTable) -> ExportedPart:
+def _secondary(config: FederationConfig, model: SavedModel, table: PartyTable) -> ExportedPart:
     aggregation = kept_aggregation(config, noise_share_std=model.noise_share_std)
     bottom = build_bottom(config, config.party(model.party), table)
     model.into(bottom)
@@ -149,7 +149,7 @@ def _secondary(config: FederationConfig, model: KeptModel, table: PartyTable) ->
     )
 
 
-def _primary(config: FederationConfig, model: KeptModel, table: PartyTable) -> ExportedPart:
+def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> ExportedPart:
     part = model.primary
     assert part is not None, "the primary's model has the task"
     if config.top is not None and not config.top.corrects:
@@ -218,7 +218,7 @@ def _primary(config: FederationConfig, model: KeptModel, table: PartyTable) -> E
     )
 
 
-def _features(model: KeptModel, *rows: str | int) -> Port:
+def _features(model: SavedModel, *rows: str | int) -> Port:
     return Port(
         name="features",
         shape=(*rows, len(model.features)),
@@ -243,7 +243,7 @@ def _keys(table: PartyTable, *rows: str | int) -> list[Port]:
 class _Scaling(nn.Module):
     """The kept scalers, in float64 as in training."""
 
-    def __init__(self, model: KeptModel) -> None:
+    def __init__(self, model: SavedModel) -> None:
         super().__init__()
         scaler, keys = model.feature_scaler, model.key_scale
         self.limit = scaler.limit
@@ -303,7 +303,7 @@ class PrimaryModule(nn.Module):
         self,
         scaling: _Scaling,
         top: nn.Module,
-        model: KeptModel,
+        model: SavedModel,
         *,
         keys: bool,
         similarities: bool,

@@ -25,14 +25,14 @@ from securevfl.dp.labels import (
 )
 from securevfl.federation.base import own_inputs
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.class_means.ballot import charge_labels, drawn_once, label_release
+from securevfl.federation.class_means.class_labels import charge_labels, drawn_once, label_release
 from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream
 from securevfl.federation.run_plan import EpochMark, RoundPlan, RunPlan
-from securevfl.federation.session.allowance import Allowance, SessionLimits
 from securevfl.federation.session.peers import Handler, Handlers, Reply
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger
 from securevfl.models.alone.margins import LEAST_PROBABILITY
 from securevfl.models.alone.margins import cross_fit as cross_fit_base
@@ -119,7 +119,7 @@ class Step(DeclaredMessage):
 _TRAIN: Final = "train"
 
 
-class AssistAllowance(Allowance):
+class AssistValidator(RequestValidator):
     """An epoch is a round of boosting, and goes like this.
 
     Residuals of every training row, each once, and the same rows in all epochs; training rounds of
@@ -134,7 +134,7 @@ class AssistAllowance(Allowance):
         """Rows of which the first epoch of this session had residuals."""
         self._stepped = False
 
-    def admit_residuals(self, epoch: int, rows: Int64[np.ndarray, " some"]) -> bool:
+    def validate_residuals(self, epoch: int, rows: Int64[np.ndarray, " some"]) -> bool:
         """Take residuals into account, or refuse them.
 
         Returns:
@@ -169,8 +169,8 @@ class AssistAllowance(Allowance):
         """Whether the epoch has the residuals of all training rows."""
         return int(self._told.sum()) == self.limits.part_rows[_TRAIN]
 
-    def admit_round(self, plan: RoundPlan) -> None:
-        """Take a round into account, or refuse it; see :meth:`Allowance.admit_round`.
+    def validate_round(self, plan: RoundPlan) -> None:
+        """Take a round into account, or refuse it; see :meth:`RequestValidator.validate_round`.
 
         Raises:
             ProtocolError: If it is of training rows whose residuals have not come, or of validation
@@ -183,9 +183,9 @@ class AssistAllowance(Allowance):
                 raise ProtocolError(f"{where}: scores of training rows follow their residuals")
         elif plan.purpose == "validation" and not self._stepped:
             raise ProtocolError(f"{where}: validation rows follow the step")
-        super().admit_round(plan)
+        super().validate_round(plan)
 
-    def admit_step(self, epoch: int) -> None:
+    def validate_step(self, epoch: int) -> None:
         """Take an epoch's step into account, or refuse it.
 
         Raises:
@@ -195,15 +195,15 @@ class AssistAllowance(Allowance):
             raise ProtocolError(f"the step of round {epoch} is not due")
         self._stepped = True
 
-    def admit_epoch(self, mark: EpochMark) -> None:
-        """Take the end of an epoch into account, or refuse it; see :meth:`Allowance.admit_epoch`.
+    def validate_epoch(self, mark: EpochMark) -> None:
+        """Take the end of an epoch into account, or refuse it; see :class:`RequestValidator`.
 
         Raises:
             ProtocolError: If it is not due.
         """
         if mark.restore_best and self._told.any():
             raise ProtocolError("the primary ends training within a round of boosting")
-        super().admit_epoch(mark)
+        super().validate_epoch(mark)
         self._told[:] = False
         self._stepped = False
 
@@ -233,7 +233,7 @@ class AssistSecondary(Secondary):
         bottom: nn.Module,
         contribution: SecondaryRelease,
         *,
-        allowance: AssistAllowance,
+        validator: AssistValidator,
         dropout: DropoutStream,
         seed: int,
     ) -> None:
@@ -243,16 +243,16 @@ class AssistSecondary(Secondary):
             data: Its table and links.
             bottom: Its models, as far as there are any.
             contribution: Bounds and books what leaves.
-            allowance: What the primary may ask for in this session.
+            validator: What the primary may ask for in this session.
             dropout: As every secondary has it; nothing is dropped here.
             seed: Run seed, of folds and trees.
         """
         super().__init__(
-            data, bottom, contribution, allowance=allowance, dropout=dropout, optimizer=None
+            data, bottom, contribution, validator=validator, dropout=dropout, optimizer=None
         )
         assert isinstance(bottom, AssistBottom), "the family builds it"
         self._models = bottom
-        self._admits = allowance
+        self._validator = validator
         self._seed = seed
         self._told: list[Residuals] = []
         self._round: _Round | None = None
@@ -267,7 +267,7 @@ class AssistSecondary(Secondary):
 
     def _residuals(self, residuals: Residuals, reply: Reply) -> None:
         """Take residuals; fit a model and say so when those of all training rows have come."""
-        whole = self._admits.admit_residuals(residuals.epoch, residuals.rows)
+        whole = self._validator.validate_residuals(residuals.epoch, residuals.rows)
         self._told.append(residuals)
         if whole:
             self._fit()
@@ -275,7 +275,7 @@ class AssistSecondary(Secondary):
 
     def _step(self, step: Step, _reply: Reply) -> None:
         """End a round of boosting: its model counts as much as the step says."""
-        self._admits.admit_step(step.epoch)
+        self._validator.validate_step(step.epoch)
         assert self._round is not None, "a step is due after scores"
         if step.step:
             self._models.add(self._round.model, step.step)
@@ -325,7 +325,7 @@ labels as they are."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ToldLabels:
+class ReleasedLabels:
     """What residuals and steps are made of, of the training rows."""
 
     targets: Shaped[Tensor, "train ..."]
@@ -334,7 +334,7 @@ class ToldLabels:
     """Before the first round."""
 
 
-def tell_labels(
+def release_labels(
     plan: RunPlan,
     table: PartyTable,
     data: PrimaryData,
@@ -342,7 +342,7 @@ def tell_labels(
     ledger: Ledger,
     files: StateFolder,
     estimator: Any,
-) -> ToldLabels | None:
+) -> ReleasedLabels | None:
     """Charge for what secondaries will learn of labels; return what that is made of.
 
     Args:
@@ -390,7 +390,7 @@ def tell_labels(
         margins += best_step(margins, way, told, data.head, unit=1.0) * way
     trains = torch.from_numpy(np.isin(data.split.train, data.training_rows))
     device = data.targets.device
-    return ToldLabels(targets=told[trains].to(device), margins=margins[trains].to(device))
+    return ReleasedLabels(targets=told[trains].to(device), margins=margins[trains].to(device))
 
 
 def _drawn(
@@ -494,7 +494,7 @@ class AssistPrimary(CorrectingTopModel, Primary):
         here: only the sum of their scores is known.
     """
 
-    _told: ToldLabels | None = None
+    _told: ReleasedLabels | None = None
     """What residuals and steps are made of; None: of labels as they are."""
 
     _sum: Float[Tensor, "train outputs"] | None = None
@@ -511,7 +511,7 @@ class AssistPrimary(CorrectingTopModel, Primary):
     _stands_still = False
     """Whether the last round's scores have brought nothing: others' would be of equal residuals."""
 
-    def tell_by(self, told: ToldLabels | None) -> None:
+    def use_released_labels(self, told: ReleasedLabels | None) -> None:
         """Make all that is told of these labels from now on; None: of labels as they are."""
         self._told = told
 
@@ -544,7 +544,7 @@ class AssistPrimary(CorrectingTopModel, Primary):
         """Return the mean loss after the step, and every row with its margins."""
         rows = self.data.training_rows
         targets, start = self._targets(rows), self._begin(rows)
-        told = self._told or ToldLabels(targets=targets, margins=start)
+        told = self._told or ReleasedLabels(targets=targets, margins=start)
         known = torch.zeros_like(start) if self._sum is None else self._sum
         margins = told.margins + known
         residuals = residuals_of(margins, told.targets, self.head)

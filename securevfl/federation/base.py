@@ -18,7 +18,7 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import Bounds, FeatureScaler, LabelScaler, feature_scaler
 from securevfl.data.tables import PartyTable
 from securevfl.federation.rounds.primary import Primary, PrimaryData
-from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.models.alone.choice import Alone, Decision, Model, fit_alone, require_keepable
 from securevfl.models.alone.margins import CrossFitted, MarginModel, OwnInputs, cross_fit
@@ -26,7 +26,7 @@ from securevfl.models.tasks import Metrics, TaskHead
 
 
 def features_of(
-    party: PartySettings, table: PartyTable, model: KeptModel | None = None
+    party: PartySettings, table: PartyTable, model: SavedModel | None = None
 ) -> Float32[np.ndarray, "rows features"]:
     """Return a party's features, scaled as the federation file says or as its kept model is.
 

@@ -19,7 +19,7 @@ from securevfl.core.progress import Observer
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
-from securevfl.federation.assisted_boosting import AssistAllowance, AssistPrimary, AssistSecondary
+from securevfl.federation.assisted_boosting import AssistPrimary, AssistSecondary, AssistValidator
 from securevfl.federation.base import (
     Choice,
     aligned_rows,
@@ -31,7 +31,11 @@ from securevfl.federation.base import (
     task_head,
 )
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.encoder_fitting import Voter, build_direction_bottom, fitting_of
+from securevfl.federation.encoder_fitting import (
+    ClassMeansFitting,
+    build_direction_bottom,
+    fitting_of,
+)
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.primaries import (
     FittedPrimary,
@@ -41,12 +45,12 @@ from securevfl.federation.rounds.primaries import (
     read_by_top,
 )
 from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
-from securevfl.federation.rounds.release import KeptRelease, SecondaryRelease
+from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
-from securevfl.federation.saved_model import FOLDER, KeptModel, PrimaryPart
-from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
@@ -74,7 +78,7 @@ def bottom_at_work(
     table: PartyTable,
     *,
     device: torch.device,
-    model: KeptModel | None = None,
+    model: SavedModel | None = None,
 ) -> BottomAtWork:
     """Begin one secondary's bottom model, or load the one that it has kept, for all requests.
 
@@ -146,13 +150,13 @@ def build_secondary(
     at_work = kept_bottom or bottom_at_work(plan, party, table, device=device)
     bottom, features = at_work.bottom, at_work.features
     records = {"features": torch.from_numpy(features), "keys": torch.from_numpy(linked.keys)}
-    kept, voter = None, None
+    kept, class_means = None, None
     if plan.frozen:
         fit = None
         if kept_bottom is None and isinstance(bottom, DirectionBottom) and plan.releases.fitting:
             fit = fitting_of(plan, party, bottom, features, linked.source, ledger)
-            voter = fit if isinstance(fit, Voter) else None
-        kept = KeptRelease(
+            class_means = fit if isinstance(fit, ClassMeansFitting) else None
+        kept = CachedRelease(
             files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
         )
     data = SecondaryData(
@@ -172,7 +176,7 @@ def build_secondary(
             data,
             bottom,
             contribution,
-            allowance=AssistAllowance(limits),
+            validator=AssistValidator(limits),
             dropout=dropout,
             seed=config.federation.seed,
         )
@@ -180,12 +184,12 @@ def build_secondary(
         data,
         bottom,
         contribution,
-        allowance=Allowance(limits),
+        validator=RequestValidator(limits),
         dropout=dropout,
         optimizer=optimizer_of(config, bottom) if plan.learns else None,
         gradient_noise=_gradient_noise(plan) if plan.learns else None,
         kept=kept,
-        voter=voter,
+        class_means=class_means,
         row_by_row=at_work.row_by_row,
     )
 
@@ -391,10 +395,10 @@ def build_primary(
     )
 
 
-# What each party keeps of a run whose training has ended: its :class:`KeptModel`.
+# What each party keeps of a run whose training has ended: its :class:`SavedModel`.
 
 
-def keep_secondary(
+def save_secondary(
     plan: RunPlan,
     table: PartyTable,
     linked: LinkedSecondary,
@@ -417,7 +421,7 @@ def keep_secondary(
         StorageError: If the disk takes no more.
     """
     party = plan.config.party(secondary.name)
-    KeptModel(
+    SavedModel(
         **_common(plan, party, table, ledger),
         key_scale=linked.key_scale,
         similarity_scale=linked.similarity_scale,
@@ -425,7 +429,7 @@ def keep_secondary(
     ).save(folder / FOLDER)
 
 
-def keep_primary(
+def save_primary(
     plan: RunPlan,
     table: PartyTable,
     linked: LinkedPrimary,
@@ -437,7 +441,7 @@ def keep_primary(
     choice: Choice | None,
     folder: Path,
 ) -> None:
-    """Write the primary's model; see :func:`keep_secondary`.
+    """Write the primary's model; see :func:`save_secondary`.
 
     Args:
         plan: The run.
@@ -453,7 +457,7 @@ def keep_primary(
     Raises:
         StorageError: If the disk takes no more.
     """
-    KeptModel(
+    SavedModel(
         **_common(plan, plan.config.primary, table, ledger),
         key_scale=linked.key_scale,
         similarity_scale=None,

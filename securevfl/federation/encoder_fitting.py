@@ -10,7 +10,7 @@ from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError, PrivacyError
 from securevfl.dp.class_sums import SumFormat, noised_moments
-from securevfl.federation.rounds.release import KeptRelease
+from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.sampling import LinkSource
@@ -51,7 +51,7 @@ def build_direction_bottom(
     )
 
 
-class Fitting:
+class PrincipalFitting:
     """Fits one secondary's encoder when its first release is asked for."""
 
     def __init__(
@@ -107,14 +107,14 @@ class Fitting:
         )
 
 
-# A secondary whose encoder votes: it adds up its records by class, and fits its directions.
+# A class-mean encoder: a secondary adds up its records by class, and fits its directions.
 
 
-def sums_of(plan: RunPlan, numbers: int) -> SumFormat:
+def sum_format_of(plan: RunPlan, numbers: int) -> SumFormat:
     """Return the format of class sums, which primary and secondaries reckon alike.
 
     Args:
-        plan: The run, whose encoders vote.
+        plan: The run, whose encoders are class means.
         numbers: Of a record, projected or not.
 
     Raises:
@@ -138,15 +138,15 @@ def fitting_of(
     features: Float32[np.ndarray, "records features"],
     links: LinkSource,
     ledger: Ledger,
-) -> "Voter | Fitting":
-    """Return what fits one secondary's encoder; see :class:`Voter` and :class:`Fitting`."""
+) -> "ClassMeansFitting | PrincipalFitting":
+    """Return what fits one secondary's encoder."""
     if plan.votes:
-        return Voter(plan, party, bottom, features, links, ledger)
-    return Fitting(plan, bottom, features, ledger, name=party.name)
+        return ClassMeansFitting(plan, party, bottom, features, links, ledger)
+    return PrincipalFitting(plan, bottom, features, ledger, name=party.name)
 
 
-class Voter:
-    """One secondary's part in the fitting of votes, and the fit.
+class ClassMeansFitting:
+    """One secondary's part in the class-means stage, and the fit of its encoder.
 
     Its steps are :meth:`begin`, :meth:`vectors` and :meth:`noise`, of which the class sums are
     made by somebody, and :meth:`finish`.
@@ -174,7 +174,7 @@ class Voter:
         Raises:
             PrivacyError: If the noise leaves nothing to fit to.
         """
-        assert isinstance(bottom.encode, Projection), "what votes are"
+        assert isinstance(bottom.encode, Projection), "what class means are"
         self.name = party.name
         """Whose part it is."""
         self._plan = plan
@@ -187,12 +187,12 @@ class Voter:
             seed=derive_seed(plan.config.federation.seed, "votes", party.name),
         )
         self._records = features @ self._projection
-        self.format = sums_of(plan, self._records.shape[1])
+        self.format = sum_format_of(plan, self._records.shape[1])
         """Of its class sums."""
         self._sums: Float64[np.ndarray, "bins numbers"] | None = None
-        self._kept: KeptRelease | None = None
+        self._kept: CachedRelease | None = None
 
-    def keeps(self, kept: KeptRelease) -> None:
+    def keeps(self, kept: CachedRelease) -> None:
         """Say where the encoder is kept once it is fitted; it calls back for the fit."""
         self._kept = kept
 
@@ -269,7 +269,7 @@ class Voter:
         """Fit the encoder to the class sums that came.
 
         Raises:
-            PrivacyError: If none have come: the primary asks for rows before it asked for votes.
+            PrivacyError: If none have come: the primary asks for rows too early.
         """
         if self._sums is None:
             raise PrivacyError(

@@ -13,7 +13,7 @@ from torch import Tensor
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import Announcement, Gradient, RoundKind, Share
-from securevfl.federation.rounds.cut import Cut
+from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RoundCounter, RoundPlan, RunPlan
 from securevfl.federation.session.handshake import Rejoin
@@ -272,7 +272,7 @@ class FederatedExchange:
         self,
         transport: PrimaryTransport,
         names: Mapping[int, str],
-        cut: Cut,
+        cut: CutLayer,
         *,
         deadline_s: float,
         device: torch.device,
@@ -431,7 +431,7 @@ class SecondaryServer:
             elif message.kind is RoundKind.REJOIN:
                 absent = set(self.plan.ranks.values()) - {PRIMARY_RANK, *self._ranks}
                 Rejoin.from_message(message, absent=sorted(absent))
-                self.secondary.allowance.admit_rejoin()
+                self.secondary.validator.validate_rejoin()
                 return False
             elif self._ends(message):
                 return True
@@ -458,11 +458,11 @@ class SecondaryServer:
     def _ends(self, message: Message) -> bool:
         """Return whether the run ends with a message: one that countersigns its end, or is DONE."""
         if self.countersigning is None:
-            self.secondary.allowance.admit_done()
+            self.secondary.validator.validate_done()
             return True
         if not self.countersigning.answer(message):
             return False
-        self.secondary.allowance.admit_done()
+        self.secondary.validator.validate_done()
         self.transport.receive(
             StarKind.DONE, round_number=None, deadline_s=self._runtime.idle_timeout_s
         )
@@ -482,7 +482,7 @@ class SecondaryServer:
             count = self.plan.cut.words(len(plan.rows))
             self.sum_to.prepare(count, round_number=plan.round_number, active=plan.active)
 
-        words = self.secondary.answer(plan, admitted=prepare).cpu()
+        words = self.secondary.answer(plan, validated=prepare).cpu()
         self.sum_to(words, round_number=plan.round_number, active=plan.active)
         self.log(
             "released",

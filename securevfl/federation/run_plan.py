@@ -17,7 +17,7 @@ from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, Cut
+from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
 from securevfl.ledger.book import Session, epsilon_of_sessions
 from securevfl.models.task_metrics import metrics_of
 from securevfl.mpc.codec import COARSEST_STEP, RingFormat
@@ -322,7 +322,7 @@ class RunPlan:
     """``tau``: what each secondary adds to its own term, in the units of the representation; 0 for
     the mechanism ``none``. Calibrating it to an epsilon is the costly part of a plan."""
 
-    cut: Cut
+    cut: CutLayer
     """The format of what crosses the cut."""
 
     ranks: Mapping[str, int]
@@ -445,7 +445,7 @@ def _plan(
     )
 
 
-def _cut_of(config: FederationConfig, *, noise_share_std: float) -> Cut:
+def _cut_of(config: FederationConfig, *, noise_share_std: float) -> CutLayer:
     slots = config.model.neighbours if pools(config) else 1
     # The accounting speaks of rows that are means over K slots; what crosses is their sum.
     ring = RingFormat.choose(
@@ -453,7 +453,7 @@ def _cut_of(config: FederationConfig, *, noise_share_std: float) -> Cut:
         noise_share_std=noise_share_std * slots,
         parties=len(config.secondaries),
     )
-    return Cut(ring=ring, slots=slots, shape=config.family.cut_shape(config.model))
+    return CutLayer(ring=ring, slots=slots, shape=config.family.cut_shape(config.model))
 
 
 def pools(config: FederationConfig) -> bool:

@@ -102,7 +102,7 @@ class Described:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class KeptModel(Described):
+class SavedModel(Described):
     """One party's model as it was at the end of training."""
 
     feature_scaler: FeatureScaler
@@ -182,7 +182,7 @@ class KeptModel(Described):
         files.write_json(folder / _DESCRIPTION, description)
 
 
-def load_model(folder: Path, config: FederationConfig, *, party: str) -> KeptModel:
+def load_model(folder: Path, config: FederationConfig, *, party: str) -> SavedModel:
     """Read a party's model, and check that it is whole and of this federation.
 
     Args:
@@ -258,12 +258,14 @@ def _bytes_of(path: Path, digest: object) -> bytes:
     return data
 
 
-def _model_of(content: Mapping[str, Any], folder: Path, weights: Mapping[str, Tensor]) -> KeptModel:
+def _model_of(
+    content: Mapping[str, Any], folder: Path, weights: Mapping[str, Tensor]
+) -> SavedModel:
     plain = _described(
         Described, {name: content[name] for name in Described.__annotations__}, folder
     )
     part = content.get("primary")
-    return KeptModel(
+    return SavedModel(
         **{name: getattr(plain, name) for name in Described.__annotations__},
         feature_scaler=FeatureScaler.from_json(content["feature_scaler"]),
         weights=weights,

@@ -30,7 +30,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, fit_base
 from securevfl.federation.build import build_primary
 from securevfl.federation.run_plan import EpochMark, plan_prediction, prediction_facts
-from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import Used
 from securevfl.models.alone.margins import MarginModel
 from securevfl.models.fitted_top import FittedTop
@@ -329,7 +329,7 @@ class Retrained:
 class _KeptOutputs:
     """What was trained again, a file for each set of partners; a damaged one is trained anew."""
 
-    def __init__(self, folder: Path, model: KeptModel) -> None:
+    def __init__(self, folder: Path, model: SavedModel) -> None:
         self._folder = folder
         self._of = [model.run, model.digest, __version__]
 

@@ -25,10 +25,10 @@ from securevfl.core.errors import (
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
 from securevfl.data.tables import PartyTable
-from securevfl.federation.class_means.class_means_stage import deal_over
+from securevfl.federation.class_means.class_means_stage import deal_over_star
 from securevfl.federation.messages import PredictRequest, Ready, RoundKind
 from securevfl.federation.run_plan import RunFacts, RunPlan
-from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.handshake import Joined, joined
 from securevfl.federation.session.membership import absent_names, idle_helpers
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
@@ -74,7 +74,7 @@ class PartySession:
                 PresenceChanged(absent=absent, back=tuple(back), epoch=epoch, secondaries=present)
             )
 
-    def read_table(self, model: KeptModel | None = None) -> PartyTable:
+    def read_table(self, model: SavedModel | None = None) -> PartyTable:
         """Read this party's own table, and warn of what does not go with the promise.
 
         Args:
@@ -403,7 +403,7 @@ def run_helper(party: PartySession) -> None:
             )
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
         if role == "dealer" and config.deals_votes:
-            files.log("dealt for votes", secondaries=deal_over(star, config))
+            files.log("dealt for votes", secondaries=deal_over_star(star, config))
         if config.helpers_stay:
             # A session that is lost is followed by another, which links with this party's help.
             star.transport.receive(

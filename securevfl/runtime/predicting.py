@@ -23,7 +23,7 @@ from securevfl.federation.rounds.exchanges import Exchange, PresentBlocks
 from securevfl.federation.rounds.primaries import read_by_top
 from securevfl.federation.rounds.primary import CorrectingTopModel, PrimaryInputs, TopModel
 from securevfl.federation.run_plan import PredictionBudget, RunFacts, new_run, prediction_facts
-from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names, in_blocks
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
@@ -117,7 +117,7 @@ class Request:
 
 
 def request_of(
-    config: FederationConfig, model: KeptModel, new: KeyTable, *, active: tuple[int, ...] | None
+    config: FederationConfig, model: SavedModel, new: KeyTable, *, active: tuple[int, ...] | None
 ) -> Request:
     """Return the request for predictions of new rows.
 
@@ -144,7 +144,7 @@ def request_of(
 
 
 def prediction_spec(
-    config: FederationConfig, model: KeptModel, *, active: tuple[int, ...] | None = None
+    config: FederationConfig, model: SavedModel, *, active: tuple[int, ...] | None = None
 ) -> LinkSpec:
     """Return how a party links new rows: as in training, scaled as then, and kept nowhere.
 
@@ -188,7 +188,7 @@ def warn_of_few_links(
 
 
 def kept_top(
-    config: FederationConfig, model: KeptModel, table: PartyTable, *, device: torch.device
+    config: FederationConfig, model: SavedModel, table: PartyTable, *, device: torch.device
 ) -> nn.Module:
     """Return the primary's half of the network, for one request after another.
 
@@ -208,7 +208,7 @@ def kept_top(
 
 def top_model(
     config: FederationConfig,
-    model: KeptModel,
+    model: SavedModel,
     top: nn.Module,
     table: PartyTable,
     linked: LinkedPrimary,
@@ -264,7 +264,7 @@ def top_model(
 
 
 def unlinked_outputs(
-    config: FederationConfig, model: KeptModel, table: PartyTable, *, device: torch.device
+    config: FederationConfig, model: SavedModel, table: PartyTable, *, device: torch.device
 ) -> Tensor:
     """Return the outputs for rows that nothing is linked to, shape (rows, outputs).
 
@@ -285,7 +285,7 @@ def unlinked_outputs(
 
 
 def _top_outputs(
-    config: FederationConfig, model: KeptModel, table: PartyTable, *, device: torch.device
+    config: FederationConfig, model: SavedModel, table: PartyTable, *, device: torch.device
 ) -> Tensor:
     """Return the top model's outputs, with zero as the average of no record."""
     features = torch.from_numpy(features_of(config.primary, table, model)).to(device)
@@ -313,7 +313,7 @@ def _top_outputs(
 
 
 def _outputs_without_partners(
-    config: FederationConfig, model: KeptModel, table: PartyTable, *, device: torch.device
+    config: FederationConfig, model: SavedModel, table: PartyTable, *, device: torch.device
 ) -> Tensor:
     """Return what each part of the primary's half says of rows, shape (rows, outputs of all)."""
     part = model.primary
@@ -328,7 +328,7 @@ def _outputs_without_partners(
     return torch.hstack([one.float() for one in found])
 
 
-def alone_outputs(model: KeptModel, table: PartyTable, *, device: torch.device) -> Tensor:
+def alone_outputs(model: SavedModel, table: PartyTable, *, device: torch.device) -> Tensor:
     """Return the outputs of the best model of the primary alone, shape (rows, outputs).
 
     Reveals:
@@ -339,12 +339,12 @@ def alone_outputs(model: KeptModel, table: PartyTable, *, device: torch.device) 
     return torch.from_numpy(model.primary.alone.margins(own_inputs(table))).to(device)
 
 
-def answers_alone(model: KeptModel) -> bool:
+def answers_alone(model: SavedModel) -> bool:
     """Whether the primary's model answers without its partners."""
     return model.primary is not None and model.primary.used == "alone"
 
 
-def made_alone(model: KeptModel, *, threshold: float | None = None) -> KeptModel:
+def made_alone(model: SavedModel, *, threshold: float | None = None) -> SavedModel:
     """Return the primary's model as it answers without partners; itself where there is no base.
 
     Args:
@@ -360,7 +360,7 @@ def made_alone(model: KeptModel, *, threshold: float | None = None) -> KeptModel
 
 def answered(
     config: FederationConfig,
-    model: KeptModel,
+    model: SavedModel,
     rows: NamedRows,
     release: Callable[[PartyTable], tuple[Tensor, float]],
     *,
@@ -403,7 +403,7 @@ def answered(
 
 
 def answer_of(
-    config: FederationConfig, model: KeptModel, rows: NamedRows, outputs: Tensor
+    config: FederationConfig, model: SavedModel, rows: NamedRows, outputs: Tensor
 ) -> Predictions:
     """Return predictions from outputs, with metrics where all rows have labels.
 
@@ -444,7 +444,7 @@ def answer_of(
     return replace(found, row_name=rows.row_name, notes=notes, metrics=metrics, used=part.used)
 
 
-def require_one_model(primary: KeptModel, run: str, name: str) -> None:
+def require_one_model(primary: SavedModel, run: str, name: str) -> None:
     """Refuse a party whose model another run has trained.
 
     Raises:
@@ -493,7 +493,7 @@ class AlonePredictor:
     """A kept model that answers without the primary's partners, in sessions like any other."""
 
     def __init__(
-        self, config: FederationConfig, model: KeptModel, *, without: tuple[str, ...] = ()
+        self, config: FederationConfig, model: SavedModel, *, without: tuple[str, ...] = ()
     ) -> None:
         """Make it.
 

@@ -18,7 +18,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
-from securevfl.federation.class_means.class_means_stage import PrimaryVoting
+from securevfl.federation.class_means.class_means_stage import ClassMeansPrimary
 from securevfl.federation.messages import Hello, PredictRequest, RoundKind, TrainingRows
 from securevfl.federation.over_star import FederatedExchange, PeersOverStar
 from securevfl.federation.pretraining.pretraining_stage import (
@@ -37,7 +37,7 @@ from securevfl.federation.run_plan import (
     prediction_facts,
     run_facts,
 )
-from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
+from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session import handshake
 from securevfl.federation.session.handshake import Rejoin as RejoinMessage
 from securevfl.federation.session.membership import (
@@ -233,7 +233,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         secondaries = list(plan.secondaries.values())
         session.countersign()
         linked = _link(session, plan, table)
-        voting = PrimaryVoting.over(session.transport, plan) if plan.votes else None
+        voting = ClassMeansPrimary.over(session.transport, plan) if plan.votes else None
         run = _build(session, plan, table, split, linked, presence, voting)
         run.pretraining = pretrain_as_primary(
             plan,
@@ -287,7 +287,7 @@ def _build(
     split: RowSplit,
     linked: LinkedPrimary,
     presence: Presence,
-    voting: PrimaryVoting | None,
+    voting: ClassMeansPrimary | None,
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
     party, config = session.party, session.party.config
@@ -416,7 +416,7 @@ def _hellos(
 class PredictingPrimary:
     """A session of predictions with all parties of a federation, which the primary holds."""
 
-    def __init__(self, session: PrimarySession, model: KeptModel) -> None:
+    def __init__(self, session: PrimarySession, model: SavedModel) -> None:
         self._session = session
         self._party = session.party
         self._model = model
@@ -512,7 +512,7 @@ class PredictingPrimary:
 @contextmanager
 def predicting(
     party: PartySession,
-    model: KeptModel,
+    model: SavedModel,
     *,
     opened: Callable[[PrimaryTransport], None] = lambda _transport: None,
     without: Sequence[str] = (),

@@ -35,7 +35,7 @@ from securevfl.core.progress import (
 )
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.assisted_boosting import AssistPrimary, tell_labels
+from securevfl.federation.assisted_boosting import AssistPrimary, release_labels
 from securevfl.federation.base import (
     Base,
     Choice,
@@ -45,14 +45,14 @@ from securevfl.federation.base import (
     label_scaler_of,
     own_inputs,
 )
-from securevfl.federation.build import build_primary, keep_primary
+from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.checkpoint import DamagedError, StateFolder
-from securevfl.federation.class_means.ballot import Ballot, ballot_of
+from securevfl.federation.class_means.class_labels import ClassLabels, class_labels_of
 from securevfl.federation.rounds.exchanges import (
+    CachedRows,
     ChargedExchange,
     Exchange,
-    ExchangeAround,
-    KeptRows,
+    ExchangeWrapper,
     ReleasedRows,
     release_once,
 )
@@ -160,7 +160,7 @@ def _keep_nothing(_mark: EpochMark) -> None:
 # What the primary keeps of test rounds: rows that came before a loss are not paid for again.
 
 
-class KeptTestRounds(ExchangeAround):
+class KeptTestRounds(ExchangeWrapper):
     """An exchange that asks only for test rows that it has not yet: a file each round."""
 
     def __init__(
@@ -345,7 +345,7 @@ class OtherParties:
     """Returns the bytes that the primary has sent and received so far."""
     countersigning: Countersigning | None = None
     """Where ledger heads are exchanged; None in a simulation."""
-    vote: Callable[[Callable[[Sequence[str]], Ballot]], None] | None = None
+    vote: Callable[[Callable[[Sequence[str]], ClassLabels]], None] | None = None
     """Lets secondaries fit votes, where their encoders vote."""
     presence: Presence | None = None
     """Which secondaries took part, and when; None where all always do."""
@@ -465,7 +465,7 @@ class PrimaryRun:
         """Charge for what secondaries will be told of labels, and draw these if they are drawn."""
         if not isinstance(self.primary, AssistPrimary):
             return
-        told = tell_labels(
+        told = release_labels(
             self.plan,
             self.table,
             self.data,
@@ -473,12 +473,12 @@ class PrimaryRun:
             files=self.checkpoints.files,
             estimator=self._own.base,
         )
-        self.primary.tell_by(told)
+        self.primary.use_released_labels(told)
 
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
         parts = consecutive_batches(rows, batch_size=self.plan.config.training.batch_size)
-        kept = KeptRows(self.checkpoints.files, parts, shape=self.plan.cut.shape)
+        kept = CachedRows(self.checkpoints.files, parts, shape=self.plan.cut.shape)
         self.exchange.booked_before = kept.asked_again(self.ledger.released_rows)
         released = bool(kept.missing())
         if released:
@@ -491,7 +491,7 @@ class PrimaryRun:
                 files, labels = self.checkpoints.files, self.table.labels
                 assert labels is not None, "the primary's table has labels"
                 self._others.vote(
-                    partial(ballot_of, self.plan, self.data, labels, self.ledger, files)
+                    partial(class_labels_of, self.plan, self.data, labels, self.ledger, files)
                 )
             self.ledger.require_same_release(self._release_digest(rows))
         aggregates = release_once(self.exchange, kept, observe=self._tell)
@@ -519,7 +519,7 @@ class PrimaryRun:
     def _train_by_rounds(self, base: Base | None) -> None:
         self.primary.may_go_on = self._room_for_an_epoch
         if self._others.presence is not None:
-            self.primary.goes_on_with_others(self._others.presence.since)
+            self.primary.continues_with_others(self._others.presence.since)
         self.primary.train(after_epoch=self._save_and_countersign)
         self._conclude(base)
 
@@ -541,7 +541,7 @@ class PrimaryRun:
         choice, outputs = self.choice, self._test_outputs()
         if outputs is not None:
             self._measure(outputs, self.primary.threshold if choice is None else choice.threshold)
-        keep_primary(
+        save_primary(
             self.plan,
             self.table,
             self.linked,

@@ -20,7 +20,7 @@ from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import DamagedError, StateFolder
-from securevfl.federation.rounds.exchanges import KeptRows
+from securevfl.federation.rounds.exchanges import CachedRows
 from securevfl.federation.run_plan import run_facts
 from securevfl.ledger.book import LedgerBook
 from securevfl.ledger.chain import Chain, read_chain
@@ -106,7 +106,7 @@ def released_table(
     chain, entries = read_chain(ledger)
     state.guard(_Record(ledger, chain))
     parts = consecutive_batches(np.arange(table.num_rows), batch_size=config.training.batch_size)
-    kept = KeptRows(state, parts, shape=config.family.cut_shape(config.model))
+    kept = CachedRows(state, parts, shape=config.family.cut_shape(config.model))
     kept.require_all()
     split, _ = run_facts(config, table)
     released = kept.all().flatten(1).numpy()

@@ -28,7 +28,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
+from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger, labels_spent
 from securevfl.models.tasks import Metrics
@@ -651,7 +651,7 @@ class KeptRun:
         """The run folder."""
         return self.place.path if isinstance(self.place, TemporaryFolder) else self.place
 
-    def model(self, party: str) -> KeptModel:
+    def model(self, party: str) -> SavedModel:
         """Read a party's model.
 
         Raises:

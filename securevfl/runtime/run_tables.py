@@ -25,7 +25,7 @@ from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import read_frame, unnoticed
 from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import PartyTable
-from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.stage.party_keys import keys_of_frame
 from securevfl.runtime.predicting import NamedRows
 
@@ -36,7 +36,7 @@ def read_party(
     data_root: Path,
     observe: Observer = unheard,
     *,
-    model: KeptModel | None = None,
+    model: SavedModel | None = None,
 ) -> PartyTable:
     """Read a party's own table, once: keys and features.
 
@@ -97,7 +97,7 @@ def column_roles(config: FederationConfig, party: PartySettings) -> ColumnRoles:
     )
 
 
-def schema_of(model: KeptModel) -> TableSchema:
+def schema_of(model: SavedModel) -> TableSchema:
     """Return how a model's table is read.
 
     Raises:
@@ -205,7 +205,7 @@ def table_warnings(config: FederationConfig, party: PartySettings, table: PartyT
 
 def read_new_rows(
     config: FederationConfig,
-    model: KeptModel,
+    model: SavedModel,
     path: Path,
     *,
     id_column: str | None,
@@ -247,7 +247,7 @@ def read_new_rows(
 
 def rows_of_frame(
     config: FederationConfig,
-    model: KeptModel,
+    model: SavedModel,
     frame: pd.DataFrame,
     *,
     id_column: str | None,
@@ -283,7 +283,7 @@ def rows_of_frame(
     )
 
 
-def rows_of_table(model: KeptModel, table: PartyTable) -> NamedRows:
+def rows_of_table(model: SavedModel, table: PartyTable) -> NamedRows:
     """Take new rows that are a table already.
 
     Args:

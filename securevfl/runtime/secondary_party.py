@@ -12,17 +12,17 @@ from securevfl.core.errors import ProtocolError
 from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, told
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, keep_secondary
-from securevfl.federation.class_means.class_means_stage import SecondaryVoting, VotesCall
+from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, save_secondary
+from securevfl.federation.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
 from securevfl.federation.messages import PredictRequest, Ready, RoundKind, TrainingRows
 from securevfl.federation.over_star import SecondaryServer, serve, sum_from_secondary
 from securevfl.federation.pretraining.pretraining_stage import (
     finish_pretraining,
     pretraining_secondary,
 )
-from securevfl.federation.rounds.secondary import EpochKeeper, Secondary
+from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import EpochMark, RunPlan, plan_prediction, plan_run
-from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
+from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.handshake import Joined, own_epoch
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import Handler
@@ -156,7 +156,7 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         try:
             if not _serve(session, plan, table, secondary, linked, came_back=epoch if away else 0):
                 return RejoinDue(parties=())
-            keep_secondary(plan, table, linked, secondary, files.ledger, folder=party.job.folder)
+            save_secondary(plan, table, linked, secondary, files.ledger, folder=party.job.folder)
             write_explanation(party.job.folder, secondary.explanation())
         finally:
             secondary.close()
@@ -247,7 +247,7 @@ def _build(
     elif party.job.resume:
         checkpoints.forget_after(0)
         if not plan.frozen:
-            secondary.allowance.start_after(epoch)
+            secondary.validator.start_after(epoch)
     return secondary
 
 
@@ -284,7 +284,7 @@ def _serve(
     """
     party, star, countersigning = session.party, session.star, session.countersigning
     assert countersigning is not None, "countersigned before it links"
-    keeper = EpochKeeper(secondary, party.files.checkpoints, came_back=came_back)
+    keeper = EpochSaver(secondary, party.files.checkpoints, came_back=came_back)
 
     def end_epoch(mark: EpochMark) -> None:
         keeper(mark)
@@ -305,9 +305,9 @@ def _serve(
         )
         finish_pretraining(plan.config, secondary.bottom, part.learning, party.files.folder)
     handlers = dict(secondary.handlers(end_epoch))
-    if secondary.voter is not None:
-        vote = SecondaryVoting.over(star, plan, secondary.voter)
-        handlers[VotesCall] = Handler(lambda _call, _reply: vote())
+    if secondary.class_means is not None:
+        vote = ClassMeansSecondary.over(star, plan, secondary.class_means)
+        handlers[ClassMeansCall] = Handler(lambda _call, _reply: vote())
     return SecondaryServer(
         secondary,
         star.transport,
@@ -351,7 +351,7 @@ def serve_as_secondary(party: PartySession) -> None:
 class _Requests:
     """One session's requests for predictions at a secondary."""
 
-    def __init__(self, session: SecondarySession, model: KeptModel, table: PartyTable) -> None:
+    def __init__(self, session: SecondarySession, model: SavedModel, table: PartyTable) -> None:
         self._session = session
         self._model = model
         self._table = table

@@ -21,9 +21,9 @@ from securevfl.core.progress import Observer, Stage, Warned, told, unheard
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
-from securevfl.federation.build import build_secondary, keep_secondary, primary_data
+from securevfl.federation.build import build_secondary, primary_data, save_secondary
 from securevfl.federation.checkpoint import last_common
-from securevfl.federation.class_means.class_means_stage import vote_in_process
+from securevfl.federation.class_means.class_means_stage import class_means_in_process
 from securevfl.federation.pretraining.pretraining_stage import (
     common_start,
     finish_pretraining,
@@ -33,7 +33,7 @@ from securevfl.federation.pretraining.pretraining_stage import (
 )
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.primaries import require_top
-from securevfl.federation.rounds.secondary import EpochKeeper, Secondary
+from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import PeersHere
@@ -350,12 +350,14 @@ def _build(
                 secondaries,
                 plan.cut,
                 end_epoch={
-                    plan.ranks[party]: EpochKeeper(one.secondary, one.files.checkpoints)
+                    plan.ranks[party]: EpochSaver(one.secondary, one.files.checkpoints)
                     for party, one in parties.items()
                 },
                 links=config.model.neighbours,
             ),
-            vote=partial(vote_in_process, list(secondaries.values())) if plan.votes else None,
+            vote=partial(class_means_in_process, list(secondaries.values()))
+            if plan.votes
+            else None,
         ),
         observe=options.observe,
         own=own,
@@ -427,7 +429,7 @@ def _keep(
 ) -> None:
     """Keep what a secondary keeps of a run that is through."""
     own = simulated.files
-    keep_secondary(plan, table, linked, simulated.secondary, own.ledger, folder=own.folder)
+    save_secondary(plan, table, linked, simulated.secondary, own.ledger, folder=own.folder)
     write_explanation(own.folder, simulated.secondary.explanation())
 
 

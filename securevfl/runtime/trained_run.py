@@ -22,7 +22,7 @@ from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secon
 from securevfl.federation.rounds.exchanges import ChargedExchange
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.run_plan import PredictionBudget, plan_prediction
-from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
+from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.membership import absent_names, active_without, in_blocks
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.linkage.stage.linking import Linker
@@ -286,7 +286,7 @@ class TrainedRun(KeptRun):
         unknown = named.table.unknown_words
         return replace(predictions, measured_without=measured, unknown_words=unknown)
 
-    def way(self, model: KeptModel) -> Way:
+    def way(self, model: SavedModel) -> Way:
         """Return where requests for predictions of the primary's model are answered."""
         if answers_alone(model):
             return "alone"

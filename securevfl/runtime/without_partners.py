@@ -32,7 +32,7 @@ from securevfl.federation.run_plan import (
     prediction_facts,
     run_facts,
 )
-from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import in_blocks
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary
@@ -198,7 +198,7 @@ class BaselineOfRun:
     """The primary's local model on the rows of training, to compare a saved model with."""
 
     def __init__(
-        self, config: FederationConfig, table: PartyTable, model: KeptModel, data: PrimaryData
+        self, config: FederationConfig, table: PartyTable, model: SavedModel, data: PrimaryData
     ) -> None:
         assert model.primary is not None, "the primary's"
         self.part, self.data = model.primary, data
@@ -289,7 +289,7 @@ def ranks_of(plan: RunPlan) -> tuple[int, ...]:
 
 def saved_top(
     config: FederationConfig,
-    model: KeptModel,
+    model: SavedModel,
     table: PartyTable,
     linked: LinkedPrimary,
     *,
@@ -335,7 +335,7 @@ class SavedModels(Partners):
         self,
         config: FederationConfig,
         tables: Mapping[str, PartyTable],
-        models: Mapping[str, KeptModel],
+        models: Mapping[str, SavedModel],
         *,
         device: torch.device,
     ) -> None:
@@ -446,7 +446,7 @@ class BlockReleases(Partners):
         self,
         config: FederationConfig,
         table: PartyTable,
-        model: KeptModel,
+        model: SavedModel,
         released: Float[Tensor, "rows positions width"],
         *,
         device: torch.device,
@@ -540,7 +540,7 @@ def worth_without(
 
 
 def partners_of(
-    run: KeptRun, model: KeptModel, figures: Mapping[str, Any]
+    run: KeptRun, model: SavedModel, figures: Mapping[str, Any]
 ) -> BlockReleases | SavedModels:
     """Return where outputs with fewer partners come from.
 
@@ -559,7 +559,7 @@ def answers_in_blocks(config: FederationConfig) -> bool:
     return len(config.secondaries) == 1 or in_blocks(config)
 
 
-def _releases(run: KeptRun, model: KeptModel) -> BlockReleases:
+def _releases(run: KeptRun, model: SavedModel) -> BlockReleases:
     config = run.config
     if config.training.rows == "aligned":
         raise ConfigError(

@@ -9,7 +9,7 @@ import pandas as pd
 from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.federation.saved_model import FOLDER, KeptModel, load_model
+from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.membership import active_without
 from securevfl.launch.spawn import KeptProcesses
 from securevfl.runtime.launching import others_in_processes
@@ -38,7 +38,7 @@ class WithoutLost:
     def __init__(
         self,
         life: PartySession,
-        model: KeptModel,
+        model: SavedModel,
         *,
         opened: Callable[[PrimaryTransport], None],
         observe: Observer,
@@ -108,7 +108,7 @@ class Opened:
     """A kept model that can be asked."""
 
     model: Model
-    kept: KeptModel
+    kept: SavedModel
     rows: RowFormat
     processes: KeptProcesses | None = None
     """Processes of the other parties, where they run on this machine."""
@@ -186,7 +186,7 @@ def in_process(run: TrainedRun) -> Opened:
 
 
 def _opened(
-    own: KeptModel,
+    own: SavedModel,
     config: FederationConfig,
     session: Callable[[], AbstractContextManager[PredictionSession]],
 ) -> Opened:
@@ -253,11 +253,11 @@ class _Star:
             self._transport.abort("the server was stopped")
 
 
-def _reader(config: FederationConfig, model: KeptModel) -> Callable[[pd.DataFrame], NamedRows]:
+def _reader(config: FederationConfig, model: SavedModel) -> Callable[[pd.DataFrame], NamedRows]:
     return lambda frame: rows_of_frame(config, model, frame, id_column=None, where="rows")
 
 
-def _rows(config: FederationConfig, model: KeptModel) -> RowFormat:
+def _rows(config: FederationConfig, model: SavedModel) -> RowFormat:
     keys = key_spec(config)
     texts: Mapping[str, str] = {}
     if not keys.are_numbers:

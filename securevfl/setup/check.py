@@ -31,7 +31,7 @@ from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
-from securevfl.federation.class_means.ballot import label_release
+from securevfl.federation.class_means.class_labels import label_release
 from securevfl.federation.encoder_fitting import build_direction_bottom
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.linkage.stage.candidates import repeated_key_warnings

@@ -63,7 +63,7 @@ class SealedFrom(DeclaredMessage):
     sealed: UInt8[np.ndarray, " _bytes"]
 
 
-class SealedLine:
+class SealedChannel:
     """One caller's end of the line to another one.
 
     Args:
@@ -150,7 +150,7 @@ _MOST_HELD_BYTES: Final = 1 << 28
 
 
 @runtime_checkable
-class Lines(Protocol):
+class Channels(Protocol):
     """One party's way to every other one."""
 
     def send(self, message: Message, *names: str) -> None:
@@ -173,7 +173,7 @@ class Lines(Protocol):
 M = TypeVar("M", bound=DeclaredMessage)
 
 
-def read_from(lines: Lines, name: str, kind: type[M], **known: Any) -> M:
+def receive_from(lines: Channels, name: str, kind: type[M], **known: Any) -> M:
     """Return the next message of a party, which must be of one type, checked.
 
     Args:
@@ -215,7 +215,7 @@ class _Inboxes:
         return message
 
 
-class PrimaryLines:
+class PrimaryChannels:
     """The primary's: direct lines to everybody, and the switchboard between callers.
 
     Args:
@@ -277,7 +277,7 @@ class PrimaryLines:
         self._transport.relay(self._names[to], sealed, received=message)
 
 
-class CallerLines:
+class CallerChannels:
     """A secondary's or a helper's: one connection, and a sealed line to each other caller.
 
     Args:
@@ -293,7 +293,7 @@ class CallerLines:
         self,
         transport: SecondaryTransport,
         ranks: Mapping[str, int],
-        sealed: Mapping[str, SealedLine],
+        sealed: Mapping[str, SealedChannel],
         *,
         kinds: Kinds,
         deadline_s: float,

@@ -62,13 +62,13 @@ PARTY = "import securevfl.cli.main, securevfl.cli.results, securevfl.runtime.par
 STEP = """
 import torch
 from securevfl.federation.rounds.updates import DropoutStream
-from securevfl.federation.rounds.updates import PlainLesson
+from securevfl.federation.rounds.updates import PlainBackwardStep
 from securevfl.models.optimisers import build_optimizer
 
 layer = torch.nn.Linear(1, 1)
 optimizer = build_optimizer("adamw", layer.parameters(), learning_rate=0.1)
 stream = DropoutStream(0, "bank", device=torch.device("cpu"))
-PlainLesson(layer(torch.ones(2, 1)), stream).gradients_from(torch.ones(2, 1))
+PlainBackwardStep(layer(torch.ones(2, 1)), stream).gradients_from(torch.ones(2, 1))
 assert layer.bias.grad == 2
 optimizer.step()
 optimizer.zero_grad()

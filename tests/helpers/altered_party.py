@@ -1,7 +1,7 @@
 """One party of a real run, altered: it is killed at one place of its code, or it lies.
 
 Run as ``python altered_party.py ALTERATION party FED.toml ...``: what follows the alteration goes
-to the ``securevfl`` command. ``kill:KeptRows.keep:2:before`` is SIGKILL as the second call of that
+to the ``securevfl`` command. ``kill:CachedRows.keep:2:before`` is SIGKILL as the second call of a
 method begins, ``...:after`` as it returns; ``trusting`` is a primary that takes any secondary.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from securevfl.cli.main import main
-from securevfl.federation.rounds.exchanges import KeptRows
-from securevfl.federation.rounds.release import KeptRelease
+from securevfl.federation.rounds.exchanges import CachedRows
+from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.session import handshake
 
-KINDS = {kind.__name__: kind for kind in (KeptRelease, KeptRows)}
+KINDS = {kind.__name__: kind for kind in (CachedRelease, CachedRows)}
 
 
 def kill_at(place: str) -> None:

@@ -65,8 +65,8 @@ class Built:
         """End an epoch at every secondary, as its handlers do: after the validation rows."""
         rows = self.split.validation
         for one in self.secondaries.values():
-            one.allowance.admit_round(self.round(number, rows, "validation"))
-            one.allowance.admit_epoch(EpochMark(epoch=epoch, best=True))
+            one.validator.validate_round(self.round(number, rows, "validation"))
+            one.validator.validate_epoch(EpochMark(epoch=epoch, best=True))
 
     def passed(self) -> list[RoundPlan]:
         """Return the rounds in which a frozen run releases its rows."""

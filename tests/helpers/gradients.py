@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, Cut
+from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
 from securevfl.models.family import AnyFamily, FamilySettings
 from securevfl.models.registry import FAMILIES
 from securevfl.mpc.codec import RingFormat
@@ -108,7 +108,7 @@ class Network:
         ring = RingFormat.choose(clip_norm=clip_norm, noise_share_std=0.0, parties=secondaries)
         slots = self.settings.neighbours if kind.pooled else 1
         self.aggregation: Aggregation = kind(
-            cut=Cut(ring=ring, slots=slots, shape=shape), clip_norm=clip_norm
+            cut=CutLayer(ring=ring, slots=slots, shape=shape), clip_norm=clip_norm
         )
 
     def parameters(self) -> list[nn.Parameter]:

@@ -13,7 +13,7 @@ from securevfl.config.reading import read_federation
 from securevfl.data.scaling import FeatureScaler, LabelScaler
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.saved_model import FOLDER, KeptModel, PrimaryPart
+from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
 from securevfl.linkage.spec import KeyScale
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.run_folder import write_federation as write_file
@@ -34,7 +34,7 @@ def write_kept_run(folder: Path, *, task: str = "multiclass", **sections: Any) -
     return config
 
 
-def kept(config: FederationConfig, name: str, *, seed: int = 0) -> KeptModel:
+def kept(config: FederationConfig, name: str, *, seed: int = 0) -> SavedModel:
     """Return a kept model of one party, of drawn weights."""
     random = np.random.default_rng(seed)
     party, task = config.party(name), config.federation.task
@@ -55,7 +55,7 @@ def kept(config: FederationConfig, name: str, *, seed: int = 0) -> KeptModel:
     )
     _stir(half, seed)
     label = LabelScaler(mean=5e5, deviation=3e4) if classes is None else None
-    return KeptModel(
+    return SavedModel(
         party=name,
         role="primary" if party.role == "primary" else "secondary",
         federation=config.federation.name,

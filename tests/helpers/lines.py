@@ -16,7 +16,7 @@ from securevfl.linkage.protections.protection import DataParty, LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import protection_of
-from securevfl.transport.channels import Lines
+from securevfl.transport.channels import Channels
 from securevfl.transport.message import Message
 
 SECRET = LinkageSecret(b"k" * 32)
@@ -64,7 +64,7 @@ def run_all(parties: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
 def data_party(
     spec: LinkSpec,
     keys: KeyTable,
-    lines: Lines,
+    lines: Channels,
     *,
     rows: int = 60,
     secret: LinkageSecret = SECRET,

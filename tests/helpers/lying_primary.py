@@ -37,7 +37,7 @@ from securevfl.federation.messages import (
     RoundKind,
 )
 from securevfl.federation.over_star import SecondaryServer
-from securevfl.federation.rounds.secondary import EpochKeeper, Secondary
+from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import (
     EpochMark,
     Purpose,
@@ -272,7 +272,7 @@ class Played:
             self.line,
             self,
             plan,
-            handlers=self.secondary.handlers(EpochKeeper(self.secondary, checkpoints)),
+            handlers=self.secondary.handlers(EpochSaver(self.secondary, checkpoints)),
             log=lambda *_args, **_fields: None,
         )
         self.script = honest(plan, released=len(self.ledger.released_rows))

@@ -33,7 +33,7 @@ from securevfl.dp.events import Unit
 from securevfl.dp.ring_noise import RingNoise
 from securevfl.dp.sensitivity import gradient_sensitivity
 from securevfl.federation import assisted_boosting, build, encoder_fitting
-from securevfl.federation.class_means import ballot
+from securevfl.federation.class_means import class_labels
 from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.release import SecondaryRelease
@@ -443,7 +443,7 @@ class Listener:
 
     def voted(self, vote: Any) -> Any:
         def one(secondaries: Any, make: Any) -> None:
-            due = [one.voter for one in secondaries if not one.voter.settled]
+            due = [one.class_means for one in secondaries if not one.class_means.settled]
             made = make([one.name for one in due])
             if made.label_noise is None:
                 self.hear("labels", made.bins_of_rows.tobytes())
@@ -511,12 +511,12 @@ def whole_run(
             (trained_run, "build_secondary", listener.built),
             (Secondary, "answer", listener.spoken),
             (Secondary, "learn", listener.spoken),
-            (encoder_fitting.Voter, "vectors", listener.spoken),
-            (encoder_fitting.Voter, "finish", listener.finished),
+            (encoder_fitting.ClassMeansFitting, "vectors", listener.spoken),
+            (encoder_fitting.ClassMeansFitting, "finish", listener.finished),
             (SecondaryRelease, "units", listener.units),
             (class_sums.SumFormat, "by_bins", listener.by_bins),
-            (simulation, "vote_in_process", listener.voted),
-            (ballot, "randomised_labels", listener.drawn),
+            (simulation, "class_means_in_process", listener.voted),
+            (class_labels, "randomised_labels", listener.drawn),
             (assisted_boosting, "randomised_labels", listener.drawn),
             (assisted_boosting, "noised_labels", listener.drawn),
             (SimulatedExchange, "release", listener.released),

@@ -5,12 +5,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from securevfl.federation.rounds.cut import Cut, MeanOfRows
+from securevfl.federation.rounds.cut import CutLayer, MeanOfRows
 from securevfl.federation.rounds.release import Charge, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream
 from securevfl.federation.run_plan import RoundPlan
-from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer
@@ -28,13 +28,13 @@ class NoCharge:
         return 0.0
 
 
-class AnyRound(Allowance):
+class AnyRound(RequestValidator):
     """Admits every round, for tests of what a secondary does with one."""
 
     def __init__(self, *, frozen: bool = False) -> None:
         super().__init__(limits(frozen=frozen))
 
-    def admit_round(self, plan: RoundPlan) -> None:
+    def validate_round(self, plan: RoundPlan) -> None:
         """Let any round in."""
         del plan
 
@@ -94,7 +94,7 @@ def make_secondary(
     clip_norm: float = 1.0,
     ledger: Charge | None = None,
     frozen: bool = False,
-    allowance: Allowance | None = None,
+    validator: RequestValidator | None = None,
     bottom: nn.Module | None = None,
     row_by_row: bool = False,
 ) -> Secondary:
@@ -116,11 +116,11 @@ def make_secondary(
         ),
         bottom,
         SecondaryRelease(
-            MeanOfRows(cut=Cut(ring=ring, slots=1, shape=(LINKS, WIDTH)), clip_norm=clip_norm),
+            MeanOfRows(cut=CutLayer(ring=ring, slots=1, shape=(LINKS, WIDTH)), clip_norm=clip_norm),
             noise=None,
             ledger=ledger or NoCharge(),
         ),
-        allowance=allowance or AnyRound(frozen=frozen),
+        validator=validator or AnyRound(frozen=frozen),
         dropout=DropoutStream(seed, "bank", device=torch.device("cpu")),
         optimizer=None
         if frozen

@@ -11,11 +11,11 @@ from helpers.built import Built
 from helpers.federations import save, write_federation
 from helpers.lines import Wires, run_all
 
-from securevfl.federation.class_means.ballot import Ballot
+from securevfl.federation.class_means.class_labels import ClassLabels
 from securevfl.federation.class_means.class_means_stage import (
-    PrimaryVoting,
-    SecondaryVoting,
-    deal_for_votes,
+    ClassMeansPrimary,
+    ClassMeansSecondary,
+    deal_class_sums,
 )
 
 CLASSES = 3
@@ -52,14 +52,14 @@ def write_voting(
     return save(folder, source)
 
 
-def ballot(rows: int, **more: Any) -> Ballot:
+def class_labels(rows: int, **more: Any) -> ClassLabels:
     """Return drawn classes of some rows; a few are not for learning."""
     bins = np.random.default_rng(1).integers(0, BINS, rows)
-    return Ballot(bins_of_rows=bins, bins=BINS, **more)
+    return ClassLabels(bins_of_rows=bins, bins=BINS, **more)
 
 
 def vote_as_threads(
-    one: Built, told: Ballot, *, instead: Mapping[str, Callable[[Wires], Any]] | None = None
+    one: Built, told: ClassLabels, *, instead: Mapping[str, Callable[[Wires], Any]] | None = None
 ) -> tuple[dict[str, Any], Wires]:
     """Run every party's part; return what each returned or raised, and what travelled.
 
@@ -72,15 +72,15 @@ def vote_as_threads(
 
     def secondary(rank: int) -> None:
         name = plan.secondaries[rank]
-        voter = one.secondaries[rank].voter
-        assert voter is not None
+        class_means = one.secondaries[rank].class_means
+        assert class_means is not None
         lines = wires.of(name)
-        part = SecondaryVoting(plan, voter, lines)
+        part = ClassMeansSecondary(plan, class_means, lines)
         wires.queue(config.primary.name, name).get(timeout=60)
         part()
 
     lives: dict[str, Callable[[], Any]] = {
-        config.primary.name: lambda: PrimaryVoting(plan, wires.of(config.primary.name))(
+        config.primary.name: lambda: ClassMeansPrimary(plan, wires.of(config.primary.name))(
             lambda _due: told
         )
     }
@@ -88,7 +88,7 @@ def vote_as_threads(
         lives[name] = partial(secondary, rank)
     dealer = config.helper("dealer")
     if dealer is not None:
-        lives[dealer.name] = lambda: deal_for_votes(config, wires.of(dealer.name), plan.facts)
+        lives[dealer.name] = lambda: deal_class_sums(config, wires.of(dealer.name), plan.facts)
     for name, life in (instead or {}).items():
         lives[name] = partial(life, wires)
     return run_all(lives), wires

@@ -9,8 +9,8 @@ from jaxtyping import Float64, Int64, UInt64
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.class_means.ballot import Ballot, keep_of
-from securevfl.federation.encoder_fitting import Voter, sums_of
+from securevfl.federation.class_means.class_labels import ClassLabels, keep_of
+from securevfl.federation.encoder_fitting import ClassMeansFitting, sum_format_of
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.session.handshake import Joined
@@ -26,7 +26,13 @@ from securevfl.mpc.dealt_sums import (
     rows_of_piece,
     shifted,
 )
-from securevfl.transport.channels import CallerLines, Kinds, Lines, PrimaryLines, read_from
+from securevfl.transport.channels import (
+    CallerChannels,
+    Channels,
+    Kinds,
+    PrimaryChannels,
+    receive_from,
+)
 from securevfl.transport.message import (
     DeclaredMessage,
     Done,
@@ -41,38 +47,38 @@ from securevfl.transport.star import PrimaryTransport
 # The messages by which class sums meet labels, each checked where it is read.
 
 
-class VotingKind(MessageKind):
-    """What parties tell one another to fit votes."""
+class ClassMeansKind(MessageKind):
+    """Kinds of messages of the class-means stage."""
 
-    VOTES_CALL = 43
-    VOTES_STATE = 44
-    VOTES_LABELS = 45
-    VOTES_TURN = 46
-    VOTES_DEALING = 47
-    VOTES_SEED = 48
-    VOTES_SHIFTED = 49
-    VOTES_NOISE = 50
-    VOTES_MASKED = 51
-    VOTES_SUMS = 52
-    VOTES_DONE = 53
+    CLASS_MEANS_CALL = 43
+    CLASS_MEANS_STATE = 44
+    CLASS_MEANS_LABELS = 45
+    CLASS_MEANS_TURN = 46
+    CLASS_MEANS_DEALING = 47
+    CLASS_MEANS_SEED = 48
+    CLASS_MEANS_SHIFTED = 49
+    CLASS_MEANS_NOISE = 50
+    CLASS_MEANS_MASKED = 51
+    CLASS_MEANS_SUMS = 52
+    CLASS_MEANS_DONE = 53
 
 
 @dataclass(frozen=True, slots=True)
-class VotesCall(DeclaredMessage):
-    """Votes are to be fitted before the first release. Tells nothing else."""
+class ClassMeansCall(DeclaredMessage):
+    """Encoders are to be fitted before the first release. Reveals nothing else."""
 
-    KIND: ClassVar = VotingKind.VOTES_CALL
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_CALL
     WAY: ClassVar = "primary to every secondary"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VotesState(DeclaredMessage):
-    """Whether the secondary's votes are fitted already, and how many numbers its class sums have.
+class ClassMeansState(DeclaredMessage):
+    """Whether the secondary's encoder is fitted, and how many numbers a line of its sums has.
 
     They have one more than the secondary's records have features, or than a projection leaves.
     """
 
-    KIND: ClassVar = VotingKind.VOTES_STATE
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_STATE
     WAY: ClassVar = "secondary to primary"
 
     settled: bool
@@ -83,24 +89,24 @@ class VotesState(DeclaredMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesLabels(DeclaredMessage):
+class ClassMeansLabels(DeclaredMessage):
     """The class of every row that is for learning, and which rows are not.
 
     Only with ``encoder.labels = "shown"``, as they are, and with ``"randomised"``, as they were
     drawn once for all secondaries and for the whole run.
     """
 
-    KIND: ClassVar = VotingKind.VOTES_LABELS
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_LABELS
     WAY: ClassVar = "primary to every secondary"
 
     bins_of_rows: Int64[np.ndarray, " rows"] = wire(name="bins", below="bins", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VotesTurn(DeclaredMessage):
+class ClassMeansTurn(DeclaredMessage):
     """Which secondary's class sums come next, and how many numbers they have."""
 
-    KIND: ClassVar = VotingKind.VOTES_TURN
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_TURN
     WAY: ClassVar = "primary to dealer"
 
     secondary: int = wire(among="due")
@@ -110,10 +116,10 @@ class VotesTurn(DeclaredMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesDealing(DeclaredMessage):
+class ClassMeansDealing(DeclaredMessage):
     """A uniform shift for each row, and what takes a secondary's masks out of its class sums."""
 
-    KIND: ClassVar = VotingKind.VOTES_DEALING
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_DEALING
     WAY: ClassVar = "dealer to primary"
 
     shifts: Int64[np.ndarray, " rows"] = wire(below="bins", repr=False)
@@ -121,13 +127,13 @@ class VotesDealing(DeclaredMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VotesSeed(TypedMessage):
+class ClassMeansSeed(TypedMessage):
     """The seed of a secondary's masks, sealed: the primary, which relays it, must not have it.
 
     With it come the run, the secondary, and the rows, bins and numbers that masks were dealt for.
     """
 
-    KIND: ClassVar = VotingKind.VOTES_SEED
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_SEED
     WAY: ClassVar = "dealer to a secondary"
 
     seed: bytes = field(repr=False)
@@ -140,7 +146,7 @@ class VotesSeed(TypedMessage):
         return Message(kind=self.KIND, meta=asdict(self.what), tensors={"seed": seed})
 
     @classmethod
-    def from_message(cls, message: Message, *, what: DealtFor) -> "VotesSeed":
+    def from_message(cls, message: Message, *, what: DealtFor) -> "ClassMeansSeed":
         """Read the dealer's.
 
         Args:
@@ -163,34 +169,34 @@ class VotesSeed(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesShifted(DeclaredMessage):
+class ClassMeansShifted(DeclaredMessage):
     """The class of every row, moved on by the dealer's shift: uniform numbers."""
 
-    KIND: ClassVar = VotingKind.VOTES_SHIFTED
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_SHIFTED
     WAY: ClassVar = "primary to a secondary"
 
     said: Int64[np.ndarray, " rows"] = wire(below="bins", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesNoise(DeclaredMessage):
+class ClassMeansNoise(DeclaredMessage):
     """A secondary's noise under the dealer's mask: uniform numbers."""
 
-    KIND: ClassVar = VotingKind.VOTES_NOISE
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_NOISE
     WAY: ClassVar = "secondary to primary"
 
     words: UInt64[np.ndarray, "bins numbers"] = wire(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesMasked(DeclaredMessage):
+class ClassMeansMasked(DeclaredMessage):
     """The vectors of some rows, one after another, under the dealer's masks: uniform numbers.
 
     With the masked noise and the dealer's correction they come to each class's sum of vectors with
     the secondary's noise, and to nothing else.
     """
 
-    KIND: ClassVar = VotingKind.VOTES_MASKED
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_MASKED
     WAY: ClassVar = "secondary to primary"
 
     words: UInt64[np.ndarray, "rows bins numbers"] = wire(repr=False)
@@ -198,33 +204,33 @@ class VotesMasked(DeclaredMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class VotesSums(DeclaredMessage):
+class ClassMeansSums(DeclaredMessage):
     """A secondary's own class sums, with its noise and with the noise of the labels' promise.
 
     Only with ``encoder.labels = "shares"``. They are all that it learns of labels.
     """
 
-    KIND: ClassVar = VotingKind.VOTES_SUMS
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_SUMS
     WAY: ClassVar = "primary to a secondary"
 
     sums: Int64[np.ndarray, "bins numbers"] = wire(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class VotesDone(DeclaredMessage):
-    """The secondary's votes are fitted. Tells nothing else."""
+class ClassMeansDone(DeclaredMessage):
+    """The secondary's encoder is fitted. Reveals nothing else."""
 
-    KIND: ClassVar = VotingKind.VOTES_DONE
+    KIND: ClassVar = ClassMeansKind.CLASS_MEANS_DONE
     WAY: ClassVar = "secondary to primary"
 
 
-# Votes in a simulation: the same sums and noise as between processes, without masks.
+# Class means in a simulation: the same sums and noise as between processes, without masks.
 
 
-def vote_in_process(
-    secondaries: Sequence[Secondary], make: Callable[[Sequence[str]], Ballot]
+def class_means_in_process(
+    secondaries: Sequence[Secondary], make: Callable[[Sequence[str]], ClassLabels]
 ) -> None:
-    """Let every secondary fit its votes.
+    """Let every secondary fit its encoder.
 
     Args:
         secondaries: All of them.
@@ -238,51 +244,56 @@ def vote_in_process(
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    voters = [secondary.voter for secondary in secondaries if secondary.voter is not None]
-    due = [voter for voter in voters if not voter.settled]
+    parts = [
+        secondary.class_means for secondary in secondaries if secondary.class_means is not None
+    ]
+    due = [class_means for class_means in parts if not class_means.settled]
     if not due:
         return
-    ballot = make([voter.name for voter in due])
-    for voter in due:
-        hidden = ballot.label_noise is not None
-        voter.begin(leaves=hidden)
-        if ballot.label_noise is None:
-            sums = voter.by_labels(ballot.bins_of_rows, keep=ballot.keep)
+    class_labels = make([class_means.name for class_means in due])
+    for class_means in due:
+        hidden = class_labels.label_noise is not None
+        class_means.begin(leaves=hidden)
+        if class_labels.label_noise is None:
+            sums = class_means.by_labels(class_labels.bins_of_rows, keep=class_labels.keep)
         else:
-            added = voter.format.by_bins(voter.vectors(), ballot.bins_of_rows) + voter.noise()
-            sums = (added + ballot.label_noise(voter.format)).astype(np.float64)
-            ballot.returns(voter.name)
-        voter.finish(sums)
+            added = (
+                class_means.format.by_bins(class_means.vectors(), class_labels.bins_of_rows)
+                + class_means.noise()
+            )
+            sums = (added + class_labels.label_noise(class_means.format)).astype(np.float64)
+            class_labels.returns(class_means.name)
+        class_means.finish(sums)
 
 
-# Votes between processes: what primary, secondary and dealer do before the first release.
+# Class means between processes: what primary, secondary and dealer do before the first release.
 
 _AT_PRIMARY: Final = (
-    VotingKind.VOTES_STATE,
-    VotingKind.VOTES_DEALING,
-    VotingKind.VOTES_NOISE,
-    VotingKind.VOTES_MASKED,
-    VotingKind.VOTES_DONE,
+    ClassMeansKind.CLASS_MEANS_STATE,
+    ClassMeansKind.CLASS_MEANS_DEALING,
+    ClassMeansKind.CLASS_MEANS_NOISE,
+    ClassMeansKind.CLASS_MEANS_MASKED,
+    ClassMeansKind.CLASS_MEANS_DONE,
     StarKind.SEALED,
 )
 _AT_SECONDARY: Final = (
-    VotingKind.VOTES_LABELS,
-    VotingKind.VOTES_SEED,
-    VotingKind.VOTES_SHIFTED,
-    VotingKind.VOTES_SUMS,
+    ClassMeansKind.CLASS_MEANS_LABELS,
+    ClassMeansKind.CLASS_MEANS_SEED,
+    ClassMeansKind.CLASS_MEANS_SHIFTED,
+    ClassMeansKind.CLASS_MEANS_SUMS,
     StarKind.SEALED,
 )
-_AT_DEALER: Final = (VotingKind.VOTES_TURN, StarKind.DONE)
+_AT_DEALER: Final = (ClassMeansKind.CLASS_MEANS_TURN, StarKind.DONE)
 
 
-class PrimaryVoting:
-    """The primary's part: call for votes once, and let the dealer go."""
+class ClassMeansPrimary:
+    """The primary's part: call for class means once, and let the dealer go."""
 
-    def __init__(self, plan: RunPlan, lines: Lines) -> None:
+    def __init__(self, plan: RunPlan, lines: Channels) -> None:
         """Prepare it.
 
         Args:
-            plan: The run, whose encoders vote.
+            plan: The run, whose encoders are class means.
             lines: To the secondaries, and to the dealer if there is one.
         """
         self._plan = plan
@@ -292,16 +303,16 @@ class PrimaryVoting:
         self._waits = self._dealer is not None
 
     @classmethod
-    def over(cls, transport: PrimaryTransport, plan: RunPlan) -> "PrimaryVoting":
+    def over(cls, transport: PrimaryTransport, plan: RunPlan) -> "ClassMeansPrimary":
         """Return the part over the star."""
         deadline_s = plan.config.runtime.idle_timeout_s
-        lines = PrimaryLines(
+        lines = PrimaryChannels(
             transport, _ranks(plan.config), kinds=_AT_PRIMARY, deadline_s=deadline_s
         )
         return cls(plan, lines)
 
-    def __call__(self, make: Callable[[Sequence[str]], Ballot]) -> None:
-        """Have every secondary's votes fitted that are not fitted yet.
+    def __call__(self, make: Callable[[Sequence[str]], ClassLabels]) -> None:
+        """Have every encoder fitted that is not fitted yet.
 
         Args:
             make: Charges for labels and returns this party's rows by class, for secondaries of
@@ -311,27 +322,29 @@ class PrimaryVoting:
             ProtocolError: If a party leaves the protocol or fails.
 
         Reveals:
-            With ``labels = "shown"`` and ``"randomised"``, to every secondary: the ballot's bins.
-            With ``"shares"``, to each secondary: its class sums with the ballot's label noise; to
+            With ``labels = "shown"`` and ``"randomised"``, to every secondary: the rows' classes.
+            With ``"shares"``, to each secondary: its class sums with label noise; to
             the dealer: how many rows, and how many numbers each secondary's sums have.
         """
         names = tuple(self._plan.secondaries.values())
-        self._lines.send(VotesCall().to_message(), *names)
-        states = {name: read_from(self._lines, name, VotesState) for name in names}
+        self._lines.send(ClassMeansCall().to_message(), *names)
+        states = {name: receive_from(self._lines, name, ClassMeansState) for name in names}
         due = [name for name in names if not states[name].settled]
         if due:
             self._fit(due, make(due), {name: states[name].numbers for name in due})
         self.end()
 
-    def _fit(self, due: Sequence[str], ballot: Ballot, numbers: Mapping[str, int]) -> None:
-        if ballot.label_noise is None:
-            labels = VotesLabels(bins_of_rows=ballot.bins_of_rows)
+    def _fit(
+        self, due: Sequence[str], class_labels: ClassLabels, numbers: Mapping[str, int]
+    ) -> None:
+        if class_labels.label_noise is None:
+            labels = ClassMeansLabels(bins_of_rows=class_labels.bins_of_rows)
             self._lines.send(labels.to_message(), *due)
         else:
             for name in due:
-                self._sum(name, ballot, numbers=numbers[name])
+                self._sum(name, class_labels, numbers=numbers[name])
         for name in due:
-            read_from(self._lines, name, VotesDone)
+            receive_from(self._lines, name, ClassMeansDone)
 
     def end(self) -> None:
         """Let the dealer go, if it still waits.
@@ -343,58 +356,60 @@ class PrimaryVoting:
             self._lines.send(Done().to_message(), self._dealer)
         self._waits = False
 
-    def _sum(self, name: str, ballot: Ballot, *, numbers: int) -> None:
+    def _sum(self, name: str, class_labels: ClassLabels, *, numbers: int) -> None:
         """Work out one secondary's class sums under masks, and return them behind label noise."""
         assert self._dealer is not None, "checked with the federation file"
-        assert ballot.label_noise is not None, "sums come back behind it"
-        lines, rows = self._lines, len(ballot.bins_of_rows)
-        shape = {"bins": ballot.bins, "numbers": numbers}
+        assert class_labels.label_noise is not None, "sums come back behind it"
+        lines, rows = self._lines, len(class_labels.bins_of_rows)
+        shape = {"bins": class_labels.bins, "numbers": numbers}
         # First, so that noise which cannot be drawn costs the secondary nothing.
-        label_noise = ballot.label_noise(sums_of(self._plan, numbers - 1))
-        turn = VotesTurn(secondary=self._plan.ranks[name], numbers=numbers)
+        label_noise = class_labels.label_noise(sum_format_of(self._plan, numbers - 1))
+        turn = ClassMeansTurn(secondary=self._plan.ranks[name], numbers=numbers)
         lines.send(turn.to_message(), self._dealer)
-        dealing = read_from(lines, self._dealer, VotesDealing, rows=rows, **shape)
-        said = shifted(ballot.bins_of_rows, dealing.shifts, bins=ballot.bins)
-        lines.send(VotesShifted(said=said).to_message(), name)
-        noise = read_from(lines, name, VotesNoise, **shape).words
+        dealing = receive_from(lines, self._dealer, ClassMeansDealing, rows=rows, **shape)
+        said = shifted(class_labels.bins_of_rows, dealing.shifts, bins=class_labels.bins)
+        lines.send(ClassMeansShifted(said=said).to_message(), name)
+        noise = receive_from(lines, name, ClassMeansNoise, **shape).words
 
         def pieces() -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
             left = rows
             while left:
-                piece = min(left, rows_of_piece(ballot.bins, numbers))
+                piece = min(left, rows_of_piece(class_labels.bins, numbers))
                 left -= piece
-                yield read_from(lines, name, VotesMasked, rows=piece, **shape).words
+                yield receive_from(lines, name, ClassMeansMasked, rows=piece, **shape).words
 
         sums = opened(
             pieces(), noise, SumDealing(shifts=dealing.shifts, correction=dealing.correction)
         )
-        ballot.returns(name)
-        lines.send(VotesSums(sums=sums + label_noise).to_message(), name)
+        class_labels.returns(name)
+        lines.send(ClassMeansSums(sums=sums + label_noise).to_message(), name)
 
 
-class SecondaryVoting:
+class ClassMeansSecondary:
     """A secondary's part: answer the primary's call, once in a session."""
 
-    def __init__(self, plan: RunPlan, voter: Voter, lines: Lines) -> None:
+    def __init__(self, plan: RunPlan, class_means: ClassMeansFitting, lines: Channels) -> None:
         """Prepare it.
 
         Args:
-            plan: The run, whose encoders vote.
-            voter: Adds up this party's records, and fits its votes.
+            plan: The run, whose encoders are class means.
+            class_means: Adds up this party's records, and fits its encoder.
             lines: To the primary, and to the dealer if there is one.
         """
         self._plan = plan
-        self._voter = voter
+        self._fitting = class_means
         self._lines = lines
         self._called = False
 
     @classmethod
-    def over(cls, star: Joined, plan: RunPlan, voter: Voter) -> "SecondaryVoting":
+    def over(
+        cls, star: Joined, plan: RunPlan, class_means: ClassMeansFitting
+    ) -> "ClassMeansSecondary":
         """Return the part over the star."""
-        return cls(plan, voter, _caller_lines(star, plan.config, kinds=_AT_SECONDARY))
+        return cls(plan, class_means, _caller_lines(star, plan.config, kinds=_AT_SECONDARY))
 
     def __call__(self) -> None:
-        """Have this party's votes fitted, unless an earlier session of the run did that.
+        """Have this party's encoder fitted, unless an earlier session of the run did that.
 
         Raises:
             BudgetExceededError: If the budget forbids it; nothing was sent then.
@@ -402,20 +417,22 @@ class SecondaryVoting:
             ProtocolError: If the primary calls twice, or a party leaves the protocol or fails.
 
         Reveals:
-            To the primary: whether votes are fitted, and how many numbers class sums have; with
-            ``labels = "shares"`` the class sums behind this party's noise, each row in the one
+            To the primary: whether the encoder is fitted, and how many numbers class sums have;
+            with ``labels = "shares"`` the class sums behind this party's noise, each row in the one
             class that the primary says.
         """
-        lines, voter = self._lines, self._voter
+        lines, class_means = self._lines, self._fitting
         if self._called:
-            raise ProtocolError("the primary calls for votes twice in one session")
+            raise ProtocolError("the primary calls for class means twice in one session")
         self._called = True
-        state = VotesState(settled=voter.settled, numbers=voter.format.shape[1])
+        state = ClassMeansState(settled=class_means.settled, numbers=class_means.format.shape[1])
         lines.send(state.to_message(), self._primary)
         if state.settled:
             return
-        voter.finish(self._by_shares() if self._plan.config.deals_votes else self._by_labels())
-        lines.send(VotesDone().to_message(), self._primary)
+        class_means.finish(
+            self._by_shares() if self._plan.config.deals_votes else self._by_labels()
+        )
+        lines.send(ClassMeansDone().to_message(), self._primary)
 
     @property
     def _primary(self) -> str:
@@ -424,48 +441,50 @@ class SecondaryVoting:
     def _by_labels(self) -> Float64[np.ndarray, "bins numbers"]:
         """Return noised class sums by the labels that the primary sends."""
         encoder, bins = self._plan.config.encoder, bins_of(self._plan.config)
-        assert encoder is not None, "votes are what it says"
+        assert encoder is not None, "class means are what it says"
         rows = self._plan.facts.rows
-        labels = read_from(self._lines, self._primary, VotesLabels, rows=rows, bins=bins)
-        self._voter.begin(leaves=False)
+        labels = receive_from(self._lines, self._primary, ClassMeansLabels, rows=rows, bins=bins)
+        self._fitting.begin(leaves=False)
         keep = keep_of(self._plan.config) if encoder.labels == "randomised" else None
-        return self._voter.by_labels(labels.bins_of_rows, keep=keep)
+        return self._fitting.by_labels(labels.bins_of_rows, keep=keep)
 
     def _by_shares(self) -> Float64[np.ndarray, "bins numbers"]:
         """Return class sums with both parties' noise, as the primary sends them back."""
-        lines, voter, bins = self._lines, self._voter, bins_of(self._plan.config)
+        lines, class_means, bins = self._lines, self._fitting, bins_of(self._plan.config)
         dealer = self._plan.config.helper("dealer")
         assert dealer is not None, "checked with the federation file"
         # Parties wait for their turns; their sums are made meanwhile, and stay here until then.
-        vectors = voter.vectors()
-        said = read_from(lines, self._primary, VotesShifted, rows=len(vectors), bins=bins).said
+        vectors = class_means.vectors()
+        said = receive_from(
+            lines, self._primary, ClassMeansShifted, rows=len(vectors), bins=bins
+        ).said
         what = DealtFor(
             run=self._plan.facts.run,
-            secondary=self._plan.ranks[voter.name],
+            secondary=self._plan.ranks[class_means.name],
             rows=len(vectors),
             bins=bins,
             numbers=vectors.shape[1],
         )
-        message = lines.receive(dealer.name, VotingKind.VOTES_SEED)
-        seed = VotesSeed.from_message(message, what=what).seed
+        message = lines.receive(dealer.name, ClassMeansKind.CLASS_MEANS_SEED)
+        seed = ClassMeansSeed.from_message(message, what=what).seed
         pieces = masked(vectors, said, seed, what)
-        voter.begin(leaves=True)
-        noise = VotesNoise(words=masked_noise(voter.noise(), seed, what))
+        class_means.begin(leaves=True)
+        noise = ClassMeansNoise(words=masked_noise(class_means.noise(), seed, what))
         lines.send(noise.to_message(), self._primary)
         for words in pieces:
-            lines.send(VotesMasked(words=words).to_message(), self._primary)
-        answer = read_from(lines, self._primary, VotesSums, bins=bins, numbers=what.numbers)
+            lines.send(ClassMeansMasked(words=words).to_message(), self._primary)
+        answer = receive_from(lines, self._primary, ClassMeansSums, bins=bins, numbers=what.numbers)
         return answer.sums.astype(np.float64)
 
 
-def deal_over(star: Joined, config: FederationConfig) -> int:
-    """Take the dealer's part over the star; see :func:`deal_for_votes`."""
+def deal_over_star(star: Joined, config: FederationConfig) -> int:
+    """Take the dealer's part over the star; see :func:`deal_class_sums`."""
     lines = _caller_lines(star, config, kinds=_AT_DEALER)
-    return deal_for_votes(config, lines, star.facts)
+    return deal_class_sums(config, lines, star.facts)
 
 
-def deal_for_votes(config: FederationConfig, lines: Lines, facts: RunFacts) -> int:
-    """Deal masks for each secondary's class sums, until the primary says that votes are fitted.
+def deal_class_sums(config: FederationConfig, lines: Channels, facts: RunFacts) -> int:
+    """Deal masks for each secondary's class sums, until the primary is done.
 
     Args:
         config: The federation file, whose encoders vote.
@@ -485,10 +504,10 @@ def deal_for_votes(config: FederationConfig, lines: Lines, facts: RunFacts) -> i
     names = {config.ranks[party.name]: party.name for party in config.secondaries}
     due = dict(names)
     while True:
-        message = lines.receive(config.primary.name, VotingKind.VOTES_TURN, StarKind.DONE)
+        message = lines.receive(config.primary.name, ClassMeansKind.CLASS_MEANS_TURN, StarKind.DONE)
         if message.kind is StarKind.DONE:
             return len(names) - len(due)
-        turn = VotesTurn.from_message(message, due=due)
+        turn = ClassMeansTurn.from_message(message, due=due)
         what = DealtFor(
             run=facts.run,
             secondary=turn.secondary,
@@ -497,15 +516,15 @@ def deal_for_votes(config: FederationConfig, lines: Lines, facts: RunFacts) -> i
             numbers=turn.numbers,
         )
         dealing, seed = deal(what)
-        lines.send(VotesSeed(seed=seed, what=what).to_message(), due.pop(turn.secondary))
+        lines.send(ClassMeansSeed(seed=seed, what=what).to_message(), due.pop(turn.secondary))
         lines.send(
-            VotesDealing(shifts=dealing.shifts, correction=dealing.correction).to_message(),
+            ClassMeansDealing(shifts=dealing.shifts, correction=dealing.correction).to_message(),
             config.primary.name,
         )
 
 
 def bins_of(config: FederationConfig) -> int:
-    """Return how many lines class sums have: votes' numbers, and one for rows not for learning."""
+    """Return how many lines class sums have: classes, and one for rows not for learning."""
     _, classes = config.family.cut_shape(config.model)
     return classes + 1
 
@@ -519,8 +538,8 @@ def _ranks(config: FederationConfig) -> dict[str, int]:
     return {name: rank for name, rank in config.ranks.items() if name in takes_part}
 
 
-def _caller_lines(star: Joined, config: FederationConfig, *, kinds: Kinds) -> CallerLines:
-    return CallerLines(
+def _caller_lines(star: Joined, config: FederationConfig, *, kinds: Kinds) -> CallerChannels:
+    return CallerChannels(
         star.transport,
         _ranks(config),
         star.sealed,

@@ -50,7 +50,7 @@ _STATISTICS: Final = ("running_mean", "running_var")
 
 
 @runtime_checkable
-class Sending(Protocol):
+class ProjectionMechanism(Protocol):
     """Protects the primary's projections before they leave."""
 
     def __call__(
@@ -68,7 +68,7 @@ class Sending(Protocol):
         ...
 
 
-class SentPlain:
+class PlainProjections:
     """Their directions as they are, which is all that anybody learns from."""
 
     def __call__(
@@ -88,7 +88,7 @@ class SentPlain:
         """Do nothing."""
 
 
-class SentWithIso:
+class IsoProjections:
     """The projections as they are, with ISO noise: a heuristic that promises nothing.
 
     References:
@@ -116,7 +116,7 @@ class SentWithIso:
         """Do nothing."""
 
 
-class SentWithGaussianNoise:
+class GaussianProjections:
     """Clipped vectors with discrete Gaussian noise, each batch booked before it is sent.
 
     The encoder was trained on the rows, so one row may change all B vectors of a batch, by up to
@@ -164,9 +164,9 @@ class SentWithGaussianNoise:
         self.ledger.close()
 
 
-def sending(
+def projection_mechanism(
     settings: PretrainingSettings, *, batches: int, rows: int, ledger: Path, run: str, party: str
-) -> Sending:
+) -> ProjectionMechanism:
     """Return what the federation file chooses.
 
     Args:
@@ -183,7 +183,7 @@ def sending(
     """
     if settings.primary_sends == "plain":
         scale = settings.iso_projections
-        return SentWithIso(scale) if scale else SentPlain()
+        return IsoProjections(scale) if scale else PlainProjections()
     if settings.epsilon is None:
         raise ConfigError('pretraining.epsilon: primary_sends = "gaussian" needs it')
     passes = settings.iterations * settings.cross_epochs
@@ -207,7 +207,7 @@ def sending(
     )
     tau = plan.noise_share_std()
     book = Ledger(ledger, party=party, plan=plan, noise_share_std=tau, run=run)
-    return SentWithGaussianNoise(plan, book, noise_share_std=tau)
+    return GaussianProjections(plan, book, noise_share_std=tau)
 
 
 def sent_weights(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
@@ -251,7 +251,7 @@ class PretrainingRun:
         rows: PretrainingRows,
         *,
         steps: tuple[str, ...],
-        sending: Sending,
+        projection_mechanism: ProjectionMechanism,
         rounds: RoundCounter,
         save: Callable[[int, dict[str, Any]], None],
         observe: Observer,
@@ -264,7 +264,7 @@ class PretrainingRun:
             peers: The secondaries.
             rows: Which of the primary's rows are for what.
             steps: Steps of an iteration that the family has.
-            sending: Protects the primary's projections.
+            projection_mechanism: Protects the primary's projections.
             rounds: Gives out the session's round numbers.
             save: Saves a checkpoint's state after so many iterations.
             observe: Receives progress.
@@ -274,7 +274,7 @@ class PretrainingRun:
         self.peers = peers
         self.rows = rows
         self.steps = steps
-        self.sending = sending
+        self.projection_mechanism = projection_mechanism
         self.rounds = rounds
         self.save = save
         self.observe = observe
@@ -333,7 +333,7 @@ class PretrainingRun:
             for done, rows in enumerate(parts, 1):
                 number = self.rounds.next()
                 own = self.learning.project(rows, round_number=number)
-                sent = self.sending(own, round_number=number)
+                sent = self.projection_mechanism(own, round_number=number)
                 targets = self.exchange_projections(rows, sent, round_number=number)
                 self.learning.learn_cross(targets)
                 self.observe(PretrainingRound(iteration=iteration + 1, done=done, of=len(parts)))

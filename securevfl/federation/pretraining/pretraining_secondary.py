@@ -24,7 +24,7 @@ from securevfl.federation.pretraining.messages import (
     Projections,
     TopsRequest,
 )
-from securevfl.federation.rounds.cut import Cut
+from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.release import require_finite
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.session.peers import Handler, Handlers, Reply, shapes_of
@@ -272,13 +272,15 @@ class CollapseWatch:
 # The format in which secondaries' projections are averaged.
 
 
-def projection_cut(width: int, *, parties: int) -> Cut:
+def projection_cut(width: int, *, parties: int) -> CutLayer:
     """Return the format in which so many secondaries' unit vectors are averaged."""
     ring = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=parties)
-    return Cut(ring=ring, slots=1, shape=(width,))
+    return CutLayer(ring=ring, slots=1, shape=(width,))
 
 
-def projection_words(vectors: Float[Tensor, "batch width"], cut: Cut) -> Int64[Tensor, " words"]:
+def projection_words(
+    vectors: Float[Tensor, "batch width"], cut: CutLayer
+) -> Int64[Tensor, " words"]:
     """Return a secondary's unit vectors as words of the sum."""
     return cut.encode(quantise(vectors, cut.ring))
 

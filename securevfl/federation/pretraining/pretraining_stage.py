@@ -20,7 +20,7 @@ from securevfl.core.progress import Observer, ProgressEvent, Stage, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import DamagedError, read_state, write_state
 from securevfl.federation.pretraining.messages import PretrainingValidator
-from securevfl.federation.pretraining.pretraining_run import PretrainingRun, sending
+from securevfl.federation.pretraining.pretraining_run import PretrainingRun, projection_mechanism
 from securevfl.federation.pretraining.pretraining_secondary import (
     LearnerWithRecords,
     PretrainingSecondary,
@@ -231,7 +231,7 @@ def pretraining_secondary(
             learning_rows=plan.facts.train_rows + plan.facts.unlabelled_rows,
             linked=linked.linked_rows(),
             done=start,
-            take_round=secondary.allowance.take_round,
+            take_round=secondary.validator.take_round,
         ),
         config.pretraining,
         parties=len(plan.secondaries),
@@ -302,7 +302,7 @@ def pretrain_as_primary(
         peers,
         rows,
         steps=config.family.pretraining,
-        sending=sending(
+        projection_mechanism=projection_mechanism(
             settings,
             batches=len(even_batches(rows.aligned, batch_size=settings.batch_size)),
             rows=len(rows.aligned),
@@ -320,7 +320,7 @@ def pretrain_as_primary(
     try:
         run.run(start=start)
     finally:
-        run.sending.close()
+        run.projection_mechanism.close()
     figures = _written(run, config, run_folder, start=start, labelled=len(data.split.train))
     finish_pretraining(config, primary.top, run.learning, files.folder)
     return figures

@@ -34,7 +34,7 @@ from securevfl.mpc.codec import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
+class CutLayer:
     """How a secondary's units become words of the sum, and the sum becomes the average.
 
     Both ends of every exchange, in one process or between processes, hold an equal one.
@@ -93,7 +93,7 @@ class Aggregation(ABC):
     """Whether a row is the mean over K slots of vectors that are each clipped, and each a function
     of one record alone."""
 
-    def __init__(self, *, cut: Cut, clip_norm: float) -> None:
+    def __init__(self, *, cut: CutLayer, clip_norm: float) -> None:
         """Make it.
 
         Args:

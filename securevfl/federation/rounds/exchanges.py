@@ -76,7 +76,7 @@ class Exchange(Protocol):
 # An exchange around another one: what it does not change, it passes on.
 
 
-class ExchangeAround(ABC):
+class ExchangeWrapper(ABC):
     """Passes everything on but releases, which are what its subclasses are for."""
 
     def __init__(self, inner: Exchange) -> None:
@@ -129,7 +129,7 @@ class ExchangeAround(ABC):
 # Averages in blocks where secondaries are absent: their coordinates are zero.
 
 
-class PresentBlocks(ExchangeAround):
+class PresentBlocks(ExchangeWrapper):
     """An exchange for a top model that knows averages over all secondaries, a block for each.
 
     An average over fewer divides each one's numbers by fewer. The number of all of them makes the
@@ -192,7 +192,7 @@ def without_blocks(
 # The primary books every release in its own ledger before it asks for it.
 
 
-class ChargedExchange(ExchangeAround):
+class ChargedExchange(ExchangeWrapper):
     """An exchange that charges each release to the primary's own ledger before asking for it."""
 
     def __init__(self, inner: Exchange, ledger: Ledger, heard: Callable[[float], None]) -> None:
@@ -238,7 +238,7 @@ class ChargedExchange(ExchangeAround):
 # What the primary of a frozen run keeps: every round's rows, from the moment it has them.
 
 
-class KeptRows:
+class CachedRows:
     """The rounds of one release pass in the primary's folder, a file each."""
 
     def __init__(
@@ -420,7 +420,7 @@ class ReleasedRows:
 
 
 def release_once(
-    exchange: Exchange, kept: KeptRows, *, observe: Observer
+    exchange: Exchange, kept: CachedRows, *, observe: Observer
 ) -> Float[Tensor, "rows positions width"]:
     """Release every row that is not kept yet, and return all aggregates, in the order of row ids.
 

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from securevfl.federation.rounds.cut import Cut
-from securevfl.federation.rounds.secondary import Secondary, keep_nothing
+from securevfl.federation.rounds.cut import CutLayer
+from securevfl.federation.rounds.secondary import Secondary, save_nothing
 from securevfl.federation.rounds.updates import handed
 from securevfl.federation.run_plan import EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.session.peers import PeersHere
@@ -198,7 +198,7 @@ class SimulatedExchange:
     def __init__(
         self,
         secondaries: Mapping[int, Secondary],
-        cut: Cut,
+        cut: CutLayer,
         *,
         end_epoch: Mapping[int, Callable[[EpochMark], None]] = MappingProxyType({}),
         links: int = 0,
@@ -218,7 +218,7 @@ class SimulatedExchange:
         self.rounds = RoundCounter()
         self.peers = PeersHere(
             {
-                rank: one.handlers(end_epoch.get(rank, keep_nothing))
+                rank: one.handlers(end_epoch.get(rank, save_nothing))
                 for rank, one in self.secondaries.items()
             }
         )

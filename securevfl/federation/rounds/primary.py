@@ -307,7 +307,7 @@ class Primary(TopModel, ABC):
         """The best epoch's line of the history."""
         return next(line for line in self.history if line["epoch"] == self.best_epoch)
 
-    def goes_on_with_others(self, since: int) -> None:
+    def continues_with_others(self, since: int) -> None:
         """Look for the best epoch anew, where the secondaries are others than they were before.
 
         A run whose training is over stays with the best epoch that it has.
@@ -450,7 +450,7 @@ class Primary(TopModel, ABC):
         Asks nobody: what the validation rows got at the best epoch decides. Where training rows
         have outputs out of fold they choose lambda too, and, where those of the primary alone are
         known, who answers. Then the metric that training goes by must not say otherwise, and, where
-        encoders vote, validation rows must say so by themselves as well.
+        encoders are class means, validation rows must say so by themselves as well.
 
         Outputs, and the threshold of a binary task, are those of the choice from now on.
 

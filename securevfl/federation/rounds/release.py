@@ -160,7 +160,7 @@ _RELEASE: Final = "release.pt"
 _ANSWERS: Final = tuple(f"answers/{number}.pt" for number in range(1, ROUNDS_AHEAD + 1))
 
 
-class KeptRelease:
+class CachedRelease:
     """One secondary's release in parts: its links, its charges, and its last answers."""
 
     def __init__(

@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from securevfl.core.errors import PrivacyError, ProtocolError
 from securevfl.dp.clipping import is_finite
 from securevfl.federation.checkpoint import Checkpoints
-from securevfl.federation.encoder_fitting import Voter
+from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.federation.messages import AverageRequest, EpochEnd, Mean
 from securevfl.federation.rounds.cut import load_positions, position_weights, positions_around
 from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers, WorkerGroup
-from securevfl.federation.rounds.release import KeptRelease, SecondaryRelease, require_finite
+from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease, require_finite
 from securevfl.federation.rounds.updates import (
+    BackwardStep,
     DropoutStream,
     GradientNoise,
-    Lesson,
     LinkedRecords,
-    PlainLesson,
-    PrivateLesson,
+    PlainBackwardStep,
+    PrivateBackwardStep,
 )
 from securevfl.federation.run_plan import EpochMark, RoundPlan
-from securevfl.federation.session.allowance import Allowance
 from securevfl.federation.session.peers import Handler, Handlers, Reply, shapes_of
+from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.linkage.sampling import LinkSource
 from securevfl.models.family import ExplainedBottom
 from securevfl.models.layers import PositionsTaken, alignment
@@ -62,12 +62,12 @@ class StackedPart(Protocol):
         """Return its representation; it is paid for."""
         ...
 
-    def lesson(self, term: Float[Tensor, "batch positions width"]) -> Lesson:
+    def lesson(self, term: Float[Tensor, "batch positions width"]) -> BackwardStep:
         """Return what waits for the gradient of its term of the aggregate."""
         ...
 
 
-def keep_nothing(_mark: EpochMark) -> None:
+def save_nothing(_mark: EpochMark) -> None:
     """Save nothing at an epoch's end: where no model trains, there is nothing to save."""
 
 
@@ -83,12 +83,12 @@ class Secondary:
         bottom: nn.Module,
         contribution: SecondaryRelease,
         *,
-        allowance: Allowance,
+        validator: RequestValidator,
         dropout: DropoutStream,
         optimizer: PacedOptimizer | None,
         gradient_noise: GradientNoise | None = None,
-        kept: KeptRelease | None = None,
-        voter: Voter | None = None,
+        kept: CachedRelease | None = None,
+        class_means: ClassMeansFitting | None = None,
         row_by_row: bool = False,
     ) -> None:
         """Make it.
@@ -97,27 +97,27 @@ class Secondary:
             data: Its table and links.
             bottom: Its half of the split network.
             contribution: Protects and books what leaves.
-            allowance: What the primary may ask for in this session.
+            validator: What the primary may ask for in this session.
             dropout: Its own stream of dropped units.
             optimizer: Of ``bottom``; None for a frozen encoder, which does not learn.
             gradient_noise: What protects each update, if the encoder is dp-trained.
             kept: What a frozen encoder's release rests on, and the last answer of it.
-            voter: Its part in the fitting of votes, where its encoder votes.
+            class_means: Its part in the class-means stage, where its encoder is fitted by it.
             row_by_row: Whether to evaluate ``bottom`` so that it sees one row alone; a module that
                 is not the package's own may not mix rows where something is promised.
         """
         self.data = data
         self.bottom = bottom
         self.contribution = contribution
-        self.allowance = allowance
+        self.validator = validator
         self.dropout = dropout
         self.optimizer = optimizer
         self.gradient_noise = gradient_noise
-        self._pending: tuple[RoundPlan, Lesson] | None = None
+        self._pending: tuple[RoundPlan, BackwardStep] | None = None
         self._kept = kept
-        self.voter = voter
-        if kept is not None and voter is not None:
-            voter.keeps(kept)
+        self.class_means = class_means
+        if kept is not None and class_means is not None:
+            class_means.keeps(kept)
         self._row_by_row = row_by_row
         self._workers: PartyWorkers | None = None
         self._settled = False
@@ -165,28 +165,28 @@ class Secondary:
         self,
         plan: RoundPlan,
         *,
-        admitted: Callable[[], None] = lambda: None,
+        validated: Callable[[], None] = lambda: None,
         share: StackedPart | None = None,
     ) -> Int64[Tensor, " words"]:
         """Return this round's contribution as words of the sum; it is charged first.
 
         Args:
             plan: The round.
-            admitted: Called when the round is found to be due, before anything of it is used.
+            validated: Called when the round is found to be due, before anything of it is used.
             share: Its part in a stack of secondaries of the same process, which then computes the
                 bottom model for it.
 
         Raises:
             ProtocolError: If the round is not due; see
-            :class:`securevfl.federation.session.allowance.Allowance`.
+            :class:`securevfl.federation.session.request_validator.RequestValidator`.
             PrivacyError: If the budget or the promise forbids the release.
 
         Reveals:
             Nothing by itself; what is made of the returned words is said at
             :class:`securevfl.mpc.sum_to.SumTo`.
         """
-        self.allowance.admit_round(plan)
-        admitted()
+        self.validator.validate_round(plan)
+        validated()
         if self._kept is not None:
             words = self._kept.again(plan.rows)
             if words is not None:
@@ -199,13 +199,13 @@ class Secondary:
         training = plan.wants_gradient and self.optimizer is not None
         if self.bottom.training != training:
             self.bottom.train(training)
-        private: list[PrivateLesson] = []
+        private: list[PrivateBackwardStep] = []
 
         def represent() -> Tensor:
             if share is not None:
                 return share.representation()
             if training and self.gradient_noise is not None:
-                lesson, out = self._private_lesson(plan.rows, self.gradient_noise)
+                lesson, out = self._private_backward_step(plan.rows, self.gradient_noise)
                 private.append(lesson)
                 return out
             with self.dropout.active(), torch.set_grad_enabled(training):
@@ -219,7 +219,9 @@ class Secondary:
         self.epsilon_spent = released.epsilon
         self._pending = None
         if training:
-            lesson: Lesson = private[0] if private else self._plain_lesson(released.clipped, share)
+            lesson: BackwardStep = (
+                private[0] if private else self._plain_backward_step(released.clipped, share)
+            )
             self._pending = (plan, lesson)
         return released.words
 
@@ -240,7 +242,7 @@ class Secondary:
         # The aggregate is an average, and this party one of its terms.
         lesson.gradients_from(gradient / len(plan.active))
         if self._may_step(self.optimizer, plan.round_number):
-            self.optimizer.step(epoch=self.allowance.epoch)
+            self.optimizer.step(epoch=self.validator.epoch)
 
     def handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
         """Return what it does with each message type besides rounds'.
@@ -250,7 +252,7 @@ class Secondary:
         """
 
         def end(received: EpochEnd, _reply: Reply) -> None:
-            self.allowance.admit_epoch(received.mark)
+            self.validator.validate_epoch(received.mark)
             end_epoch(received.mark)
 
         return {
@@ -304,10 +306,10 @@ class Secondary:
         compute = self._workers or self.records
         return compute(*self._links_of(rows))
 
-    def _plain_lesson(self, clipped: Tensor, share: StackedPart | None) -> Lesson:
+    def _plain_backward_step(self, clipped: Tensor, share: StackedPart | None) -> BackwardStep:
         with torch.enable_grad():
             term = self.contribution.aggregation.term(clipped)
-        return PlainLesson(term, self.dropout) if share is None else share.lesson(term)
+        return PlainBackwardStep(term, self.dropout) if share is None else share.lesson(term)
 
     @property
     def learns_plainly(self) -> bool:
@@ -320,21 +322,21 @@ class Secondary:
             and self._workers is None
         )
 
-    def _private_lesson(
+    def _private_backward_step(
         self, rows: npt.NDArray[np.int64], noise: GradientNoise
-    ) -> tuple[PrivateLesson, Tensor]:
+    ) -> tuple[PrivateBackwardStep, Tensor]:
         """Return a round's lesson, and what it represents."""
         links = self._links_of(rows)
         if self._workers is not None:
             out, total = self._workers.represent_privately(*links), self._workers.private_gradients
-            return PrivateLesson(self.bottom, total, noise=noise), out
+            return PrivateBackwardStep(self.bottom, total, noise=noise), out
         taught = self.records.taught(
             *links,
             clip_norm=self.contribution.aggregation.clip_norm,
             units=noise,
             stream=self.dropout,
         )
-        return PrivateLesson(self.bottom, taught.total, noise=noise), taught.represent()
+        return PrivateBackwardStep(self.bottom, taught.total, noise=noise), taught.represent()
 
     def close(self) -> None:
         """Stop what works ahead in the background."""
@@ -343,8 +345,8 @@ class Secondary:
     def _add_positions(self, request: AverageRequest, reply: Reply) -> None:
         """Answer with the words of the positional-encoding weights, which parties average."""
         number = request.round_number
-        self.allowance.admit_average(number)
-        parties = len(self.allowance.limits.ranks) + 1
+        self.validator.validate_average(number)
+        parties = len(self.validator.limits.ranks) + 1
         words = encode_weighted(position_weights(self.bottom), weight=1, parties=parties)
         reply.add(words, round_number=number)
 
@@ -395,7 +397,7 @@ class Secondary:
         Raises:
             ProtocolError: If the run has not so many.
         """
-        self.allowance.start_after(epoch)
+        self.validator.start_after(epoch)
         self.bottom.load_state_dict(state["bottom"])
         if self.optimizer:
             self.optimizer.load_state_dict(state["optimizer"])
@@ -413,7 +415,7 @@ class Secondary:
         return {name: value.detach().clone() for name, value in self.bottom.state_dict().items()}
 
 
-class EpochKeeper:
+class EpochSaver:
     """Saves a secondary's epochs, and brings the best one back."""
 
     def __init__(

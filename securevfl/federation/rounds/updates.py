@@ -98,7 +98,7 @@ class LinkedRecords:
 
 
 @runtime_checkable
-class Lesson(Protocol):
+class BackwardStep(Protocol):
     """A training round that waits for its gradient."""
 
     def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
@@ -133,7 +133,7 @@ def handed(term: Tensor, gradient: Tensor) -> Tensor:
     return end
 
 
-class PlainLesson:
+class PlainBackwardStep:
     """A plain step: the gradient through the graph that the release was computed on."""
 
     def __init__(self, term: Float[Tensor, "batch positions width"], stream: DropoutStream) -> None:
@@ -316,7 +316,7 @@ class RowGradients:
             yield torch.cat([value.reshape(rows, -1) for value in found.values()], dim=1)
 
 
-class PrivateLesson:
+class PrivateBackwardStep:
     """A gradient that is one noised release: clipped for each row of the primary by itself."""
 
     def __init__(

@@ -17,7 +17,7 @@ from securevfl.federation.session.membership import (
     require_active,
 )
 from securevfl.mpc.masks import KeyOffer, SessionKey
-from securevfl.transport.channels import SealedLine
+from securevfl.transport.channels import SealedChannel
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify
 from securevfl.transport.message import Message, TypedMessage
@@ -254,7 +254,7 @@ class Joined:
     pair_keys: Mapping[int, bytes]
     """A key with every other caller, by rank; the primary has none of them."""
 
-    sealed: Mapping[str, SealedLine]
+    sealed: Mapping[str, SealedChannel]
     """This party's ends of the lines to every other caller, by name; the primary relays them.
 
     They number what they carry under one key each, so that all stages and all requests of a session
@@ -329,7 +329,7 @@ def joined(
             require_own_run(config, facts, run=run, epochs=epochs, pretrained=pretrained)
         names = {number: name for name, number in config.ranks.items()}
         sealed = {
-            names[peer]: SealedLine(
+            names[peer]: SealedChannel(
                 pair_key,
                 session=transport.session,
                 own_rank=rank,

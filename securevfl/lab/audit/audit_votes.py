@@ -37,13 +37,13 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.federation.build import bottom_at_work
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.class_means.ballot import Ballot, LabelNoise, ballot_of
+from securevfl.federation.class_means.class_labels import ClassLabels, LabelNoise, class_labels_of
 from securevfl.federation.class_means.class_means_stage import (
-    PrimaryVoting,
-    SecondaryVoting,
-    deal_for_votes,
+    ClassMeansPrimary,
+    ClassMeansSecondary,
+    deal_class_sums,
 )
-from securevfl.federation.encoder_fitting import Voter
+from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.lab.audit.audit_statistics import (
@@ -304,7 +304,7 @@ _NEAR, _FAR = 0.1, 10.0
 _SEED: Final = 0
 
 
-class _Overheard(Voter):
+class _Overheard(ClassMeansFitting):
     """A secondary's part as installed; its noise, and the sums that it would fit to, are kept."""
 
     drawn: Int64[np.ndarray, "bins numbers"]
@@ -421,32 +421,37 @@ class _SumsStage:
             hidden.append(whole(sums))
             return hidden[-1]
 
-        ballot = _with_noise(self._ballot, heard)
+        class_labels = _with_noise(self._ballot, heard)
         primary, dealer = config.primary.name, config.helper("dealer")
         assert dealer is not None, "in the federation file"
 
-        def vote(name: str, voter: Voter) -> None:
-            part = SecondaryVoting(plan, voter, wires.of(name))
+        def vote(name: str, class_means: ClassMeansFitting) -> None:
+            part = ClassMeansSecondary(plan, class_means, wires.of(name))
             wires.queue(primary, name).get(timeout=wires.deadline_s)
             part()
 
         lives: dict[str, Callable[[], object]] = {
-            name: partial(vote, name, voter)
-            for name, voter in zip(plan.secondaries.values(), voters, strict=True)
+            name: partial(vote, name, class_means)
+            for name, class_means in zip(plan.secondaries.values(), voters, strict=True)
         }
-        lives[primary] = partial(PrimaryVoting(plan, wires.of(primary)), lambda _due: ballot)
-        lives[dealer.name] = partial(deal_for_votes, config, wires.of(dealer.name), plan.facts)
+        lives[primary] = partial(
+            ClassMeansPrimary(plan, wires.of(primary)), lambda _due: class_labels
+        )
+        lives[dealer.name] = partial(deal_class_sums, config, wires.of(dealer.name), plan.facts)
         run_lives(lives)
         seen = []
         # The primary takes secondaries in this order, and so draws noise for them.
-        for voter, noise in zip(voters, hidden, strict=True):
-            told = voter.sums - voter.drawn
-            shown = [voter.sums - noise, voter.by_labels(ballot.bins_of_rows, keep=None)]
+        for class_means, noise in zip(voters, hidden, strict=True):
+            told = class_means.sums - class_means.drawn
+            shown = [
+                class_means.sums - noise,
+                class_means.by_labels(class_labels.bins_of_rows, keep=None),
+            ]
             seen.append((shown, told))
         return seen
 
     @cached_property
-    def _ballot(self) -> Ballot:
+    def _ballot(self) -> ClassLabels:
         with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
             return _ballot(self._plan, self._data, _ledger(self._plan, "primary"), text)
 
@@ -587,14 +592,16 @@ def _data(labels: Int64[np.ndarray, " rows"], *, classes: int) -> PrimaryData:
     )
 
 
-def _with_noise(ballot: Ballot, noise: LabelNoise) -> Ballot:
-    return Ballot(bins_of_rows=ballot.bins_of_rows, bins=ballot.bins, label_noise=noise)
+def _with_noise(class_labels: ClassLabels, noise: LabelNoise) -> ClassLabels:
+    return ClassLabels(
+        bins_of_rows=class_labels.bins_of_rows, bins=class_labels.bins, label_noise=noise
+    )
 
 
 def _ledger(plan: RunPlan, party: str) -> Ledger:
     return Ledger(None, party=party, plan=plan.releases, noise_share_std=plan.noise_share_std)
 
 
-def _ballot(plan: RunPlan, data: PrimaryData, ledger: Ledger, folder: str) -> Ballot:
+def _ballot(plan: RunPlan, data: PrimaryData, ledger: Ledger, folder: str) -> ClassLabels:
     state = StateFolder(Path(folder), settings_digest="")
-    return ballot_of(plan, data, data.targets.numpy(), ledger, state, ())
+    return class_labels_of(plan, data, data.targets.numpy(), ledger, state, ())

@@ -23,7 +23,7 @@ from securevfl.federation.build import build_secondary
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RoundPlan, RunFacts, plan_run
-from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.lab.audit.audit_statistics import (
     LONG,
     MIXED,
@@ -69,14 +69,14 @@ class ShowFeatures(nn.Module):
         return features * present.unsqueeze(-1)
 
 
-class AuditRounds(Allowance):
+class AuditRounds(RequestValidator):
     """Admits as many rounds as an audit has; it looks at the same made-up rows in each of them."""
 
     def __init__(self, limits: SessionLimits, *, rounds: int) -> None:
         super().__init__(limits)
         self._left = rounds
 
-    def admit_round(self, plan: RoundPlan) -> None:
+    def validate_round(self, plan: RoundPlan) -> None:
         """Take a round into account, or refuse it.
 
         Raises:
@@ -147,7 +147,7 @@ class AuditStage:
         secondary.bottom = ShowFeatures()
         secondary.optimizer = None
         limits = SessionLimits.of(self.plan, party=name)
-        secondary.allowance = AuditRounds(limits, rounds=self.settings.rounds)
+        secondary.validator = AuditRounds(limits, rounds=self.settings.rounds)
         return secondary
 
     def _link(self, table: PartyTable) -> LinkedSecondary:

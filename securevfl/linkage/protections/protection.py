@@ -43,7 +43,7 @@ from securevfl.linkage.stage.messages import (
     alignment_of,
 )
 from securevfl.linkage.stage.party_keys import key_scaler, model_keys, scale_of
-from securevfl.transport.channels import Lines
+from securevfl.transport.channels import Channels
 from securevfl.transport.message import (
     DeclaredMessage,
     Message,
@@ -65,7 +65,7 @@ class LinkageHelper:
     rows: int
     """Number of the primary's rows."""
 
-    lines: Lines
+    lines: Channels
     """Channels to all other parties."""
 
     cache: LinkCache

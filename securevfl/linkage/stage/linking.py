@@ -32,7 +32,7 @@ from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.messages import LinkedRows
 from securevfl.linkage.stage.party_keys import read_secret
-from securevfl.transport.channels import CallerLines, Lines, PrimaryLines, SealedLine
+from securevfl.transport.channels import CallerChannels, Channels, PrimaryChannels, SealedChannel
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 METRICS: Final[dict[str, Metric]] = {
@@ -111,7 +111,7 @@ class LinkageInput:
     """Where it keeps links."""
 
     def with_lines(
-        self, lines: Lines, *, rows: int, session: bytes, observe: Observer
+        self, lines: Channels, *, rows: int, session: bytes, observe: Observer
     ) -> DataParty:
         """Return the party as its protection takes it.
 
@@ -145,7 +145,7 @@ def link_as_primary(
         What the protection's :meth:`Protection.link_as_primary` says.
     """
     spec, hides = place.spec, protection_of(place.spec)
-    lines = PrimaryLines(
+    lines = PrimaryChannels(
         transport, spec.roles.ranks, kinds=hides.kinds, deadline_s=spec.idle_timeout_s
     )
     return hides.link_as_primary(
@@ -158,7 +158,7 @@ def link_as_primary(
 def link_as_secondary(
     place: LinkageInput,
     transport: SecondaryTransport,
-    sealed: Mapping[str, SealedLine],
+    sealed: Mapping[str, SealedChannel],
     *,
     rows: int,
     observe: Observer,
@@ -191,7 +191,7 @@ def help_to_link(
     spec: LinkSpec,
     role: HelperRole,
     transport: SecondaryTransport,
-    sealed: Mapping[str, SealedLine],
+    sealed: Mapping[str, SealedChannel],
     *,
     rows: int,
     cache: LinkCache,
@@ -220,10 +220,10 @@ def help_to_link(
 
 
 def _caller_lines(
-    spec: LinkSpec, transport: SecondaryTransport, sealed: Mapping[str, SealedLine]
-) -> CallerLines:
+    spec: LinkSpec, transport: SecondaryTransport, sealed: Mapping[str, SealedChannel]
+) -> CallerChannels:
     kinds = protection_of(spec).kinds
-    return CallerLines(
+    return CallerChannels(
         transport, spec.roles.ranks, sealed, kinds=kinds, deadline_s=spec.idle_timeout_s
     )
 

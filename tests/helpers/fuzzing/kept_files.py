@@ -22,9 +22,9 @@ from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.checkpoint import PRESENCE, Checkpoints, StateFolder
-from securevfl.federation.rounds.exchanges import KeptRows
-from securevfl.federation.rounds.release import KeptRelease
-from securevfl.federation.saved_model import KeptModel, load_model
+from securevfl.federation.rounds.exchanges import CachedRows
+from securevfl.federation.rounds.release import CachedRelease
+from securevfl.federation.saved_model import SavedModel, load_model
 from securevfl.federation.session.membership import Presence, absences_in_words
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable, SimilarityScale
@@ -102,18 +102,18 @@ def _read_epoch(files: StateFolder) -> None:
 
 
 def _read_rows(files: StateFolder) -> None:
-    kept = KeptRows(files, [np.arange(3)], shape=(2, 2))
+    kept = CachedRows(files, [np.arange(3)], shape=(2, 2))
     if not kept.missing():
         kept.keep(0, kept.all())
         unlike(
-            "rows", kept.all().tolist(), KeptRows(files, kept.parts, shape=(2, 2)).all().tolist()
+            "rows", kept.all().tolist(), CachedRows(files, kept.parts, shape=(2, 2)).all().tolist()
         )
 
 
 def _read_release(files: StateFolder) -> None:
     ledger = Ledger(None, party="bank", plan=frozen_plan(), noise_share_std=1.0)
     table = LinkTable(indices=np.zeros((4, 2), dtype=np.int64), distances=np.zeros((4, 2)))
-    kept = KeptRelease(
+    kept = CachedRelease(
         files,
         ledger,
         bottom=_layer(),
@@ -131,7 +131,7 @@ def _read_answer(files: StateFolder) -> None:
     ledger = Ledger(None, party="bank", plan=frozen_plan(), noise_share_std=1.0)
     ledger.charge(round_number=1, rows=np.arange(3), purpose="train")
     table = LinkTable(indices=np.zeros((4, 2), dtype=np.int64), distances=np.zeros((4, 2)))
-    kept = KeptRelease(
+    kept = CachedRelease(
         files, ledger, bottom=_layer(), links=FixedLinks(table=table), records={}, fit=None
     )
     words = kept.again(np.arange(3))
@@ -393,7 +393,7 @@ def _top() -> torch.nn.Module:
     return build_top(config, table, kept(config, "agency").head)
 
 
-def _meaning(model: KeptModel) -> str:
+def _meaning(model: SavedModel) -> str:
     plain = {
         name: getattr(model, name)
         for name in ("party", "role", "run", "family", "settings", "features", "schema", "version")

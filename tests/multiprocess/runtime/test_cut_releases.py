@@ -89,9 +89,9 @@ def charged(ledger: Path) -> list[dict[str, Any]]:
 
 
 POINTS = {
-    "the primary, with an average that it has not kept": ("agency", "KeptRows.keep:2:before"),
-    "a secondary, between its charge and its answer": ("bank-1", "KeptRelease.answered:4:before"),
-    "a secondary, between its answer and its sending": ("bank-2", "KeptRelease.answered:4:after"),
+    "the primary, with an average that it has not kept": ("agency", "CachedRows.keep:2:before"),
+    "a secondary, between its charge and its answer": ("bank-1", "CachedRelease.answered:4:before"),
+    "a secondary, between its answer and its sending": ("bank-2", "CachedRelease.answered:4:after"),
 }
 
 
@@ -125,7 +125,7 @@ def test_a_killed_primary_spends_no_more_than_an_uncut_run(tmp_path: Path, port:
     """With noise: every row is booked once by everybody, and epsilon is that of one release."""
     path = federation(tmp_path, NOISY, port)
     outs = dict.fromkeys(NAMES, tmp_path / "run")
-    ended(path, outs, altered={"agency": "kill:KeptRows.keep:3:before"})
+    ended(path, outs, altered={"agency": "kill:CachedRows.keep:3:before"})
     booked = {name: len(charged(tmp_path / f"{name}.csv.ledger.jsonl")) for name in NAMES}
     kept = len(list((tmp_path / "run" / "parties" / "agency" / "released").iterdir()))
     # Eight rounds ahead of the two that were kept; whoever answered a round has booked it.
@@ -156,7 +156,7 @@ def test_parties_of_two_runs_do_not_go_on_together(tmp_path: Path, port: int) ->
     """
     path = federation(tmp_path, PLAIN, port)
     outs = {name: tmp_path / name for name in NAMES}
-    ended(path, outs, altered={"agency": "kill:KeptRows.keep:2:after"})
+    ended(path, outs, altered={"agency": "kill:CachedRows.keep:2:after"})
     before = contents(tmp_path)
     fresh = {name: tmp_path / f"fresh-{name}" for name in NAMES}
 

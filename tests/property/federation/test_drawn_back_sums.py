@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.federation.rounds.cut import Cut, MeanOfPooledRecords
+from securevfl.federation.rounds.cut import CutLayer, MeanOfPooledRecords
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.sampling import PickedLinks, eligible_pairs
 from securevfl.mpc.codec import RingFormat
@@ -19,7 +19,7 @@ WIDTH = 5
 def row_sums(keys, records, vectors, *, cap: int, slots: int) -> torch.Tensor:
     """Return the integers that would be released for every row, before noise."""
     ring = RingFormat.choose(clip_norm=CLIP * slots, noise_share_std=0.0, parties=2)
-    cut = Cut(ring=ring, slots=slots, shape=(1, WIDTH))
+    cut = CutLayer(ring=ring, slots=slots, shape=(1, WIDTH))
     pooled = MeanOfPooledRecords(cut=cut, clip_norm=CLIP)
     if not len(records):
         return torch.zeros(len(keys), WIDTH, dtype=torch.float64)

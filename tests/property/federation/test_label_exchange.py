@@ -24,7 +24,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.class_means import ballot
+from securevfl.federation.class_means import class_labels
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import run_facts
 from securevfl.federation.saved_model import load_model
@@ -83,7 +83,7 @@ def played(
 ) -> Received:
     """Run everything, ask for predictions, and return what secondaries received."""
     received = Received()
-    vote, answer, request = simulation.vote_in_process, Secondary.answer, predicting.Request
+    vote, answer, request = simulation.class_means_in_process, Secondary.answer, predicting.Request
 
     def voted(secondaries: Any, make: Any) -> Any:
         def told(due: Any) -> Any:
@@ -104,10 +104,10 @@ def played(
         return request(**parts)
 
     with patch.context() as watched:
-        watched.setattr(simulation, "vote_in_process", voted)
+        watched.setattr(simulation, "class_means_in_process", voted)
         watched.setattr(Secondary, "answer", answered)
         watched.setattr(predicting, "Request", requested)
-        watched.setattr(ballot, "randomised_labels", lambda own, _classes, _epsilon: own)
+        watched.setattr(class_labels, "randomised_labels", lambda own, _classes, _epsilon: own)
         result = simulate_federation(
             config, tables, RunOptions(run_folder=folder), with_alone=False
         )

@@ -37,9 +37,9 @@ from securevfl.core.errors import SecureVflError
 from securevfl.dp.events import Release
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.messages import EpochEnd, Gradient, Mean
-from securevfl.federation.rounds.release import KeptRelease
+from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import EpochMark, RoundPlan, new_run
-from securevfl.federation.session.allowance import Allowance
+from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.ledger import ledger as ledger_module
 
 # dp-accounting's grid of 1e-3 rounds up; the ledger's is finer.
@@ -287,8 +287,8 @@ def test_ten_thousand_games() -> None:
 
 def rounds_without_end(patch: pytest.MonkeyPatch) -> None:
     """Take out what ends a dp-trained encoder's rounds: the plan, twice, and an honest price."""
-    for name in ("admit_round", "admit_average", "admit_epoch", "admit_done"):
-        patch.setattr(Allowance, name, lambda *_args: None)
+    for name in ("validate_round", "validate_average", "validate_epoch", "validate_done"):
+        patch.setattr(RequestValidator, name, lambda *_args: None)
     patch.setattr(ledger_module, "require_planned", lambda *_args, **_fields: None)
     release = ReleasePlan.release
 
@@ -300,21 +300,21 @@ def rounds_without_end(patch: pytest.MonkeyPatch) -> None:
 
 def rounds_of_any_size(patch: pytest.MonkeyPatch) -> None:
     """Take out what holds a round to the rows that its noise was made for."""
-    patch.setattr(Allowance, "_require_size", lambda *_args, **_fields: None)
-    patch.setattr(Allowance, "_require_pass", lambda *_args, **_fields: None)
+    patch.setattr(RequestValidator, "_require_size", lambda *_args, **_fields: None)
+    patch.setattr(RequestValidator, "_require_pass", lambda *_args, **_fields: None)
     patch.setattr(ledger_module, "require_size", lambda *_args, **_fields: None)
 
 
 def positions_at_any_time(patch: pytest.MonkeyPatch) -> None:
     """Take out what keeps positional weights at home."""
-    patch.setattr(Allowance, "admit_average", lambda *_args: None)
+    patch.setattr(RequestValidator, "validate_average", lambda *_args: None)
 
 
 def rows_again(patch: pytest.MonkeyPatch) -> None:
     """Take out what keeps a frozen run from releasing a row afresh, with fresh noise."""
-    patch.setattr(KeptRelease, "again", lambda *_args: None)
+    patch.setattr(CachedRelease, "again", lambda *_args: None)
     patch.setattr(
-        KeptRelease, "charge", lambda kept, *, rows, **_fields: (kept.spent, len(rows))[0]
+        CachedRelease, "charge", lambda kept, *, rows, **_fields: (kept.spent, len(rows))[0]
     )
 
 

@@ -133,7 +133,7 @@ def test_releases_and_updates_of_rounds_that_learn(rate: float, tmp_path: Path) 
 
     def learned(which: World) -> list[torch.Tensor]:
         # Rows of a next epoch, without the one before it being whole.
-        which.secondary.allowance = AnyRound()
+        which.secondary.validator = AnyRound()
         out = []
         for (number, rows), gradient in zip(rounds, gradients, strict=True):
             out.append(which.release(rows.tolist(), number=number, purpose="train"))

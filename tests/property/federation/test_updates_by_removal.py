@@ -20,7 +20,7 @@ from securevfl.federation.rounds.updates import (
     DropoutStream,
     GradientNoise,
     LinkedRecords,
-    PrivateLesson,
+    PrivateBackwardStep,
     RowGradients,
 )
 from securevfl.linkage.sampling import RoundLinker
@@ -74,7 +74,7 @@ def answer(bottom: nn.Module, linker: RoundLinker, features, keys, batch, wanted
         units=NOISE,
         stream=DropoutStream(0, "bank", device=torch.device("cpu")),
     )
-    lesson = PrivateLesson(bottom, rows.total, noise=NOISE)
+    lesson = PrivateBackwardStep(bottom, rows.total, noise=NOISE)
     with torch.no_grad():
         released = quantise(clip_rows(bottom(*_inputs(records)), CLIP), RING).double()
     lesson.gradients_from(wanted)

@@ -16,7 +16,7 @@ from securevfl.federation.rounds.updates import (
     DropoutStream,
     GradientNoise,
     LinkedRecords,
-    PrivateLesson,
+    PrivateBackwardStep,
     RowGradients,
 )
 
@@ -40,7 +40,7 @@ class Scaled(nn.Module):
         return self.weight * features[:, :1, :1] * present[:, :1, None]
 
 
-def sums_of(noise: GradientNoise, lengths: list[float]) -> Tensor:
+def sum_format_of(noise: GradientNoise, lengths: list[float]) -> Tensor:
     """Return what updates add up to, of rows whose gradients have these lengths along one axis."""
     bottom = Scaled()
     records = LinkedRecords(
@@ -60,7 +60,7 @@ def sums_of(noise: GradientNoise, lengths: list[float]) -> Tensor:
             units=noise,
             stream=DropoutStream(0, "bank", device=torch.device("cpu")),
         )
-        lesson = PrivateLesson(bottom, rows.total, noise=noise)
+        lesson = PrivateBackwardStep(bottom, rows.total, noise=noise)
         lesson.gradients_from(wanted)
         assert bottom.weight.grad is not None
         found.append(bottom.weight.grad.double() * ROWS)
@@ -70,7 +70,7 @@ def sums_of(noise: GradientNoise, lengths: list[float]) -> Tensor:
 def alarms(make: type[GradientNoise]) -> set[str]:
     """Return the tests that fail."""
     failed = set()
-    quiet = sums_of(make(clip_norm=CLIP, noise_std=NOISE), [0.0] * ROWS) / NOISE
+    quiet = sum_format_of(make(clip_norm=CLIP, noise_std=NOISE), [0.0] * ROWS) / NOISE
     squares, count = float(quiet.square().sum()), quiet.numel()
     if not chi2.ppf(FALSE_ALARM / 2, count) < squares < chi2.isf(FALSE_ALARM / 2, count):
         failed.add("size")
@@ -84,7 +84,7 @@ def alarms(make: type[GradientNoise]) -> set[str]:
         if abs(float((one * other).sum())) > reach * math.sqrt(one.numel()):
             failed.add(name)
     # One row far too long, the others half the clip the other way: -2.5 clips in all.
-    long = sums_of(make(clip_norm=CLIP, noise_std=NOISE), [1e4] + [-CLIP / 2] * (ROWS - 1))
+    long = sum_format_of(make(clip_norm=CLIP, noise_std=NOISE), [1e4] + [-CLIP / 2] * (ROWS - 1))
     expected = CLIP - (ROWS - 1) * CLIP / 2
     if abs(float(long[:, 0].mean()) - expected) > reach * NOISE / math.sqrt(UPDATES) + 0.01:
         failed.add("each row clipped by itself")

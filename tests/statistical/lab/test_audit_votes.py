@@ -12,9 +12,9 @@ import pytest
 
 from securevfl.dp.class_sums import SumFormat, integer_records
 from securevfl.dp.labels import randomised_labels
-from securevfl.federation.class_means import ballot, class_means_stage
-from securevfl.federation.class_means.class_means_stage import VotesSums
-from securevfl.federation.encoder_fitting import Voter
+from securevfl.federation.class_means import class_labels, class_means_stage
+from securevfl.federation.class_means.class_means_stage import ClassMeansSums
+from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.lab.audit.audit_votes import audit_votes
 from securevfl.lab.audit.settings import AuditSettings
 from securevfl.mpc.dealt_sums import masked_noise, opened
@@ -47,8 +47,8 @@ def test_what_is_installed_passes(settings: AuditSettings) -> None:
 
 def half_of_a_record(patch: Patch) -> None:
     """A secondary's noise is half of what is charged."""
-    whole = Voter.noise
-    patch.setattr(Voter, "noise", lambda self: whole(self) // 2)
+    whole = ClassMeansFitting.noise
+    patch.setattr(ClassMeansFitting, "noise", lambda self: whole(self) // 2)
 
 
 def one_link_a_record(patch: Patch) -> None:
@@ -76,17 +76,17 @@ def nothing_behind_masks(patch: Patch) -> None:
 def nothing_by_labels(patch: Patch) -> None:
     """Sums by labels that were sent have no noise."""
 
-    def bare(self: Voter, bins: np.ndarray, *, keep: float | None) -> np.ndarray:
+    def bare(self: ClassMeansFitting, bins: np.ndarray, *, keep: float | None) -> np.ndarray:
         del keep
         return self.format.by_bins(self.vectors(), bins).astype(np.float64)
 
-    patch.setattr(Voter, "by_labels", bare)
+    patch.setattr(ClassMeansFitting, "by_labels", bare)
 
 
 def half_of_a_label(patch: Patch) -> None:
     """The primary's noise is half of what it promises."""
-    whole = ballot.gaussian_noise_multiplier
-    patch.setattr(ballot, "gaussian_noise_multiplier", lambda **promise: whole(**promise) / 2)
+    whole = class_labels.gaussian_noise_multiplier
+    patch.setattr(class_labels, "gaussian_noise_multiplier", lambda **promise: whole(**promise) / 2)
 
 
 def one_line_a_label(patch: Patch) -> None:
@@ -103,14 +103,14 @@ def labels_without_noise(patch: Patch) -> None:
         return kept[-1]
 
     class Bare:
-        from_message = staticmethod(VotesSums.from_message)
+        from_message = staticmethod(ClassMeansSums.from_message)
 
-        def __new__(cls, *, sums: np.ndarray) -> VotesSums:
+        def __new__(cls, *, sums: np.ndarray) -> ClassMeansSums:
             del sums
-            return VotesSums(sums=kept[-1])
+            return ClassMeansSums(sums=kept[-1])
 
     patch.setattr(class_means_stage, "opened", heard)
-    patch.setattr(class_means_stage, "VotesSums", Bare)
+    patch.setattr(class_means_stage, "ClassMeansSums", Bare)
 
 
 def noise_again(patch: Patch) -> None:
@@ -127,7 +127,7 @@ def noise_again(patch: Patch) -> None:
 def labels_kept_too_often(patch: Patch) -> None:
     """At twice the epsilon."""
     patch.setattr(
-        ballot,
+        class_labels,
         "randomised_labels",
         lambda bins, classes, epsilon: randomised_labels(bins, classes, 2 * epsilon),
     )
@@ -135,7 +135,7 @@ def labels_kept_too_often(patch: Patch) -> None:
 
 def labels_drawn_again(patch: Patch) -> None:
     """In every session of the run."""
-    patch.setattr(ballot, "drawn_once", lambda _files, _rows, draw: draw())
+    patch.setattr(class_labels, "drawn_once", lambda _files, _rows, draw: draw())
 
 
 RECORD = {"record_noise_not_too_small", "records_not_too_distinguishable"}

@@ -11,7 +11,7 @@ from helpers.built import Built, built
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.assisted_boosting import AssistKind, ModelFitted, Residuals, Step
-from securevfl.federation.rounds.secondary import Secondary, keep_nothing
+from securevfl.federation.rounds.secondary import Secondary, save_nothing
 from securevfl.federation.run_plan import EpochMark
 from securevfl.federation.session.peers import HandlerTable, ReplyHere
 from securevfl.transport.message import Message
@@ -44,7 +44,7 @@ def step(value: float = 1.0, *, epoch: int = 1) -> Message:
 
 def hear(one: Secondary, message: Message) -> list[Any]:
     """Let a secondary handle a message as its server does; return its answers."""
-    table, reply = HandlerTable(one.handlers(keep_nothing)), ReplyHere()
+    table, reply = HandlerTable(one.handlers(save_nothing)), ReplyHere()
     table.handle(table.read(message), reply)
     return reply.messages
 
@@ -57,8 +57,10 @@ def play(world: Built, one: Secondary, until: str) -> None:
         "scores": lambda: one.answer(world.round(1, split.train, "train")),
         "step": lambda: hear(one, step()),
         "validation": lambda: one.answer(world.round(2, split.validation, "validation")),
-        "mark": lambda: one.allowance.admit_epoch(EpochMark(epoch=1, best=True)),
-        "end": lambda: one.allowance.admit_epoch(EpochMark(epoch=1, best=False, restore_best=True)),
+        "mark": lambda: one.validator.validate_epoch(EpochMark(epoch=1, best=True)),
+        "end": lambda: one.validator.validate_epoch(
+            EpochMark(epoch=1, best=False, restore_best=True)
+        ),
     }
     for name, act in acts.items():
         act()
@@ -150,7 +152,7 @@ def test_nothing_is_scored_out_of_turn(world: Built) -> None:
     with pytest.raises(ProtocolError, match="is not due"):
         hear(one, step())
     with pytest.raises(ProtocolError, match="not due"):
-        one.allowance.admit_epoch(EpochMark(epoch=1, best=True))
+        one.validator.validate_epoch(EpochMark(epoch=1, best=True))
 
 
 def test_another_round_is_of_the_same_rows(tables: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from helpers.federations import write_federation
 from securevfl.dp.labels import LabelRelease
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.class_means.ballot import charge_labels
+from securevfl.federation.class_means.class_labels import charge_labels
 from securevfl.ledger.ledger import Ledger, ledger_of_table
 
 Capture = pytest.CaptureFixture[str]

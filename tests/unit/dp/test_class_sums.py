@@ -11,7 +11,7 @@ from securevfl.dp.class_sums import SumFormat
 BINS = 4
 
 
-def sums_of(
+def sum_format_of(
     found: SumFormat, records: np.ndarray, rows_of: np.ndarray, bins: np.ndarray
 ) -> np.ndarray:
     """Return class sums of records that each picked the rows given, -1 for none."""
@@ -42,15 +42,15 @@ def test_no_record_and_no_label_moves_the_sums_by_more_than_the_bound(
     found = SumFormat.choose(
         features=features, bins=BINS, links_per_record=cap, noise_multiplier=3.0
     )
-    whole = sums_of(found, records, rows_of, bins)
+    whole = sum_format_of(found, records, rows_of, bins)
     for gone in range(len(records)):
         without = np.where(np.arange(len(records))[:, None] == gone, -1, rows_of)
-        change = np.linalg.norm(whole - sums_of(found, records, without, bins))
+        change = np.linalg.norm(whole - sum_format_of(found, records, without, bins))
         assert change <= found.change_of_record
     for row in range(len(bins)):
         other = bins.copy()
         other[row] = (other[row] + 1) % BINS
-        change = np.linalg.norm(whole - sums_of(found, records, rows_of, other))
+        change = np.linalg.norm(whole - sum_format_of(found, records, rows_of, other))
         assert change <= found.change_of_label
 
 
@@ -58,8 +58,8 @@ def test_the_bounds_are_reached() -> None:
     """A looser one would be noise for nothing: a record of full length, and a full row's label."""
     found = SumFormat.choose(features=4, bins=BINS, links_per_record=1, noise_multiplier=None)
     long = np.full((1, 4), 50.0, np.float32)
-    whole = sums_of(found, long, np.array([[0]]), np.array([0, 1]))
-    moved = sums_of(found, long, np.array([[0]]), np.array([2, 1]))
+    whole = sum_format_of(found, long, np.array([[0]]), np.array([0, 1]))
+    moved = sum_format_of(found, long, np.array([[0]]), np.array([2, 1]))
     assert np.linalg.norm(whole) > 0.999 * found.change_of_record
     assert np.linalg.norm(whole - moved) > 0.999 * found.change_of_label
 
@@ -70,7 +70,7 @@ def test_means_are_those_of_the_rows_records() -> None:
     records = draw.uniform(-0.5, 0.5, (40, 3)).astype(np.float32)
     bins = np.arange(40) % BINS
     found = SumFormat.choose(features=3, bins=BINS, links_per_record=1, noise_multiplier=None)
-    sums = sums_of(found, records, np.arange(40)[:, None], bins)
+    sums = sum_format_of(found, records, np.arange(40)[:, None], bins)
     counts, means = found.means(sums.astype(np.float64))
     np.testing.assert_allclose(counts, 10)
     for one in range(BINS):

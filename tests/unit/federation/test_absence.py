@@ -18,7 +18,7 @@ from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.messages import PredictRequest, Welcome
 from securevfl.federation.run_plan import RunFacts, new_run, plan_prediction
-from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.handshake import Joined
 from securevfl.federation.session.membership import (
     absent_names,
@@ -165,7 +165,7 @@ def test_a_request_to_others_than_the_sessions_parties_is_refused(
     life.identity = life.pinned = None
     serve: Callable[[], None] = partial(party_process.serve_as_helper, life)
     if who == "bank-1":
-        model, table = mock.Mock(spec=KeptModel), mock.Mock(spec=PartyTable)
+        model, table = mock.Mock(spec=SavedModel), mock.Mock(spec=PartyTable)
         serve = secondary_party._Requests(
             secondary_party.SecondarySession(life, star), model, table
         ).serve

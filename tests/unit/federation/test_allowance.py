@@ -6,7 +6,7 @@ from helpers.secondaries import ROWS, limits
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.run_plan import EpochMark, Purpose, RoundPlan
-from securevfl.federation.session.allowance import Allowance
+from securevfl.federation.session.request_validator import RequestValidator
 
 BOTH = (1, 2)
 
@@ -15,7 +15,7 @@ class Session:
     """Says to an allowance what a primary would."""
 
     def __init__(self, **changes) -> None:
-        self.allowance = Allowance(limits(**changes))
+        self.validator = RequestValidator(limits(**changes))
         self.number = 0
 
     def round(
@@ -26,7 +26,7 @@ class Session:
         number: int | None = None,
     ) -> None:
         self.number = self.number + 1 if number is None else number
-        self.allowance.admit_round(
+        self.validator.validate_round(
             RoundPlan(
                 round_number=self.number,
                 rows=np.array(rows, dtype=np.int64),
@@ -37,7 +37,7 @@ class Session:
 
     def average(self) -> None:
         self.number += 1
-        self.allowance.admit_average(self.number)
+        self.validator.validate_average(self.number)
 
     def train(self) -> None:
         for rows in ((0, 1), (2, 3), (4, 5)):
@@ -48,10 +48,10 @@ class Session:
         self.round("validation", 8)
 
     def end(self, epoch: int, *, restore_best: bool = False) -> None:
-        self.allowance.admit_epoch(EpochMark(epoch=epoch, best=True, restore_best=restore_best))
+        self.validator.validate_epoch(EpochMark(epoch=epoch, best=True, restore_best=restore_best))
 
     def done(self) -> None:
-        self.allowance.admit_done()
+        self.validator.validate_done()
 
     def epoch(self, number: int) -> None:
         self.train()
@@ -79,10 +79,10 @@ def test_a_run_that_stops_early_or_goes_on_is_admitted() -> None:
     early.epoch(1)
     early.end(1, restore_best=True)
     resumed = Session()
-    resumed.allowance.start_after(1)
+    resumed.validator.start_after(1)
     resumed.epoch(2)
     finished = Session()
-    finished.allowance.start_after(2)
+    finished.validator.start_after(2)
     finished.end(1, restore_best=True)
     finished.round("test", 9)
 
@@ -99,7 +99,7 @@ def test_epochs_beyond_the_plan_are_refused() -> None:
     with pytest.raises(ProtocolError, match="ends epoch 3, which is not due"):
         session.end(3)
     with pytest.raises(ProtocolError, match="after epoch 3"):
-        Session().allowance.start_after(3)
+        Session().validator.start_after(3)
 
 
 def test_oversized_rounds_are_refused() -> None:
@@ -175,7 +175,7 @@ def test_round_numbers_rise() -> None:
     with pytest.raises(ProtocolError, match="rounds up to 3 were announced"):
         session.round("validation", 6, 7, number=3)
     with pytest.raises(ProtocolError, match="rounds up to 3 were announced"):
-        session.allowance.admit_average(3)
+        session.validator.validate_average(3)
 
 
 def test_positions_are_averaged_only_when_due() -> None:

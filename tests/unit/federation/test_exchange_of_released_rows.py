@@ -13,12 +13,12 @@ from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.data.rows import consecutive_batches
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import EpochEnd
-from securevfl.federation.rounds.cut import Cut
-from securevfl.federation.rounds.exchanges import KeptRows, ReleasedRows, release_once
+from securevfl.federation.rounds.cut import CutLayer
+from securevfl.federation.rounds.exchanges import CachedRows, ReleasedRows, release_once
 from securevfl.federation.run_plan import EpochMark, RoundCounter, RoundPlan, active_parties
 from securevfl.mpc.codec import RingFormat
 
-CUT = Cut(
+CUT = CutLayer(
     ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2), slots=1, shape=(1, 2)
 )
 
@@ -38,11 +38,11 @@ class Recorded(ReleasedRows):
         return super().release(plan)
 
 
-def store(folder: Path, rows: int, *, batch_size: int = 4) -> KeptRows:
+def store(folder: Path, rows: int, *, batch_size: int = 4) -> CachedRows:
     files = StateFolder(folder, settings_digest="abc")
     files.run = "1" * 32
     parts = consecutive_batches(np.arange(rows, dtype=np.int64), batch_size=batch_size)
-    return KeptRows(files, parts, shape=CUT.shape)
+    return CachedRows(files, parts, shape=CUT.shape)
 
 
 def test_every_row_is_released_exactly_once(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_nothing_is_computed_when_the_budget_forbids_it(
     ledger = Ledger(None, party="bank-1", plan=plan.releases, noise_share_std=plan.noise_share_std)
     monkeypatch.setattr(Ledger, "charge_fitting", spent)
     records = np.zeros((9, 3), np.float32)
-    fit = encoder_fitting.Fitting(plan, bottom, records, ledger, name="bank-1")
+    fit = encoder_fitting.PrincipalFitting(plan, bottom, records, ledger, name="bank-1")
     with pytest.raises(BudgetExceededError):
         fit()
 

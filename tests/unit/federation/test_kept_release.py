@@ -10,7 +10,7 @@ from helpers.federations import FROZEN, write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.rounds.release import KeptRelease
+from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable
@@ -47,7 +47,7 @@ class Session:
         files.run = RUN
         files.guard(self.ledger)
         indices = np.zeros((60, 4), dtype=np.int64)
-        self.kept = KeptRelease(
+        self.kept = CachedRelease(
             files,
             self.ledger,
             bottom=torch.nn.Linear(2, 2),
@@ -56,14 +56,14 @@ class Session:
             fit=None,
         )
 
-    def __enter__(self) -> KeptRelease:
+    def __enter__(self) -> CachedRelease:
         return self.kept
 
     def __exit__(self, *_error: object) -> None:
         self.ledger.close()
 
 
-def answer(kept: KeptRelease, rows: np.ndarray, number: int) -> None:
+def answer(kept: CachedRelease, rows: np.ndarray, number: int) -> None:
     assert kept.again(rows) is None
     kept.settle()
     kept.charge(round_number=number, rows=rows, purpose="release")

@@ -16,9 +16,8 @@ from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.checkpoint import Checkpoints, StateFolder
 from securevfl.federation.rounds.primaries import NetworkPrimary
-from securevfl.federation.rounds.secondary import EpochKeeper, Secondary
+from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import EpochMark, RoundPlan, RunFacts, RunPlan, plan_run
-from securevfl.federation.session.allowance import Allowance, SessionLimits
 from securevfl.federation.session.handshake import Rejoin, own_epoch, require_own_run
 from securevfl.federation.session.membership import (
     PRESENCE,
@@ -28,6 +27,7 @@ from securevfl.federation.session.membership import (
     least_secondaries,
     require_active,
 )
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.models.tasks import TaskHead
 
 NAMES = {1: "bank-1", 2: "bank-2", 3: "bank-3"}
@@ -149,8 +149,8 @@ def test_a_round_has_all_who_are_there_and_nobody_else(tmp_path: Path) -> None:
     for active in ((1,), (1, 2), (1, 2, 3), (3,)):
         asked = RoundPlan(round_number=1, rows=np.arange(4), active=active, purpose="train")
         with pytest.raises(ProtocolError, match=r"parties|take part"):
-            Allowance(limits(plan)).admit_round(asked)
-    Allowance(limits(plan)).admit_round(
+            RequestValidator(limits(plan)).validate_round(asked)
+    RequestValidator(limits(plan)).validate_round(
         RoundPlan(round_number=1, rows=np.arange(4), active=(1, 3), purpose="train")
     )
 
@@ -199,18 +199,18 @@ def test_who_was_away_goes_on_with_its_last_epoch(tmp_path: Path) -> None:
 
 
 def test_a_session_ends_for_others_between_epochs_alone(tmp_path: Path) -> None:
-    allowance = Allowance(limits(plan_run(config_of(tmp_path), FACTS)))
-    allowance.admit_rejoin()
-    allowance.admit_round(
+    validator = RequestValidator(limits(plan_run(config_of(tmp_path), FACTS)))
+    validator.validate_rejoin()
+    validator.validate_round(
         RoundPlan(round_number=1, rows=np.arange(4), active=(1, 2, 3), purpose="train")
     )
     with pytest.raises(ProtocolError, match="within epoch 1"):
-        allowance.admit_rejoin()
-    over = Allowance(limits(plan_run(config_of(tmp_path), FACTS)))
+        validator.validate_rejoin()
+    over = RequestValidator(limits(plan_run(config_of(tmp_path), FACTS)))
     over.start_after(1)
-    over.admit_epoch(EpochMark(epoch=1, best=False, restore_best=True))
+    over.validate_epoch(EpochMark(epoch=1, best=False, restore_best=True))
     with pytest.raises(ProtocolError, match="within epoch"):
-        over.admit_rejoin()
+        over.validate_rejoin()
 
 
 def test_who_missed_the_best_epoch_keeps_the_weights_that_it_has(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_who_missed_the_best_epoch_keeps_the_weights_that_it_has(tmp_path: Path)
     secondary = object.__new__(Secondary)
     secondary.bottom = model = torch.nn.Linear(1, 1)
     before = model.weight.detach().clone()
-    keep = EpochKeeper(secondary, checkpoints, came_back=4)
+    keep = EpochSaver(secondary, checkpoints, came_back=4)
     keep(EpochMark(epoch=4, best=False, restore_best=True))
     assert torch.equal(model.weight, before)
     with pytest.raises(ConfigError, match="does not exist"):
@@ -248,7 +248,7 @@ def test_the_best_epoch_is_one_of_those_who_are_there_now() -> None:
     primary.best_metric, primary.best_epoch = 0.9, 3
     lines = enumerate((0.1, 0.2, 0.9, 0.3), 1)
     primary.history = [{"epoch": epoch, "validation": value} for epoch, value in lines]
-    primary.goes_on_with_others(4)
+    primary.continues_with_others(4)
     assert (primary.since, primary.best_metric) == (4, None)
     primary.best_metric, ended = 0.5, []
     for epoch, validation in enumerate((0.5, 0.4, 0.45), 5):
@@ -257,5 +257,5 @@ def test_the_best_epoch_is_one_of_those_who_are_there_now() -> None:
         ended.append(primary.finished)
     assert ended == [False, False, True]
     primary.best_epoch = 5
-    primary.goes_on_with_others(7)
+    primary.continues_with_others(7)
     assert (primary.since, primary.best_metric) == (4, 0.5)

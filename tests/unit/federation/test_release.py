@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import BudgetExceededError, EncodingRangeError, PrivacyError
-from securevfl.federation.rounds.cut import Cut, MeanOfPooledRecords, MeanOfRows
+from securevfl.federation.rounds.cut import CutLayer, MeanOfPooledRecords, MeanOfRows
 from securevfl.federation.rounds.release import Released, SecondaryRelease, require_finite
 from securevfl.federation.run_plan import Purpose, RoundPlan
 from securevfl.mpc.codec import RingFormat
@@ -51,7 +51,7 @@ class ConstantNoise:
 def contribution(*, pooled: bool = False, slots: int = 1, noise=None, book=None):
     kind = MeanOfPooledRecords if pooled else MeanOfRows
     ring = RingFormat.choose(clip_norm=CLIP * slots, noise_share_std=0.0, parties=2)
-    cut = Cut(ring=ring, slots=slots if pooled else 1, shape=(1 if pooled else slots, 4))
+    cut = CutLayer(ring=ring, slots=slots if pooled else 1, shape=(1 if pooled else slots, 4))
     return SecondaryRelease(kind(cut=cut, clip_norm=CLIP), noise=noise, ledger=book or Book())
 
 

@@ -14,15 +14,15 @@ from securevfl.core.errors import ProtocolError
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import Announcement, Share
 from securevfl.federation.over_star import FederatedExchange
-from securevfl.federation.rounds.cut import Cut
-from securevfl.federation.rounds.exchanges import ChargedExchange, KeptRows, release_once
+from securevfl.federation.rounds.cut import CutLayer
+from securevfl.federation.rounds.exchanges import CachedRows, ChargedExchange, release_once
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RoundPlan
 from securevfl.ledger.ledger import Ledger
 from securevfl.mpc.codec import RingFormat
 from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport
 
-CUT = Cut(
+CUT = CutLayer(
     ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2), slots=1, shape=(1, 2)
 )
 ROUNDS = 3 * ROUNDS_AHEAD
@@ -92,7 +92,7 @@ def test_rounds_are_announced_ahead_and_no_further(tmp_path: Path) -> None:
     files = StateFolder(tmp_path, settings_digest="abc")
     files.run = RUN
     parts = np.split(np.arange(2 * ROUNDS), ROUNDS)
-    kept = KeptRows(files, parts, shape=CUT.shape)
+    kept = CachedRows(files, parts, shape=CUT.shape)
     keep = kept.keep
 
     def noted(number: int, aggregate: Tensor) -> None:

@@ -11,7 +11,7 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.rounds.cut import Cut
+from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.mpc.codec import RingFormat
 from securevfl.mpc.sum_to import InProcessSum
@@ -73,7 +73,7 @@ def test_pooled_rows_cross_as_sums_and_arrive_as_means(tmp_path: Path) -> None:
 def test_a_sum_of_another_size_is_refused() -> None:
     """Words that do not belong to so many rows are no average of them."""
     ring = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2)
-    cut = Cut(ring=ring, slots=1, shape=(2, 3))
+    cut = CutLayer(ring=ring, slots=1, shape=(2, 3))
     assert len(cut.zeros(5)) == cut.words(5) == 10
     with pytest.raises(ProtocolError, match="a sum of 24 elements needs 8 words, got 10"):
         cut.decode(cut.zeros(5), rows=4, active=2)

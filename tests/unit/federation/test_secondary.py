@@ -14,7 +14,7 @@ from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.primaries import split_average
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import Purpose, RoundPlan
-from securevfl.federation.session.allowance import Allowance
+from securevfl.federation.session.request_validator import RequestValidator
 
 
 def plan(
@@ -107,9 +107,9 @@ def test_a_round_that_is_not_due_books_and_computes_nothing() -> None:
         def charge(self, *, round_number: int, rows: np.ndarray, purpose: str) -> float:
             raise AssertionError("booked")
 
-    secondary = make_secondary(ledger=Forbidden(), allowance=Allowance(limits()))
+    secondary = make_secondary(ledger=Forbidden(), validator=RequestValidator(limits()))
     with pytest.raises(ProtocolError, match="rows outside"):
-        secondary.answer(plan([0, ROWS]), admitted=lambda: pytest.fail("used"))
+        secondary.answer(plan([0, ROWS]), validated=lambda: pytest.fail("used"))
 
 
 def test_forbidden_release_computes_nothing() -> None:

@@ -22,7 +22,7 @@ from securevfl.core.errors import SecureVflError
 from securevfl.federation.messages import Announcement, AverageRequest, EpochEnd, Mean
 from securevfl.federation.over_star import SecondaryServer, sum_from_secondary
 from securevfl.federation.rounds.cut import position_weights
-from securevfl.federation.rounds.secondary import keep_nothing
+from securevfl.federation.rounds.secondary import save_nothing
 from securevfl.federation.run_plan import EpochMark, RoundPlan, RunFacts
 from securevfl.mpc.masks import PairwiseMasks, SessionKey
 from securevfl.mpc.sum_to import SumTo
@@ -91,7 +91,7 @@ def left_in_sums(
             line,
             clear,
             one.plan,
-            handlers=one.secondaries[rank].handlers(keep_nothing),
+            handlers=one.secondaries[rank].handlers(save_nothing),
             log=lambda *_words, **_figures: None,
         )
         try:

@@ -16,7 +16,7 @@ from securevfl.federation.rounds.updates import (
     DropoutStream,
     GradientNoise,
     LinkedRecords,
-    PrivateLesson,
+    PrivateBackwardStep,
     RowGradients,
 )
 from securevfl.federation.run_plan import RoundPlan
@@ -71,7 +71,7 @@ def taught(bottom: nn.Module, links: LinkedRecords, wanted: Tensor, *, clip: flo
     """Return what a lesson sets as gradient, without noise, in one vector."""
     noise = quiet(clip)
     rows = RowGradients(bottom, links, forward=bottom, clip_norm=1.0, units=noise, stream=stream())
-    lesson = PrivateLesson(bottom, rows.total, noise=noise)
+    lesson = PrivateBackwardStep(bottom, rows.total, noise=noise)
     lesson.gradients_from(wanted)
     return torch.cat([parameter.grad.flatten() for parameter in bottom.parameters()])
 

@@ -12,7 +12,7 @@ from helpers.removal import world
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
-from securevfl.federation.encoder_fitting import Voter
+from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -117,8 +117,8 @@ def test_a_secondary_that_had_its_class_sums_gets_no_others(
     last = max((tmp_path / "run/parties/agency/released").iterdir(), key=lambda one: one.name)
     last.unlink()
     # The secondary says that its votes are not fitted, and would send its sums again.
-    monkeypatch.setattr(Voter, "settled", False)
-    monkeypatch.setattr(Voter, "begin", lambda _self, **_leaves: None)
+    monkeypatch.setattr(ClassMeansFitting, "settled", False)
+    monkeypatch.setattr(ClassMeansFitting, "begin", lambda _self, **_leaves: None)
 
     with pytest.raises(PrivacyError, match="bank-1, bank-2: had class sums of this run and says"):
         run(path, tmp_path / "run", resume=True)
@@ -130,13 +130,13 @@ def test_a_secondary_that_had_its_class_sums_gets_no_others(
 def test_no_record_moves_what_is_summed_by_more_than_is_charged(cap: int, tmp_path: Path) -> None:
     """Every tenth record of a table is taken away, as a run links and scales it."""
     path = write_votes(tmp_path, privacy={**FROZEN, "links_per_record": cap})
-    whole = world(path).secondary.voter
+    whole = world(path).secondary.class_means
     assert whole is not None
     bins = np.random.default_rng(0).integers(0, 4, 90)
     sums = whole.format.by_bins(whole.vectors(), bins)
     changes = []
     for gone in range(0, 90, 10):
-        without = world(path, gone=gone).secondary.voter
+        without = world(path, gone=gone).secondary.class_means
         assert without is not None
         assert without.format == whole.format
         rest = without.format.by_bins(without.vectors(), bins)
@@ -152,12 +152,12 @@ def test_rows_are_refused_before_votes_are_fitted(tmp_path: Path) -> None:
 
 def test_sums_that_left_and_were_lost_are_not_made_again(tmp_path: Path) -> None:
     """With other noise they would be a second release, which nobody has paid for."""
-    voter = world(write_votes(tmp_path)).secondary.voter
-    assert voter is not None
-    voter.begin(leaves=True)
+    class_means = world(write_votes(tmp_path)).secondary.class_means
+    assert class_means is not None
+    class_means.begin(leaves=True)
     with pytest.raises(PrivacyError, match="start another run"):
-        voter.begin(leaves=True)
-    voter.begin(leaves=False)
+        class_means.begin(leaves=True)
+    class_means.begin(leaves=False)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,13 @@ import pytest
 
 from securevfl.core.errors import ProtocolError
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.transport.channels import CallerLines, SealedFrom, SealedLine, SealedTo, _Inboxes
+from securevfl.transport.channels import (
+    CallerChannels,
+    SealedChannel,
+    SealedFrom,
+    SealedTo,
+    _Inboxes,
+)
 from securevfl.transport.message import Message, StarKind
 from securevfl.transport.star import SecondaryTransport
 
@@ -32,17 +38,17 @@ class Relayed(SecondaryTransport):
         return self.due.popleft()
 
 
-def ends() -> tuple[dict[str, SealedLine], dict[str, SealedLine]]:
-    def line(own: str, peer: str) -> SealedLine:
-        return SealedLine(
+def ends() -> tuple[dict[str, SealedChannel], dict[str, SealedChannel]]:
+    def line(own: str, peer: str) -> SealedChannel:
+        return SealedChannel(
             b"p" * 32, session=SESSION, own_rank=RANKS[own], peer=peer, peer_rank=RANKS[peer]
         )
 
     return {"dealer": line("bank", "dealer")}, {"bank": line("dealer", "bank")}
 
 
-def lines(transport: Relayed, sealed, ranks=RANKS) -> CallerLines:
-    return CallerLines(transport, ranks, sealed, kinds=KINDS, deadline_s=1.0)
+def lines(transport: Relayed, sealed, ranks=RANKS) -> CallerChannels:
+    return CallerChannels(transport, ranks, sealed, kinds=KINDS, deadline_s=1.0)
 
 
 def test_two_stages_of_a_session_never_seal_under_one_number() -> None:

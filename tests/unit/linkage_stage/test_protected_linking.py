@@ -24,7 +24,7 @@ from securevfl.linkage.spec import LinkageSecret, LinkSpec, SimilaritySpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.transport.channels import SealedLine
+from securevfl.transport.channels import SealedChannel
 from securevfl.transport.message import Message
 
 
@@ -393,10 +393,10 @@ def test_every_role_has_a_statement() -> None:
 class TestSealedLine:
     """Two callers behind a primary that must not read what it relays."""
 
-    def lines(self) -> tuple[SealedLine, SealedLine]:
+    def lines(self) -> tuple[SealedChannel, SealedChannel]:
         return (
-            SealedLine(b"p" * 32, session=SESSION, own_rank=1, peer="b", peer_rank=2),
-            SealedLine(b"p" * 32, session=SESSION, own_rank=2, peer="a", peer_rank=1),
+            SealedChannel(b"p" * 32, session=SESSION, own_rank=1, peer="b", peer_rank=2),
+            SealedChannel(b"p" * 32, session=SESSION, own_rank=2, peer="a", peer_rank=1),
         )
 
     def message(self, value: int) -> Message:

@@ -75,7 +75,7 @@ def _secondary(network: Network, rank: int, bottom: nn.Module) -> Secondary:
             ),
             bottom,
             SecondaryRelease(network.aggregation, noise=None, ledger=NoCharge()),
-            allowance=AnyRound(),
+            validator=AnyRound(),
             dropout=DropoutStream(0, f"bank-{rank}", device=torch.device("cpu")),
             optimizer=PacedOptimizer(torch.optim.SGD(bottom.parameters()), learning_rate=RATE),
         )

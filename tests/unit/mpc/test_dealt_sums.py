@@ -23,7 +23,7 @@ from securevfl.mpc.dealt_sums import (
 WORDS = st.integers(-(2**63), 2**63 - 1)
 
 
-def sums_of(rows, bins, numbers):
+def sum_format_of(rows, bins, numbers):
     return DealtFor(run="a run", secondary=1, rows=rows, bins=bins, numbers=numbers)
 
 
@@ -37,7 +37,7 @@ def plain(bins_of_rows, vectors, noise):
 def summed(bins_of_rows, vectors, noise, *, said=None):
     """Take every party's part; ``said`` is what a lying primary says."""
     bins = len(noise)
-    what = sums_of(len(vectors), *noise.shape)
+    what = sum_format_of(len(vectors), *noise.shape)
     dealing, seed = deal(what)
     if said is None:
         said = shifted(bins_of_rows, dealing.shifts, bins=bins)
@@ -88,13 +88,15 @@ def test_what_the_primary_sees_is_a_mask_and_one_line_a_row(small_pieces) -> Non
     bins_of_rows, vectors, noise = drawn(50, 4, 3)
     _, dealing, seed, pieces = summed(bins_of_rows, vectors, noise)
     said = shifted(bins_of_rows, dealing.shifts, bins=4)
-    masks = np.concatenate(list(masked(np.zeros_like(vectors), said, seed, sums_of(50, 4, 3))))
+    masks = np.concatenate(
+        list(masked(np.zeros_like(vectors), said, seed, sum_format_of(50, 4, 3)))
+    )
     seen = (np.concatenate(pieces) - masks).view(np.int64)
     expected = np.zeros((50, 4, 3), dtype=np.int64)
     expected[np.arange(50), said] = vectors
     np.testing.assert_array_equal(seen, expected)
     # No mask is used twice: neither between rows, nor between the rows and the noise.
-    noise_mask = masked_noise(np.zeros_like(noise), seed, sums_of(50, 4, 3))
+    noise_mask = masked_noise(np.zeros_like(noise), seed, sum_format_of(50, 4, 3))
     assert len(np.unique(np.concatenate([masks.ravel(), noise_mask.ravel()]))) == 51 * 12
 
 
@@ -119,13 +121,15 @@ def test_one_view_fits_any_vectors_with_the_same_sums() -> None:
         np.roll(mask, shift, axis=0)
         for mask, shift in zip(other_masks, dealing.shifts, strict=True)
     )
-    other_noise_mask = masked_noise(noise, seed, sums_of(30, 3, 2)) - other_noise.view(np.uint64)
+    other_noise_mask = masked_noise(noise, seed, sum_format_of(30, 3, 2)) - other_noise.view(
+        np.uint64
+    )
     np.testing.assert_array_equal(rolled + other_noise_mask, dealing.correction)
 
 
 def test_shifts_are_uniform_and_drawn_afresh() -> None:
     """Each of 5 shifts about 8,000 times in 40,000: off by ten deviations once in 10^21."""
-    first, second = (deal(sums_of(40_000, 5, 1)) for _ in range(2))
+    first, second = (deal(sum_format_of(40_000, 5, 1)) for _ in range(2))
     counts = np.bincount(first[0].shifts, minlength=5)
     assert len(counts) == 5
     assert np.abs(counts - 8_000).max() < 10 * np.sqrt(40_000 * 0.2 * 0.8)
@@ -150,7 +154,7 @@ def test_a_lying_primary_moves_rows_and_multiplies_none() -> None:
 def test_what_is_out_of_range_is_refused_before_anything_is_sent(lie) -> None:
     """A negative index would count from the end, a large one would miss."""
     bins_of_rows, vectors, noise = drawn(10, 4, 3)
-    what = sums_of(10, *noise.shape)
+    what = sum_format_of(10, *noise.shape)
     dealing, seed = deal(what)
     said = shifted(bins_of_rows, dealing.shifts, bins=4)
     said[7] = lie
@@ -167,7 +171,7 @@ def test_pieces_of_other_rows_are_refused(small_pieces) -> None:
     _, dealing, seed, pieces = summed(bins_of_rows, vectors, noise)
     for wrong in (pieces[:-1], [*pieces, pieces[0]]):
         with pytest.raises(ProtocolError, match="not of the 10 rows that masks were dealt for"):
-            opened(wrong, masked_noise(noise, seed, sums_of(10, 4, 3)), dealing)
+            opened(wrong, masked_noise(noise, seed, sum_format_of(10, 4, 3)), dealing)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,7 @@ def test_masks_of_other_sums_do_not_cancel(changed) -> None:
     secondary's words, of which one record changes several. Now all that the primary gets is
     uniform: no word is zero although every vector and the noise are.
     """
-    what = sums_of(60, 4, 3)
+    what = sum_format_of(60, 4, 3)
     seed_for = dealt_sums.DealtFor(**{**dataclasses.asdict(what), **changed})
     dealing, seed = deal(seed_for)
     vectors, noise = np.zeros((60, 3), dtype=np.int64), np.zeros((4, 3), dtype=np.int64)
@@ -201,7 +205,7 @@ def test_masks_of_other_sums_do_not_cancel(changed) -> None:
 
 def test_masks_of_the_same_sums_cancel() -> None:
     """The negative control: with nothing changed, zero vectors and noise give zero sums."""
-    what = sums_of(60, 4, 3)
+    what = sum_format_of(60, 4, 3)
     zeros = np.zeros((60, 3), dtype=np.int64), np.zeros((4, 3), dtype=np.int64)
     found, *_ = summed(np.zeros(60, dtype=np.int64), *zeros)
     assert what.shape == found.shape

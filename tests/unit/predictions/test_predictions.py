@@ -19,7 +19,7 @@ from securevfl.data.rows import split_rows
 from securevfl.federation.messages import PredictRequest, Welcome
 from securevfl.federation.run_plan import RoundPlan, RunFacts, plan_prediction
 from securevfl.federation.saved_model import FOLDER, load_model
-from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.predictions import Predictions
@@ -336,7 +336,7 @@ LIES: dict[str, tuple[list[tuple[list[int], str]], str]] = {
 def test_a_secondary_answers_no_more_than_the_request_says(behind_noise: Path, lie: str) -> None:
     """Rows 200 to 239 of 240 are predicted; the primary may ask for each of them once."""
     _, plan = request_plan(behind_noise, rows=240, predicted_rows=40)
-    allowance = Allowance(SessionLimits.of(plan, party="bank-1", after_round=7))
+    validator = RequestValidator(SessionLimits.of(plan, party="bank-1", after_round=7))
     asked, text = LIES[lie]
     rounds = [
         RoundPlan(
@@ -348,17 +348,17 @@ def test_a_secondary_answers_no_more_than_the_request_says(behind_noise: Path, l
         for number, (rows, purpose) in enumerate(asked, 8)
     ]
     for one in rounds[:-1]:
-        allowance.admit_round(one)
+        validator.validate_round(one)
     with pytest.raises(ProtocolError, match=text):
-        allowance.admit_round(rounds[-1])
+        validator.validate_round(rounds[-1])
 
 
 def test_round_numbers_of_earlier_requests_are_used(behind_noise: Path) -> None:
     _, plan = request_plan(behind_noise, rows=240, predicted_rows=40)
-    allowance = Allowance(SessionLimits.of(plan, party="bank-1", after_round=7))
+    validator = RequestValidator(SessionLimits.of(plan, party="bank-1", after_round=7))
     again = RoundPlan(round_number=7, rows=np.array([200]), active=(1, 2), purpose="predict")
     with pytest.raises(ProtocolError, match="rounds up to 7"):
-        allowance.admit_round(again)
+        validator.validate_round(again)
 
 
 def test_predictions_of_one_model_share_a_budget_that_training_does_not_touch(

@@ -32,7 +32,7 @@ from securevfl.federation.pretraining.pretraining_secondary import (
 from securevfl.federation.rounds.primaries import NetworkPrimary
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import plan_run, run_facts
-from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.report.page import write_report
@@ -237,7 +237,7 @@ def test_a_secondary_refuses_rows_that_it_did_not_call_aligned(tmp_path: Path) -
         learning_rows=facts.train_rows + facts.unlabelled_rows,
         linked=linked.linked_rows(),
         done=0,
-        take_round=Allowance(SessionLimits.of(plan, party="bank-1")).take_round,
+        take_round=RequestValidator(SessionLimits.of(plan, party="bank-1")).take_round,
     )
     nothing = torch.zeros(tables["bank-1"].num_rows, 0)
     secondary = PretrainingSecondary(

@@ -16,7 +16,7 @@ from securevfl.federation.pretraining.messages import (
     PretrainingValidator,
 )
 from securevfl.federation.run_plan import RunFacts, plan_run
-from securevfl.federation.session.allowance import Allowance, SessionLimits
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 
 HELD_OUT = np.array([8, 9, 10, 11], dtype=np.int64)
 EVERYWHERE = np.ones(12, dtype=np.bool_)
@@ -50,7 +50,7 @@ class Pretraining:
             resume_pretraining=done,
         )
         plan = plan_run(config, facts)
-        session = Allowance(SessionLimits.of(plan, party="bank-1"))
+        session = RequestValidator(SessionLimits.of(plan, party="bank-1"))
         self.validator = PretrainingValidator(
             config.pretraining,
             steps=config.family.pretraining,

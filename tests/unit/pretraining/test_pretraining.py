@@ -16,7 +16,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import PretrainingIteration, Warned
 from securevfl.data.rows import split_rows
-from securevfl.federation.pretraining.pretraining_run import sending
+from securevfl.federation.pretraining.pretraining_run import projection_mechanism
 from securevfl.federation.pretraining.pretraining_secondary import (
     CollapseWatch,
     IterationFigures,
@@ -204,7 +204,9 @@ def test_gaussian_noise_is_booked_before_it_is_sent(tmp_path: Path) -> None:
         primary_sends="gaussian", epsilon=20.0, iterations=2, projector=(8,)
     )
     path = tmp_path / "agency.csv.pretraining-ledger.jsonl"
-    sender = sending(settings, batches=3, rows=90, ledger=path, run="one", party="agency")
+    sender = projection_mechanism(
+        settings, batches=3, rows=90, ledger=path, run="one", party="agency"
+    )
     vectors = torch.nn.functional.normalize(torch.randn(30, 8), dim=1)
     sent = [sender(vectors, round_number=number) for number in range(1, 7)]
     # mu = sqrt(6) 2 sqrt(30) / tau: at epsilon 20 and delta 1e-5, tau is far above the vectors.

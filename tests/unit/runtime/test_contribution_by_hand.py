@@ -19,7 +19,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
 from securevfl.federation.run_plan import run_facts
-from securevfl.federation.saved_model import KeptModel
+from securevfl.federation.saved_model import SavedModel
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -87,7 +87,7 @@ class ByHand:
     """A run's models without its code: links by brute force, parts averaged by numpy."""
 
     def __init__(
-        self, config: FederationConfig, tables: dict[str, PartyTable], models: dict[str, KeptModel]
+        self, config: FederationConfig, tables: dict[str, PartyTable], models: dict[str, SavedModel]
     ) -> None:
         self.config, self.tables, self.models = config, tables, models
         self.own = tables[config.primary.name]

@@ -16,8 +16,8 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.federation.checkpoint import read_state
-from securevfl.federation.rounds.exchanges import KeptRows
-from securevfl.federation.rounds.release import KeptRelease
+from securevfl.federation.rounds.exchanges import CachedRows
+from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -77,7 +77,7 @@ def rows_charged(out: Path, name: str) -> int:
     return sum(line["rows"] for line in ledger_of(out, name) if line["kind"] == "charge")
 
 
-class Cut:
+class CutLayer:
     """Lets a method raise at its n-th call, before or after its work, and then never again."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,17 +107,17 @@ class Cut:
 
 # In a round the primary's ledger is charged, then bank-1 answers whole, then bank-2.
 POINTS = {
-    "bank-1 has fitted and kept nothing": (KeptRelease, "_write", 1, False),
-    "bank-1 has kept its encoder and no row": (KeptRelease, "settle", 1, True),
-    "bank-1 has noted what is asked for": (KeptRelease, "_write", 2, True),
-    "the first round is booked by nobody but the primary": (KeptRelease, "charge", 1, False),
-    "bank-1 has booked and not answered": (KeptRelease, "answered", 3, False),
-    "bank-1 has answered, bank-2 was not asked": (KeptRelease, "answered", 3, True),
-    "bank-2 has booked and not answered": (KeptRelease, "answered", 4, False),
-    "all have answered, the primary has kept nothing": (KeptRows, "keep", 2, False),
-    "the primary has kept a round": (KeptRows, "keep", 2, True),
-    "the primary has kept the last round": (KeptRows, "keep", ROUNDS, True),
-    "the first round was answered and lost": (KeptRows, "keep", 1, False),
+    "bank-1 has fitted and kept nothing": (CachedRelease, "_write", 1, False),
+    "bank-1 has kept its encoder and no row": (CachedRelease, "settle", 1, True),
+    "bank-1 has noted what is asked for": (CachedRelease, "_write", 2, True),
+    "the first round is booked by nobody but the primary": (CachedRelease, "charge", 1, False),
+    "bank-1 has booked and not answered": (CachedRelease, "answered", 3, False),
+    "bank-1 has answered, bank-2 was not asked": (CachedRelease, "answered", 3, True),
+    "bank-2 has booked and not answered": (CachedRelease, "answered", 4, False),
+    "all have answered, the primary has kept nothing": (CachedRows, "keep", 2, False),
+    "the primary has kept a round": (CachedRows, "keep", 2, True),
+    "the primary has kept the last round": (CachedRows, "keep", ROUNDS, True),
+    "the first round was answered and lost": (CachedRows, "keep", 1, False),
 }
 
 
@@ -134,7 +134,7 @@ def test_a_cut_run_releases_each_row_once(
     path = federation(tmp_path, noise=noise)
     once = run(path, tmp_path / "once")
     out = tmp_path / "cut"
-    cut = Cut(monkeypatch)
+    cut = CutLayer(monkeypatch)
     kind, method, call, after = POINTS[point]
     cut.at(kind, method, call=call, after=after)
     with pytest.raises(PowerCutError):
@@ -148,7 +148,7 @@ def test_a_cut_run_releases_each_row_once(
         assert sum(line["kind"] == "fit" for line in ledger_of(out, name)) == 1
     assert again.metrics["privacy"]["epsilon"] == once.metrics["privacy"]["epsilon"]
     assert again.metrics["privacy"]["row_releases"] == ROWS
-    if kind is KeptRows and not after:
+    if kind is CachedRows and not after:
         _, number, lost = cut.result
         part = slice(number * BATCH, (number + 1) * BATCH)
         assert torch.equal(released(out)[part], lost)
@@ -177,21 +177,21 @@ def test_the_secret_sample_is_the_run_s(
         },
     )
     out = tmp_path / "cut"
-    cut = Cut(monkeypatch)
-    cut.at(KeptRows, "keep", call=2, after=True)
+    cut = CutLayer(monkeypatch)
+    cut.at(CachedRows, "keep", call=2, after=True)
     with pytest.raises(PowerCutError):
         run(path, out)
     folder = out / "parties" / "bank-1"
     before = (folder / "release.pt").read_bytes()
     used: list[np.ndarray] = []
-    link = KeptRelease.link
+    link = CachedRelease.link
 
-    def linked(self: KeptRelease, rows: np.ndarray):
+    def linked(self: CachedRelease, rows: np.ndarray):
         table = link(self, rows)
         used.append(table.indices)
         return table
 
-    monkeypatch.setattr(KeptRelease, "link", linked)
+    monkeypatch.setattr(CachedRelease, "link", linked)
     run(path, out, resume=True)
     assert (folder / "release.pt").read_bytes() == before
     kept = read_state(folder / "release.pt")["state"]["links"]
@@ -220,8 +220,8 @@ def test_lost_state_of_a_secondary_is_refused(
     """Rows that were released are not released again, whatever was deleted or damaged."""
     path = federation(tmp_path, noise=True)
     out = tmp_path / "run"
-    cut = Cut(monkeypatch)
-    cut.at(KeptRows, "keep", call=2, after=False)
+    cut = CutLayer(monkeypatch)
+    cut.at(CachedRows, "keep", call=2, after=False)
     with pytest.raises(PowerCutError):
         run(path, out)
     before = {party: rows_charged(out, party) for party in PARTIES}

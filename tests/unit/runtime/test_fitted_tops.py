@@ -23,7 +23,7 @@ from sklearn.svm import LinearSVC
 import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.federation.rounds.exchanges import KeptRows
+from securevfl.federation.rounds.exchanges import CachedRows
 from securevfl.federation.rounds.primaries import FittedPrimary
 from securevfl.models.alone.margins import OwnInputs, cross_fit
 from securevfl.models.fitted_top import FittedTop
@@ -159,7 +159,7 @@ def test_a_cut_run_goes_on_with_what_was_fitted_or_fits_it_again(
             simulated_in("kept")
     shutil.copytree(tmp_path / "kept", tmp_path / "lost")
     damage(tmp_path / "lost" / "parties" / "agency" / "epoch-1.pt", "deleted")
-    monkeypatch.setattr(KeptRows, "keep", None)
+    monkeypatch.setattr(CachedRows, "keep", None)
     fits = []
     fit = FittedPrimary._train_epoch
 

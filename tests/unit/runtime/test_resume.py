@@ -13,7 +13,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.checkpoint import Checkpoints
-from securevfl.federation.rounds.secondary import EpochKeeper
+from securevfl.federation.rounds.secondary import EpochSaver
 from securevfl.federation.run_plan import EpochMark
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -111,7 +111,7 @@ def test_best_epoch_is_the_one_that_all_agreed_on(tmp_path: Path) -> None:
     secondary = make_secondary()
     checkpoints = Checkpoints(tmp_path, settings_digest="abc")
     checkpoints.begin("1" * 32)
-    keeper = EpochKeeper(secondary, checkpoints)
+    keeper = EpochSaver(secondary, checkpoints)
 
     def end(epoch: int, *, best: bool) -> None:
         with torch.no_grad():

@@ -3,7 +3,7 @@ import pytest
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.assisted_boosting import AssistKind
-from securevfl.federation.class_means.class_means_stage import VotingKind
+from securevfl.federation.class_means.class_means_stage import ClassMeansKind
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.pretraining.messages import PretrainingKind
 from securevfl.ledger.countersigning import LedgerKind
@@ -18,7 +18,7 @@ SHARE = Message(
     sender="rental",
 )
 
-KINDS = (StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, AssistKind, VotingKind)
+KINDS = (StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, AssistKind, ClassMeansKind)
 
 
 def test_an_array_that_was_agreed_on_is_handed_out():
@@ -79,9 +79,13 @@ def test_kind_codes_never_change():
         "PRETRAIN": 32, "CROSS": 33, "PROJECTIONS": 34, "LOCAL": 35, "TOPS": 36,
         "PRETRAINED": 37, "TRAINING_ROWS": 38, "PREDICT": 39,
         "RESIDUALS": 40, "FITTED": 41, "STEP": 42,
-        "VOTES_CALL": 43, "VOTES_STATE": 44, "VOTES_LABELS": 45, "VOTES_TURN": 46,
-        "VOTES_DEALING": 47, "VOTES_SEED": 48, "VOTES_SHIFTED": 49, "VOTES_NOISE": 50,
-        "VOTES_MASKED": 51, "VOTES_SUMS": 52, "VOTES_DONE": 53, "REJOIN": 54,
+        "CLASS_MEANS_CALL": 43, "CLASS_MEANS_STATE": 44,
+        "CLASS_MEANS_LABELS": 45, "CLASS_MEANS_TURN": 46,
+        "CLASS_MEANS_DEALING": 47, "CLASS_MEANS_SEED": 48,
+        "CLASS_MEANS_SHIFTED": 49, "CLASS_MEANS_NOISE": 50,
+        "CLASS_MEANS_MASKED": 51, "CLASS_MEANS_SUMS": 52,
+        "CLASS_MEANS_DONE": 53,
+        "REJOIN": 54,
     }  # fmt: skip
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.class_means.class_means_stage import (
-    VotesDealing,
-    VotesLabels,
-    VotesMasked,
-    VotesSeed,
-    VotesShifted,
-    VotesState,
+    ClassMeansDealing,
+    ClassMeansLabels,
+    ClassMeansMasked,
+    ClassMeansSeed,
+    ClassMeansShifted,
+    ClassMeansState,
 )
 from securevfl.mpc.dealt_sums import DealtFor, deal, rows_of_piece
 from securevfl.transport.message import Message
@@ -23,12 +23,12 @@ WHAT = DealtFor(run="a run", secondary=2, rows=ROWS, bins=BINS, numbers=NUMBERS)
 DEALING, SEED = deal(WHAT)
 
 CASES = {
-    "labels": (VotesLabels(bins_of_rows=EACH_ROW), {"rows": ROWS, "bins": BINS}),
+    "labels": (ClassMeansLabels(bins_of_rows=EACH_ROW), {"rows": ROWS, "bins": BINS}),
     "dealing": (
-        VotesDealing(shifts=DEALING.shifts, correction=DEALING.correction),
+        ClassMeansDealing(shifts=DEALING.shifts, correction=DEALING.correction),
         {"rows": ROWS, "bins": BINS, "numbers": NUMBERS},
     ),
-    "shifted": (VotesShifted(said=EACH_ROW), {"rows": ROWS, "bins": BINS}),
+    "shifted": (ClassMeansShifted(said=EACH_ROW), {"rows": ROWS, "bins": BINS}),
 }
 
 
@@ -47,7 +47,8 @@ def test_numbers_that_name_no_bin_are_refused(name: str, value: int) -> None:
     message = wire(sent.to_message())
     for_rows = next(array for array in message.tensors.values() if array.shape == (ROWS,))
     for_rows[1] = value
-    with pytest.raises(ProtocolError, match=r"bank: VOTES_\w+ of round 0: \w+ must lie in 0 to 2"):
+    said = r"bank: CLASS_MEANS_\w+ of round 0: \w+ must lie in 0 to 2"
+    with pytest.raises(ProtocolError, match=said):
         type(sent).from_message(message, **context)
 
 
@@ -56,10 +57,10 @@ def test_numbers_that_name_no_bin_are_refused(name: str, value: int) -> None:
 )
 def test_a_state_that_cannot_be_is_refused(meta) -> None:
     """Class sums have up to 61 numbers; what is no number or no truth value is nothing."""
-    state = VotesState(settled=False, numbers=61).to_message()
-    VotesState.from_message(wire(state))
+    state = ClassMeansState(settled=False, numbers=61).to_message()
+    ClassMeansState.from_message(wire(state))
     with pytest.raises(ProtocolError, match="bank"):
-        VotesState.from_message(wire(replace(state, meta={**state.meta, **meta})))
+        ClassMeansState.from_message(wire(replace(state, meta={**state.meta, **meta})))
 
 
 def test_masked_vectors_come_in_pieces_that_both_sides_know() -> None:
@@ -68,17 +69,19 @@ def test_masked_vectors_come_in_pieces_that_both_sides_know() -> None:
     assert most == 34
     words = np.zeros((most, 1000, 60), dtype=np.uint64)
     shape = {"bins": 1000, "numbers": 60}
-    VotesMasked.from_message(wire(VotesMasked(words=words).to_message()), rows=most, **shape)
+    ClassMeansMasked.from_message(
+        wire(ClassMeansMasked(words=words).to_message()), rows=most, **shape
+    )
     with pytest.raises(ProtocolError, match=r"words must have shape \[34, 1000, 60\]"):
-        VotesMasked.from_message(
-            wire(VotesMasked(words=words[:-1]).to_message()), rows=most, **shape
+        ClassMeansMasked.from_message(
+            wire(ClassMeansMasked(words=words[:-1]).to_message()), rows=most, **shape
         )
 
 
 def test_no_secret_is_in_a_text_form() -> None:
     """Seeds and labels stay out of logs."""
-    assert repr(VotesSeed(seed=b"s" * 32, what=WHAT)) == f"VotesSeed(what={WHAT!r})"
-    assert repr(VotesLabels(bins_of_rows=EACH_ROW)) == "VotesLabels()"
+    assert repr(ClassMeansSeed(seed=b"s" * 32, what=WHAT)) == f"ClassMeansSeed(what={WHAT!r})"
+    assert repr(ClassMeansLabels(bins_of_rows=EACH_ROW)) == "ClassMeansLabels()"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,6 @@ def test_no_secret_is_in_a_text_form() -> None:
 def test_a_seed_of_other_sums_is_refused(name: str, value: str | int) -> None:
     """What the dealer was told by the primary must be what this party has itself."""
     dealt = replace(WHAT, **{name: value})
-    message = wire(VotesSeed(seed=SEED, what=dealt).to_message())
+    message = wire(ClassMeansSeed(seed=SEED, what=dealt).to_message())
     with pytest.raises(ProtocolError, match=f"bank: dealt masks .* with {name} = .*as the primary"):
-        VotesSeed.from_message(message, what=WHAT)
+        ClassMeansSeed.from_message(message, what=WHAT)

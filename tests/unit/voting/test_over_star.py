@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from helpers.built import Built, built
 from helpers.star import make_star, together
-from helpers.voting import ballot, write_voting
+from helpers.voting import class_labels, write_voting
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.class_means.class_means_stage import (
-    PrimaryVoting,
-    SecondaryVoting,
-    VotesState,
-    VotingKind,
-    deal_over,
+    ClassMeansKind,
+    ClassMeansPrimary,
+    ClassMeansSecondary,
+    ClassMeansState,
+    deal_over_star,
 )
 from securevfl.federation.session.handshake import Joined
-from securevfl.transport.channels import SealedLine
+from securevfl.transport.channels import SealedChannel
 from securevfl.transport.star import SecondaryTransport
 
 
@@ -28,7 +28,7 @@ def place(one: Built, name: str, transport: SecondaryTransport) -> Joined:
     others = [other for other in ranks if ranks[other] and other != name]
     keys = {ranks[o]: bytes(sorted((ranks[o], ranks[name]))) * 16 for o in others}
     sealed = {
-        o: SealedLine(
+        o: SealedChannel(
             keys[ranks[o]],
             session=transport.session,
             own_rank=ranks[name],
@@ -57,43 +57,43 @@ def federation(folder: Path):
 
 def test_votes_are_fitted_over_the_star(tmp_path: Path) -> None:
     """The dealer's seeds reach secondaries sealed, through the primary; the sums are exact."""
-    told = ballot(120, label_noise=lambda sums: sums.noise(0.0))
+    told = class_labels(120, label_noise=lambda sums: sums.noise(0.0))
     found: dict[int, np.ndarray] = {}
     with federation(tmp_path) as (one, primary, ends):
         config = one.plan.config
 
         def secondary(rank: int) -> None:
             name = one.plan.secondaries[rank]
-            voter = one.secondaries[rank].voter
-            voter.finish = lambda sums: found.update({rank: sums})
-            ends[name].receive(VotingKind.VOTES_CALL, round_number=0, deadline_s=60)
-            SecondaryVoting.over(place(one, name, ends[name]), one.plan, voter)()
+            class_means = one.secondaries[rank].class_means
+            class_means.finish = lambda sums: found.update({rank: sums})
+            ends[name].receive(ClassMeansKind.CLASS_MEANS_CALL, round_number=0, deadline_s=60)
+            ClassMeansSecondary.over(place(one, name, ends[name]), one.plan, class_means)()
 
         results = together(
             [
-                lambda: PrimaryVoting.over(primary, one.plan)(lambda _due: told),
+                lambda: ClassMeansPrimary.over(primary, one.plan)(lambda _due: told),
                 lambda: secondary(1),
                 lambda: secondary(2),
-                lambda: deal_over(place(one, "dealer", ends["dealer"]), config),
+                lambda: deal_over_star(place(one, "dealer", ends["dealer"]), config),
             ]
         )
         assert results == [None, None, None, 2]
         for rank, own in one.secondaries.items():
-            plain = own.voter.format.by_bins(own.voter.vectors(), told.bins_of_rows)
+            plain = own.class_means.format.by_bins(own.class_means.vectors(), told.bins_of_rows)
             np.testing.assert_array_equal(found[rank], plain)
 
 
 @pytest.mark.parametrize("politely", [True, False])
 def test_a_dealer_that_leaves_is_named(tmp_path: Path, politely: bool) -> None:
     """Whether it says farewell or fails: one line with its name, and no sum."""
-    told = ballot(120, label_noise=lambda sums: sums.noise(0.0))
+    told = class_labels(120, label_noise=lambda sums: sums.noise(0.0))
     with federation(tmp_path) as (one, primary, ends):
         for name in ("bank-1", "bank-2"):
-            ends[name].send(VotesState(settled=False, numbers=4).to_message())
+            ends[name].send(ClassMeansState(settled=False, numbers=4).to_message())
         if politely:
             ends["dealer"].close()
         else:
             ends["dealer"].abort("fell over")
         with pytest.raises(ProtocolError, match="dealer") as error:
-            PrimaryVoting.over(primary, one.plan)(lambda _due: told)
+            ClassMeansPrimary.over(primary, one.plan)(lambda _due: told)
         assert "\n" not in str(error.value)

@@ -6,25 +6,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.built import Built, built
-from helpers.voting import BINS, ballot, vote_as_threads, write_voting
+from helpers.voting import BINS, class_labels, vote_as_threads, write_voting
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, ProtocolError
 from securevfl.dp.labels import keep_probability
 from securevfl.federation.class_means.class_means_stage import (
-    SecondaryVoting,
-    VotesCall,
-    VotesDealing,
-    VotesMasked,
-    VotesNoise,
-    VotesSeed,
-    VotesShifted,
-    VotesState,
-    VotesTurn,
-    VotingKind,
+    ClassMeansCall,
+    ClassMeansDealing,
+    ClassMeansKind,
+    ClassMeansMasked,
+    ClassMeansNoise,
+    ClassMeansSecondary,
+    ClassMeansSeed,
+    ClassMeansShifted,
+    ClassMeansState,
+    ClassMeansTurn,
 )
-from securevfl.federation.encoder_fitting import Voter
+from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.mpc.dealt_sums import DealtFor, SumDealing, deal
-from securevfl.transport.channels import Lines
+from securevfl.transport.channels import Channels
 from securevfl.transport.message import Done, StarKind
 
 ROWS, NUMBERS = 120, 4
@@ -41,20 +41,20 @@ def finished(made: Built) -> dict[int, list[np.ndarray]]:
     """Record the sums that each secondary fits its votes to."""
     found: dict[int, list[np.ndarray]] = {}
     for rank, secondary in made.secondaries.items():
-        voter = secondary.voter
-        assert voter is not None
+        class_means = secondary.class_means
+        assert class_means is not None
 
-        def finish(sums, rank=rank, fit=voter.finish):
+        def finish(sums, rank=rank, fit=class_means.finish):
             found.setdefault(rank, []).append(sums.copy())
             fit(sums)
 
-        voter.finish = finish
+        class_means.finish = finish
     return found
 
 
 def bins_by_rank(made: Built, told) -> dict[int, np.ndarray]:
     return {
-        rank: one.voter.format.by_bins(one.voter.vectors(), told.bins_of_rows)
+        rank: one.class_means.format.by_bins(one.class_means.vectors(), told.bins_of_rows)
         for rank, one in made.secondaries.items()
     }
 
@@ -62,9 +62,9 @@ def bins_by_rank(made: Built, told) -> dict[int, np.ndarray]:
 def test_sums_under_masks_are_the_plain_sums_with_both_noises(one: Built) -> None:
     """Every secondary fits to its class sums, its noise and the primary's, and no label travels."""
     noise = np.arange(BINS * NUMBERS).reshape(BINS, NUMBERS) - 5
-    told = ballot(ROWS, label_noise=lambda sums: np.full(sums.shape, 1000))
+    told = class_labels(ROWS, label_noise=lambda sums: np.full(sums.shape, 1000))
     for secondary in one.secondaries.values():
-        secondary.voter.noise = lambda: noise
+        secondary.class_means.noise = lambda: noise
     found = finished(one)
     results, wires = vote_as_threads(one, told)
     assert results == {"agency": None, "bank-1": None, "bank-2": None, "dealer": 2}
@@ -74,25 +74,33 @@ def test_sums_under_masks_are_the_plain_sums_with_both_noises(one: Built) -> Non
     kinds = {(by, to): [] for by, to, _ in wires.travelled}
     for by, to, message in wires.travelled:
         kinds[by, to].append(message.kind)
-    own = [VotingKind.VOTES_STATE, VotingKind.VOTES_NOISE, VotingKind.VOTES_MASKED]
-    back = [VotingKind.VOTES_CALL, VotingKind.VOTES_SHIFTED, VotingKind.VOTES_SUMS]
+    own = [
+        ClassMeansKind.CLASS_MEANS_STATE,
+        ClassMeansKind.CLASS_MEANS_NOISE,
+        ClassMeansKind.CLASS_MEANS_MASKED,
+    ]
+    back = [
+        ClassMeansKind.CLASS_MEANS_CALL,
+        ClassMeansKind.CLASS_MEANS_SHIFTED,
+        ClassMeansKind.CLASS_MEANS_SUMS,
+    ]
     for name in ("bank-1", "bank-2"):
-        assert kinds[name, "agency"] == [*own, VotingKind.VOTES_DONE]
+        assert kinds[name, "agency"] == [*own, ClassMeansKind.CLASS_MEANS_DONE]
         assert kinds["agency", name] == back
-        assert kinds["dealer", name] == [VotingKind.VOTES_SEED]
+        assert kinds["dealer", name] == [ClassMeansKind.CLASS_MEANS_SEED]
         assert (name, "dealer") not in kinds
-    assert kinds["agency", "dealer"] == [VotingKind.VOTES_TURN] * 2 + [StarKind.DONE]
+    assert kinds["agency", "dealer"] == [ClassMeansKind.CLASS_MEANS_TURN] * 2 + [StarKind.DONE]
 
 
 def test_what_a_secondary_hears_of_labels_is_uniform_and_other_each_time(one: Built) -> None:
     """One class for all rows: what is said takes every value, and differs between secondaries."""
-    told = ballot(ROWS, label_noise=lambda sums: sums.noise(0.0))
+    told = class_labels(ROWS, label_noise=lambda sums: sums.noise(0.0))
     told.bins_of_rows[:] = 2
     _, wires = vote_as_threads(one, told)
     said = [
         message.tensors["said"]
         for _, _, message in wires.travelled
-        if message.kind is VotingKind.VOTES_SHIFTED
+        if message.kind is ClassMeansKind.CLASS_MEANS_SHIFTED
     ]
     # A value is missing among 120 uniform ones of 4 once in 10^14; two such lists are equal once
     # in 10^72.
@@ -107,19 +115,23 @@ def test_a_budget_that_forbids_it_lets_nothing_out(one: Built) -> None:
         assert leaves
         raise BudgetExceededError("no room")
 
-    one.secondaries[1].voter.begin = begin
-    results, wires = vote_as_threads(one, ballot(ROWS, label_noise=lambda sums: sums.noise(0.0)))
+    one.secondaries[1].class_means.begin = begin
+    results, wires = vote_as_threads(
+        one, class_labels(ROWS, label_noise=lambda sums: sums.noise(0.0))
+    )
     assert isinstance(results["bank-1"], BudgetExceededError)
     sent = [message.kind for by, _, message in wires.travelled if by == "bank-1"]
-    assert sent == [VotingKind.VOTES_STATE]
+    assert sent == [ClassMeansKind.CLASS_MEANS_STATE]
 
 
 def test_label_noise_that_cannot_be_drawn_costs_nobody_anything(one: Built) -> None:
     """No secondary is asked for its sums, which could not be asked for again."""
     charged = {rank: one.booked(rank) for rank in one.secondaries}
-    results, wires = vote_as_threads(one, ballot(ROWS, label_noise=lambda sums: sums.noise(1e30)))
+    results, wires = vote_as_threads(
+        one, class_labels(ROWS, label_noise=lambda sums: sums.noise(1e30))
+    )
     assert isinstance(results["agency"], ConfigError)
-    assert VotingKind.VOTES_TURN not in {m.kind for _, _, m in wires.travelled}
+    assert ClassMeansKind.CLASS_MEANS_TURN not in {m.kind for _, _, m in wires.travelled}
     assert {rank: one.booked(rank) for rank in one.secondaries} == charged
 
 
@@ -137,10 +149,10 @@ def test_labels_that_travel_are_those_of_the_ballot(
 ) -> None:
     """Every secondary gets the same bins, and corrects for what the file says of them."""
     path = write_voting(tmp_path, labels=labels, dealer=False, federation={"task": task})
-    told = ballot(ROWS, keep=keep)
+    told = class_labels(ROWS, keep=keep)
     with built(path, tmp_path / "run") as made:
         expected = {
-            rank: one.voter.by_labels(told.bins_of_rows, keep=keep)
+            rank: one.class_means.by_labels(told.bins_of_rows, keep=keep)
             for rank, one in made.secondaries.items()
         }
         found = finished(made)
@@ -148,7 +160,11 @@ def test_labels_that_travel_are_those_of_the_ballot(
     assert results == {"agency": None, "bank-1": None, "bank-2": None}
     for rank, sums in expected.items():
         np.testing.assert_array_equal(found[rank], [sums])
-    sent = [m.tensors["bins"] for _, _, m in wires.travelled if m.kind is VotingKind.VOTES_LABELS]
+    sent = [
+        m.tensors["bins"]
+        for _, _, m in wires.travelled
+        if m.kind is ClassMeansKind.CLASS_MEANS_LABELS
+    ]
     assert len(sent) == 2
     for bins in sent:
         np.testing.assert_array_equal(bins, told.bins_of_rows)
@@ -156,13 +172,15 @@ def test_labels_that_travel_are_those_of_the_ballot(
 
 def test_votes_that_are_fitted_are_left_alone(one: Built, monkeypatch) -> None:
     """A resumed run: who has fitted says so, and is neither charged, summed nor sent labels."""
-    monkeypatch.setattr(Voter, "settled", True)
+    monkeypatch.setattr(ClassMeansFitting, "settled", True)
     charged = {rank: one.booked(rank) for rank in one.secondaries}
-    results, wires = vote_as_threads(one, ballot(ROWS, label_noise=lambda sums: sums.noise(0.0)))
+    results, wires = vote_as_threads(
+        one, class_labels(ROWS, label_noise=lambda sums: sums.noise(0.0))
+    )
     assert results == {"agency": None, "bank-1": None, "bank-2": None, "dealer": 0}
     assert {m.kind for _, _, m in wires.travelled} == {
-        VotingKind.VOTES_CALL,
-        VotingKind.VOTES_STATE,
+        ClassMeansKind.CLASS_MEANS_CALL,
+        ClassMeansKind.CLASS_MEANS_STATE,
         StarKind.DONE,
     }
     assert {rank: one.booked(rank) for rank in one.secondaries} == charged
@@ -172,14 +190,14 @@ class TestLies:
     """Each ends with one line that names who said what."""
 
     def quiet(self):
-        return ballot(ROWS, label_noise=lambda sums: sums.noise(0.0))
+        return class_labels(ROWS, label_noise=lambda sums: sums.noise(0.0))
 
     def of_primary(self, one: Built, tell) -> Exception:
         """Return what the first secondary makes of a primary's messages after the call."""
 
         def primary(wires) -> None:
             lines = wires.of("agency")
-            lines.send(VotesCall().to_message(), "bank-1")
+            lines.send(ClassMeansCall().to_message(), "bank-1")
             tell(lines)
 
         def nothing(_wires) -> None:
@@ -193,22 +211,24 @@ class TestLies:
     def test_a_shift_out_of_range_is_refused_before_the_charge(self, one: Built, lie) -> None:
         before = one.booked(1)
 
-        def tell(lines: Lines) -> None:
-            lines.send(VotesTurn(secondary=1, numbers=NUMBERS).to_message(), "dealer")
+        def tell(lines: Channels) -> None:
+            lines.send(ClassMeansTurn(secondary=1, numbers=NUMBERS).to_message(), "dealer")
             said = np.zeros(ROWS, dtype=np.int64)
             said[3] = lie
-            lines.send(VotesShifted(said=said).to_message(), "bank-1")
+            lines.send(ClassMeansShifted(said=said).to_message(), "bank-1")
             lines.send(Done().to_message(), "dealer")
 
         error = self.of_primary(one, tell)
         assert isinstance(error, ProtocolError)
-        assert str(error).startswith("agency: VOTES_SHIFTED of round 0: said must lie in 0 to 3")
+        assert str(error).startswith(
+            "agency: CLASS_MEANS_SHIFTED of round 0: said must lie in 0 to 3"
+        )
         assert one.booked(1) == before
 
     def test_a_shift_too_few_is_refused(self, one: Built) -> None:
-        def tell(lines: Lines) -> None:
+        def tell(lines: Channels) -> None:
             said = np.zeros(ROWS - 1, dtype=np.int64)
-            lines.send(VotesShifted(said=said).to_message(), "bank-1")
+            lines.send(ClassMeansShifted(said=said).to_message(), "bank-1")
             lines.send(Done().to_message(), "dealer")
 
         error = self.of_primary(one, tell)
@@ -219,10 +239,12 @@ class TestLies:
         results: list[Exception] = []
 
         def bank(wires) -> None:
-            part = SecondaryVoting(one.plan, one.secondaries[1].voter, wires.of("bank-1"))
+            part = ClassMeansSecondary(one.plan, one.secondaries[1].class_means, wires.of("bank-1"))
             wires.queue("agency", "bank-1").get(timeout=60)
             part()
-            with pytest.raises(ProtocolError, match="calls for votes twice in one session") as told:
+            with pytest.raises(
+                ProtocolError, match="calls for class means twice in one session"
+            ) as told:
                 part()
             results.append(told.value)
 
@@ -237,23 +259,23 @@ class TestLies:
     @pytest.mark.parametrize(
         ("turns", "line"),
         [
-            ([(1, 4), (1, 4)], "agency: VOTES_TURN of round 0: secondary = 1 is not due"),
-            ([(3, 4)], "agency: VOTES_TURN of round 0: secondary = 3 is not due"),
-            ([(0, 4)], "agency: VOTES_TURN of round 0: secondary = 0 is not due"),
+            ([(1, 4), (1, 4)], "agency: CLASS_MEANS_TURN of round 0: secondary = 1 is not due"),
+            ([(3, 4)], "agency: CLASS_MEANS_TURN of round 0: secondary = 3 is not due"),
+            ([(0, 4)], "agency: CLASS_MEANS_TURN of round 0: secondary = 0 is not due"),
             (
                 [(1, 10**9)],
-                "agency: VOTES_TURN of round 0: numbers must be at least 2 ",
+                "agency: CLASS_MEANS_TURN of round 0: numbers must be at least 2 ",
             ),
             (
                 [(1, 1)],
-                "agency: VOTES_TURN of round 0: numbers must be at least 2 ",
+                "agency: CLASS_MEANS_TURN of round 0: numbers must be at least 2 ",
             ),
         ],
     )
     def test_a_dealer_deals_once_for_each_secondary(self, one: Built, turns, line) -> None:
         def primary(wires) -> None:
             for rank, numbers in turns:
-                turn = VotesTurn(secondary=rank, numbers=numbers)
+                turn = ClassMeansTurn(secondary=rank, numbers=numbers)
                 wires.of("agency").send(turn.to_message(), "dealer")
 
         def nothing(_wires) -> None:
@@ -272,7 +294,7 @@ class TestLies:
             (
                 (ROWS, BINS, NUMBERS),
                 BINS,
-                "VOTES_DEALING of round 0: shifts must lie in 0 to 3",
+                "CLASS_MEANS_DEALING of round 0: shifts must lie in 0 to 3",
             ),
         ],
     )
@@ -281,7 +303,7 @@ class TestLies:
 
         def dealer(wires) -> None:
             lines = wires.of("dealer")
-            lines.receive("agency", VotingKind.VOTES_TURN)
+            lines.receive("agency", ClassMeansKind.CLASS_MEANS_TURN)
             sizes = dict(zip(("rows", "bins", "numbers"), shape, strict=True))
             dealt = DealtFor(run=one.plan.facts.run, secondary=1, **sizes)
             dealing, seed = deal(dealt)
@@ -290,9 +312,11 @@ class TestLies:
             own = DealtFor(
                 run=one.plan.facts.run, secondary=1, rows=ROWS, bins=BINS, numbers=NUMBERS
             )
-            lines.send(VotesSeed(seed=seed, what=own).to_message(), "bank-1")
+            lines.send(ClassMeansSeed(seed=seed, what=own).to_message(), "bank-1")
             lines.send(
-                VotesDealing(shifts=dealing.shifts, correction=dealing.correction).to_message(),
+                ClassMeansDealing(
+                    shifts=dealing.shifts, correction=dealing.correction
+                ).to_message(),
                 "agency",
             )
 
@@ -305,16 +329,18 @@ class TestLies:
 
         def dealer(wires) -> None:
             lines = wires.of("dealer")
-            lines.receive("agency", VotingKind.VOTES_TURN)
+            lines.receive("agency", ClassMeansKind.CLASS_MEANS_TURN)
             told = DealtFor(
                 run=one.plan.facts.run, secondary=1, rows=ROWS, bins=BINS, numbers=NUMBERS // 2
             )
             _, seed = deal(told)
             # The primary has altered itself to take whatever dealing it likes.
             dealing, _ = deal(replace(told, numbers=NUMBERS))
-            lines.send(VotesSeed(seed=seed, what=told).to_message(), "bank-1")
+            lines.send(ClassMeansSeed(seed=seed, what=told).to_message(), "bank-1")
             lines.send(
-                VotesDealing(shifts=dealing.shifts, correction=dealing.correction).to_message(),
+                ClassMeansDealing(
+                    shifts=dealing.shifts, correction=dealing.correction
+                ).to_message(),
                 "agency",
             )
 
@@ -332,12 +358,12 @@ class TestLies:
     def test_a_secondary_answers_for_every_row_once(self, one: Built, rows, numbers, line) -> None:
         def bank(wires) -> None:
             lines = wires.of("bank-1")
-            lines.send(VotesState(settled=False, numbers=NUMBERS).to_message(), "agency")
-            lines.receive("agency", VotingKind.VOTES_CALL)
-            lines.receive("agency", VotingKind.VOTES_SHIFTED)
-            noise = VotesNoise(words=np.zeros((BINS, numbers), np.uint64))
+            lines.send(ClassMeansState(settled=False, numbers=NUMBERS).to_message(), "agency")
+            lines.receive("agency", ClassMeansKind.CLASS_MEANS_CALL)
+            lines.receive("agency", ClassMeansKind.CLASS_MEANS_SHIFTED)
+            noise = ClassMeansNoise(words=np.zeros((BINS, numbers), np.uint64))
             lines.send(noise.to_message(), "agency")
-            masked = VotesMasked(words=np.zeros((rows, BINS, numbers), np.uint64))
+            masked = ClassMeansMasked(words=np.zeros((rows, BINS, numbers), np.uint64))
             lines.send(masked.to_message(), "agency")
 
         results, _ = vote_as_threads(one, self.quiet(), instead={"bank-1": bank})

@@ -82,7 +82,7 @@ class SessionLimits:
         )
 
 
-class Allowance:
+class RequestValidator:
     """A session's plan and what was used of it: whoever handles a message asks here first.
 
     A session goes on like this, and every step that is not due is refused by name, before anything
@@ -128,7 +128,7 @@ class Allowance:
             )
         self._epoch = epoch
 
-    def admit_round(self, plan: RoundPlan) -> None:
+    def validate_round(self, plan: RoundPlan) -> None:
         """Take a round into account, or refuse it.
 
         Raises:
@@ -177,7 +177,7 @@ class Allowance:
         known = self._part_of_row[rows]
         return bool(((known != _NOBODY) & (known != _PARTS.index(part))).any())
 
-    def admit_average(self, round_number: int) -> None:
+    def validate_average(self, round_number: int) -> None:
         """Take an average of positional encodings into account, or refuse it.
 
         Raises:
@@ -193,7 +193,7 @@ class Allowance:
         self._last_round = round_number
         self._averaged = True
 
-    def admit_epoch(self, mark: EpochMark) -> None:
+    def validate_epoch(self, mark: EpochMark) -> None:
         """Take the end of an epoch, or of training, into account, or refuse it.
 
         Raises:
@@ -225,7 +225,7 @@ class Allowance:
         self._rounds.clear()
         self._seen.clear()
 
-    def admit_done(self) -> None:
+    def validate_done(self) -> None:
         """Take the end of the run into account, or refuse it.
 
         Raises:
@@ -234,7 +234,7 @@ class Allowance:
         if self._seen and not self._testing and self.limits.single_pass is None:
             raise ProtocolError(f"the primary ends the run within epoch {self._epoch + 1}")
 
-    def admit_rejoin(self) -> None:
+    def validate_rejoin(self) -> None:
         """Take the end of a session between two epochs into account, or refuse it.
 
         Raises:

@@ -26,16 +26,17 @@ from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.ledger import Ledger
 
-# What secondaries were told of the primary's labels: charged before it is told, and added up.
+# Labels released to secondaries: charged before they are sent, and added up.
 
 _FILE: Final = "labels.pt"
 _RETURNED: Final = "returned.pt"
 
 
 def label_release(config: FederationConfig) -> LabelRelease | None:
-    """Return what a federation tells secondaries of labels by themselves; None for nothing.
+    """Return the labels that a federation releases to secondaries; None for none.
 
-    Assisted boosting tells what its residuals are made of, and votes what they are fitted to.
+    Assisted boosting releases what its residuals are made of; class-mean encoders what they are
+    fitted to.
     """
     parties, encoder = len(config.secondaries), config.encoder
     mechanism: LabelMechanism
@@ -83,14 +84,14 @@ def drawn_once(
 
 
 def charge_labels(ledger: Ledger, release: LabelRelease) -> bool:
-    """Book what secondaries will be told of labels, durably; call it before anything is sent.
+    """Charge a release of labels to the ledger, durably; call it before anything is sent.
 
-    Labels that were drawn once, or shown, may be told again, as when a run is resumed: that says
+    Labels that were drawn once, or shown, may be sent again, as when a run is resumed: that reveals
     nothing new, and costs nothing.
 
     Args:
         ledger: The primary's.
-        release: What will be told.
+        release: What will be sent.
 
     Returns:
         Whether it was booked; False where this run has booked the same labels before.
@@ -109,14 +110,14 @@ def charge_labels(ledger: Ledger, release: LabelRelease) -> bool:
     return True
 
 
-# What the primary brings to the fitting of votes: which row is of which class.
+# The primary's part of class means: which row is of which class.
 
 LabelNoise = Callable[[SumFormat], Int64[np.ndarray, "bins numbers"]]
 """Returns the noise that hides labels in a secondary's class sums, fresh each time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ballot:
+class ClassLabels:
     """The primary's rows by class, and how much of that secondaries may learn."""
 
     bins_of_rows: Int64[np.ndarray, " rows"] = field(repr=False)
@@ -139,23 +140,23 @@ def keep_of(config: FederationConfig) -> float:
         ConfigError: If what a label may cost leaves too little for a row.
     """
     encoder = config.encoder
-    assert encoder is not None, "encoders vote"
+    assert encoder is not None, "encoders are class means"
     _, classes = config.family.cut_shape(config.model)
     return keep_probability(encoder.label_epsilon / config.voters_moved, classes)
 
 
-def ballot_of(
+def class_labels_of(
     plan: RunPlan,
     data: PrimaryData,
     labels: Labels,
     ledger: Ledger,
     files: StateFolder,
     due: Sequence[str],
-) -> Ballot:
-    """Charge for what secondaries will learn of labels, and return it.
+) -> ClassLabels:
+    """Charge the release of labels, and return the rows by class.
 
     Args:
-        plan: The run, whose encoders vote.
+        plan: The run, whose encoders are class means.
         data: The primary's table.
         labels: Of its rows as they were read: standardised labels depend on all others'.
         ledger: Its own.
@@ -164,13 +165,13 @@ def ballot_of(
         due: The secondaries that say that they are not fitted yet.
 
     Raises:
-        ConfigError: If votes have not one number for each class.
+        ConfigError: If encoders have not one number for each class.
         PrivacyError: If labels were drawn for other rows than the table has now, or one of those
             due has had class sums in this run.
         StorageError: If the disk takes no more.
     """
     release = label_release(plan.config)
-    assert release is not None, "encoders vote"
+    assert release is not None, "encoders are class means"
     returned: list[str] = list(files.read(_RETURNED)["names"]) if files.holds(_RETURNED) else []
     again = [name for name in due if name in returned]
     if again:
@@ -183,14 +184,14 @@ def ballot_of(
     moved = plan.config.voters_moved
     if release.epsilon is None:
         charge_labels(ledger, release)
-        return Ballot(bins_of_rows=bins, bins=classes + 1)
+        return ClassLabels(bins_of_rows=bins, bins=classes + 1)
     if release.mechanism == "randomised":
         rows, epsilon = np.flatnonzero(bins < classes), release.epsilon / moved
         bins[rows] = drawn_once(
             files, rows, lambda: randomised_labels(bins[rows], classes, epsilon)
         )
         charge_labels(ledger, replace(release, digest=digest_of_labels(bins)))
-        return Ballot(bins_of_rows=bins, bins=classes + 1, keep=keep_of(plan.config))
+        return ClassLabels(bins_of_rows=bins, bins=classes + 1, keep=keep_of(plan.config))
     charge_labels(ledger, release)
     multiplier = moved * gaussian_noise_multiplier(epsilon=release.epsilon, delta=release.delta)
 
@@ -201,7 +202,7 @@ def ballot_of(
         returned.append(name)
         files.write(_RETURNED, {"names": returned})
 
-    return Ballot(bins_of_rows=bins, bins=classes + 1, label_noise=noise, returns=note)
+    return ClassLabels(bins_of_rows=bins, bins=classes + 1, label_noise=noise, returns=note)
 
 
 def _classes_of(
@@ -209,7 +210,7 @@ def _classes_of(
 ) -> Int64[np.ndarray, " rows"]:
     """Return the class of every row, and the number of classes for rows that are not for learning.
 
-    Labels of a regression fall into as many classes as votes have numbers, by rank.
+    Labels of a regression fall into as many classes as encoders have numbers, by rank.
     """
     _, classes = config.family.cut_shape(config.model)
     train = data.split.train
