@@ -134,6 +134,24 @@ def test_everything_wrong_at_once(tmp_path: Path, capfd: Capture) -> None:
     assert sum(problem.split(";")[0] in run.complaint for problem in problems) == 1
 
 
+def test_rules_and_methods_are_checked_next_to_settings(tmp_path: Path) -> None:
+    """What two sections do not allow together, and a method's own table, in the same go."""
+    path, source = federation(tmp_path)
+    source["training"] |= {"epohcs": 3, "iso_gradients": 0.5}
+    source["methods"] = {"wide": {"family": "fet", "hidden": "many"}}
+    save(path, source)
+
+    problems = check_federation(path).problems
+
+    assert len(problems) == 3
+    for said in (
+        "training.epohcs: no such field; did you mean 'epochs'?",
+        "training.iso_gradients: frozen encoders",
+        "method 'wide': model.hidden: must be a whole number, got 'many'",
+    ):
+        assert sum(said in problem for problem in problems) == 1, (said, problems)
+
+
 def test_every_undeclared_column_is_named(tmp_path: Path, capfd: Capture) -> None:
     """Under a promise: a word column, gaps, and numbers without bounds, each with what to write."""
     path, source = federation(tmp_path)
