@@ -162,7 +162,7 @@ class Alignment:
         return np.asarray(self.linked.all(axis=1))
 
     def warning(self, *, unit: str) -> str | None:
-        """Return a warning for the user, in one line; None if there is none.
+        """Return a one-line warning for the user, or None.
 
         Args:
             unit: Unit of distances.
