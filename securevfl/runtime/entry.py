@@ -71,7 +71,7 @@ def train(
         resume: Go on from the last epoch that was saved in ``out``. A run that is finished is
             not run again: its figures are returned.
         device: ``"cpu"`` or ``"cuda"``, where each party computes.
-        observe: Hears of progress and of warnings; what it raises ends the run.
+        observe: Called with progress and warnings; an exception that it raises ends the run.
         callbacks: Hear of progress and of the end, for example
             ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
         beside: Returns figures that are computed once the run is done and stand beside its own:
@@ -280,7 +280,7 @@ def _columns(settings: Mapping[str, Any], name: str) -> ColumnSettings:
 
 
 class SimulationSettings(TypedDict, total=False):
-    """What :func:`simulate` takes by name beside tables, and how it runs."""
+    """Keyword arguments of :func:`simulate` in addition to tables."""
 
     privacy: Privacy
     """What is promised; ``Privacy(mechanism="none")`` promises nothing."""
@@ -358,7 +358,7 @@ def simulate(
             is ``"primary"`` and those of a list are ``"secondary-1"`` and so on.
         out: Run folder; default: a temporary one, which is removed when the result is no longer
             referred to.
-        observe: Hears of progress; what it raises ends the run.
+        observe: Called with progress; an exception that it raises ends the run.
         callbacks: Hear of progress and of the end, for example
             ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
         **settings: Those of :class:`SimulationSettings`; with tables or frames, ``privacy`` must be
@@ -419,7 +419,7 @@ def simulate(
         hearing.ended(result.metrics)
         unfinished.pop_all()
         assert result.trained is not None, "pretraining alone has an entry of its own"
-        # Its folder lives as long as somebody can predict with it.
+        # Its folder lives as long as the result, which can predict with it.
         trained = dataclasses.replace(result.trained, place=place)
         return dataclasses.replace(result, trained=trained)
 
@@ -517,7 +517,7 @@ def _shown(
 
 
 _LEFT_TO_AUTO: Final = (("privacy", "encoder", "trained"), ("linkage", "choose", "rows"))
-"""Table, field and default of what ``auto`` decides unless somebody asks for another."""
+"""Table, field and default of the settings that ``auto`` decides unless they are given."""
 
 
 def _key_names(table: PartyTable) -> tuple[str, ...]:
@@ -588,7 +588,7 @@ def _source(
     if encoder is not None:
         source["encoder"] = {"method": AUTO} if auto else _given(encoder)
     if auto:
-        # Defaults of Python's are not what somebody has asked for.
+        # Defaults of Python's dataclasses are no settings that were given.
         for table, name, default in _LEFT_TO_AUTO:
             if source[table].get(name) == default:
                 del source[table][name]

@@ -57,7 +57,7 @@ from securevfl.transport.identity import Identity, fleeting
 
 
 def going_on(command: PartyCommand, run_folder: Path) -> PartyCommand:
-    """Return how a party goes on, or begins if it was lost before it knew of the run."""
+    """Return the command that resumes a party, or starts it if it never began the run."""
     begun = has_begun(run_folder / "parties" / command.name)
     resume = ["--resume"] if begun and "--resume" not in command.arguments else []
     return replace(command, arguments=[*command.arguments, *resume])
@@ -74,7 +74,7 @@ class StartAgain:
         self._called_back: Counter[str] = Counter()
 
     def heard(self, name: str, event: ProgressEvent | None) -> None:
-        """Note what a party tells as soon as it is in a session: its spending, or its helping."""
+        """Note a party's first event in a session: its planned spending, or that it helps."""
         helps = self._config.party(name).is_helper
         if isinstance(event, Stage if helps else SpendingPlanned):
             self._away.discard(name)
@@ -101,7 +101,7 @@ class StartAgain:
         return going_on(command, self._run_folder)
 
     def _is_needed(self) -> bool:
-        """Whether somebody is away without whom no run ends."""
+        """Whether a party is away that the run needs to end."""
         if self._config.continues_on_loss:
             return self._config.primary.name in self._away
         return bool(self._away)
@@ -115,7 +115,7 @@ _LAUNCH_DEADLINE_S = 7 * 24 * 3600.0
 # Events of any party that the user sees; of others, the primary's alone.
 _OF_ALL = (Warned, SpendingPlanned, LinksCounted, CiphertextsMade)
 
-# What stands among a party's arguments for what it is handed.
+# Placeholders among a party's arguments for content that it is handed.
 _FEDERATION: Final = "FED.toml"
 _IDENTITY: Final = "IDENTITY"
 
@@ -123,7 +123,7 @@ _PROGRAM: Final = (sys.executable, "-m", "securevfl.cli.main")
 _FORK_SERVER: Final = "securevfl.cli.fork_server_program"
 
 OUTCOME_EVENT: Final = "outcome"
-"""What a launched primary tells last: the run's figures, or those of pretraining."""
+"""Last event of a launched primary: the run's figures, or those of pretraining."""
 
 
 def train_in_processes(
@@ -327,7 +327,7 @@ def _run_parties(
     log_name: str = "output.log",
     without: Sequence[str] = (),
 ) -> tuple[Mapping[str, Any], dict[str, PartyExit]]:
-    """Run all parties; return what the primary tells in the end, and how each process ended."""
+    """Run all parties; return the primary's outcome, and how each process ended."""
     require_covered_channels(config)
     require_helpers(config)
     run_folder = options.run_folder
@@ -348,7 +348,7 @@ def _run_parties(
     def may_be_missing(name: str) -> bool:
         if name == primary or not config.continues_on_loss:
             return False
-        # Until it has ended, the primary goes on without them or fails itself.
+        # Until it has ended, the primary continues without them or fails itself.
         absences = outcome.get("absences") or ()
         gone = {one["party"] for one in absences if one["to_epoch"] is None}
         return not outcome or name in gone
@@ -428,7 +428,7 @@ def help_party(group: WorkerGroup, *, device: torch.device) -> None:
     """Compute for the party until it ends."""
     from securevfl.federation.rounds.party_workers import WorkerProcess
 
-    # Nothing of a helper is worth a farewell: it must go at once, whatever it waits for.
+    # A helper has nothing to save: it ends at once, even while it waits.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     WorkerProcess(group, device=device).work()
 
@@ -484,7 +484,7 @@ def _met(here: Started, folder: Path) -> Iterator[WorkerGroup]:
     try:
         yield group
     finally:
-        # Where the others are gone already, there is nobody to send home.
+        # Where the others have ended already, none is left to end.
         with contextlib.suppress(RuntimeError):
             if group.rank == 0:
                 end(group)
@@ -522,7 +522,7 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
         except (PartyLostError, PartyTimeoutError) as error:
             losses += 1
             job = _after(error, job, losses)
-            # Without its primary no run goes on.
+            # Without its primary no run continues.
             without = job.config.continues_on_loss and error.party != job.config.primary.name
             observe(
                 SessionLost(

@@ -56,7 +56,7 @@ class PartySession:
     files: PartyFiles
     """Its log, checkpoints and ledger."""
     observe: Observer
-    """Hears of progress."""
+    """Called with progress."""
 
     @property
     def config(self) -> FederationConfig:
@@ -64,7 +64,7 @@ class PartySession:
         return self.job.config
 
     def tell_presence(self, facts: RunFacts, *, back: Sequence[str] = ()) -> None:
-        """Say who is absent from a session, and who is back, where that is anybody."""
+        """Report the secondaries that are absent from a session, and those that are back."""
         absent = absent_names(self.config, facts.active)
         if absent or back:
             present = len(self.config.secondaries) - len(absent)
@@ -94,7 +94,7 @@ class PartySession:
         return table
 
     def open_ledger(self, plan: RunPlan) -> None:
-        """Open the table's ledger, and say what the run may spend beside what was spent before.
+        """Open the table's ledger, and report what the run may spend and what was spent before.
 
         Raises:
             SecureVflError: As :meth:`PartyFiles.open_ledger`.
@@ -121,7 +121,7 @@ class PartySession:
             The run's id; empty where the party starts afresh.
 
         Raises:
-            ConfigError: If there is none to go on with, and there should be.
+            ConfigError: If it should resume a run, and the folder holds none.
         """
         if not self.job.resume:
             return ""
@@ -212,7 +212,7 @@ def read_identities(run_folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _keep_identities(party: PartySession) -> None:
-    """Keep this start's public identities beside those of earlier starts of the same run.
+    """Save this start's public identities with those of earlier starts of the same run.
 
     A launched run has new ones at every start. All its parties write the same content.
     """
@@ -232,15 +232,15 @@ _FRAMES: Final = 40
 def party_session(
     job: PartyJob, observe: Observer, *, identity: Identity | None = None
 ) -> Iterator[PartySession]:
-    """Hold what one party has from its first act to its last; its log gets what goes wrong.
+    """Hold one party's identity and files for a session; failures go to its log.
 
     Args:
-        job: What the party is told.
-        observe: Hears of progress.
+        job: The party's job.
+        observe: Called with progress.
         identity: Its long-term identity; None reads it from the job's folder.
 
     Raises:
-        SecureVflError: Whatever goes wrong in the block.
+        SecureVflError: Any failure in the block.
     """
     config = job.config
     party = config.party(job.name)
@@ -265,7 +265,7 @@ def party_session(
 
 
 def _last_resort(job: PartyJob, own: PartyFiles, error: Exception) -> SecureVflError:
-    """Return one line for an error that nobody foresaw; its traceback goes to the party's log."""
+    """Return one line for an unexpected error; its traceback goes to the party's log."""
     known = of_this_machine(error, place=job.folder)
     if known is not None:
         _log_failure(own, known)

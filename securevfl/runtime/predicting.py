@@ -272,7 +272,7 @@ def unlinked_outputs(
     model, with zero as the average of no record. A key that is not known counts as the mean one.
 
     Reveals:
-        Nothing: nobody is asked.
+        Nothing: no party is asked.
     """
     part = model.primary
     assert part is not None, "the primary answers"
@@ -332,7 +332,7 @@ def alone_outputs(model: SavedModel, table: PartyTable, *, device: torch.device)
     """Return the outputs of the best model of the primary alone, shape (rows, outputs).
 
     Reveals:
-        Nothing: nobody is asked.
+        Nothing: no party is asked.
     """
     assert model.primary is not None, "the primary answers"
     assert model.primary.alone is not None, "there is a base"
@@ -486,7 +486,7 @@ def _joined(first: KeyTable, second: KeyTable) -> KeyTable:
     )
 
 
-# Requests for predictions that the primary answers by itself: nobody is waited for.
+# Requests that the primary answers alone: no party is waited for.
 
 
 class AlonePredictor:

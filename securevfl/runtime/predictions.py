@@ -27,7 +27,7 @@ NO_KEY: Final = "no key"
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Predictions(Summarised):
-    """What a model says of rows, in the order in which they were asked for."""
+    """Predictions of rows, in the order of the request."""
 
     rows: Sequence[Any]
     """The name of each row: its number in the table from 1 on, or what the id column holds."""
@@ -42,20 +42,20 @@ class Predictions(Summarised):
     """The label of each class; None for a regression."""
 
     row_name: str = "row"
-    """What ``rows`` are called in a file."""
+    """The heading of ``rows`` in a file."""
 
     notes: Sequence[str] | None = None
-    """What there is to know of a row, empty for most; None if there is nothing of any."""
+    """A remark on each row, empty for most; None if there are none."""
 
     metrics: Metrics | None = None
     """Of the rows, where they came with labels."""
 
     epsilon: float | None = None
-    """What the request cost at the party where it cost most; None: no bound, or nothing."""
+    """Highest cost of the request at any party; None: no bound, or nothing."""
 
     used: Used = "joint"
-    """Who answered: the joint model, or the best model of the primary ``alone``, which asks nobody
-    and costs nothing."""
+    """Which model answered: the joint one, or the primary's local one (``alone``), which costs
+    nothing."""
 
     without: tuple[str, ...] = ()
     """Secondaries that were absent."""
@@ -63,7 +63,7 @@ class Predictions(Summarised):
     measured_without: Mapping[str, Any] | None = None
     """What the model was worth on the run's test rows without them: ``used``, who answered then,
     and each ``metric`` with its ``value`` and ``interval``; None where it was not measured, or
-    nobody was absent."""
+    no secondary was absent."""
 
     unknown_words: Mapping[str, int] = field(default_factory=dict)
     """How many cells of the rows hold words that the model does not know, by column."""
@@ -115,7 +115,7 @@ class Predictions(Summarised):
         return pd.DataFrame(columns)
 
     def told(self) -> dict[str, Any]:
-        """Return what another process needs beside the file, to have them too."""
+        """Return what another process needs in addition to the file to read them back."""
         return {
             "classes": None if self.classes is None else list(self.classes),
             "row_name": self.row_name,
@@ -182,7 +182,7 @@ def read_predictions(path: Path, told: Mapping[str, Any]) -> Predictions:
 
     Args:
         path: Its file.
-        told: What it has told beside: ``classes``, ``row_name``, ``metrics``, ``epsilon``
+        told: What it has sent in addition: ``classes``, ``row_name``, ``metrics``, ``epsilon``
             and ``used``.
     """
     import pandas as pd  # as above

@@ -78,7 +78,7 @@ class PrimarySession:
         self.party = party
         self.transport = transport
         self.facts: RunFacts | None = None
-        """What all parties were told; None until they are welcomed."""
+        """Facts that all parties received; None until they are welcomed."""
         self.countersigning: Countersigning | None = None
         """None until the first ledger of the session is open at all parties."""
         self._deadline_s = party.config.runtime.round_timeout_s

@@ -84,7 +84,7 @@ from securevfl.runtime.run_folder import (
 )
 from securevfl.version import __version__
 
-# The primary's own network without partners: a placebo that costs nobody anything.
+# The primary's own network without partners: a placebo that costs no budget.
 
 
 def train_own_network(
@@ -107,7 +107,7 @@ def train_own_network(
         nothing is left without partners.
 
     Reveals:
-        Nothing: nobody is asked.
+        Nothing: no party is asked.
     """
     shape = plan.cut.shape
     zeros = torch.zeros((1, *shape)).expand(len(data.targets), *shape)
@@ -352,7 +352,7 @@ class OtherParties:
 
 
 class PrimaryRun:
-    """Train, test, compare with the primary alone, and write down what happened."""
+    """Training, test, comparison with the primary alone, and figures of one run."""
 
     def __init__(
         self,
@@ -390,7 +390,7 @@ class PrimaryRun:
         self._observe = observe
         self._own = own
         self.base = own.fitted
-        """What the joint model is averaged with; None until it is fitted, or if there is none."""
+        """Averaged with the joint model; None until it is fitted, or without a base."""
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
         self.exchange = ChargedExchange(others.exchange, self.ledger, self._spent)
@@ -427,7 +427,7 @@ class PrimaryRun:
     def train(self) -> None:
         """Make all releases and train the top model (and, through gradients, bottom models).
 
-        It starts afresh, or goes on from the epoch that the plan's facts name.
+        It starts afresh, or resumes from the epoch that the plan's facts name.
 
         Raises:
             SecondariesBackError: Between two epochs, if an absent secondary calls.
@@ -462,7 +462,7 @@ class PrimaryRun:
         return fitted
 
     def _tell_labels(self) -> None:
-        """Charge for what secondaries will be told of labels, and draw these if they are drawn."""
+        """Charge for the labels that secondaries receive; randomise them where promised."""
         if not isinstance(self.primary, AssistPrimary):
             return
         told = release_labels(
@@ -590,7 +590,7 @@ class PrimaryRun:
         """Return whether the budget covers one more epoch, and what comes after it."""
         if not for_an_epoch(self.plan, self.data.split, self.ledger):
             return False
-        # One that calls and never comes keeps nobody from going on: each session does an epoch.
+        # A party that calls and never joins holds no run up: each session does an epoch.
         if self._others.presence is not None and self.primary.epoch > self.plan.facts.resume_epoch:
             self._others.presence.let_back()
         return True
@@ -718,7 +718,7 @@ class PrimaryRun:
         )
 
 
-# Which rows are aligned, as it is told to whoever runs the primary.
+# The report of aligned rows at the primary.
 
 
 def report_alignment(

@@ -2,7 +2,7 @@
 
 Every row of a frozen run is released once and kept
 (:mod:`securevfl.federation.rounds.exchanges`). What is computed from these numbers afterwards,
-by this program or by any other, tells no more of the secondaries' records than they do: nobody is
+by this or any other program, reveals no more of the secondaries' records than they do: no party is
 asked, nothing is sent and no ledger is charged.
 """
 
@@ -39,7 +39,7 @@ _PARTS: Final = ("train", "validation", "test", "unlabelled")
 
 
 class _Record:
-    """A ledger that is only read: tells whether what was kept was bought by lines of it."""
+    """Read-only view of a ledger: whether it has the lines that saved rows were charged with."""
 
     def __init__(self, path: Path, chain: Chain) -> None:
         self._path = path
@@ -154,7 +154,7 @@ def _metadata(
 
     ``noise_deviation`` is that of the Gaussian noise in each number: every one of S secondaries
     adds ``tau`` to its own term of the average, so it is ``tau / sqrt(S)``. ``unlinked_rows``
-    counts rows of zeros, behind which there is no record of anybody; behind noise nobody can tell,
+    counts rows of zeros, behind which there is no record; behind noise that cannot be seen,
     and it is None.
     """
     figures = recomputed(booked, run)

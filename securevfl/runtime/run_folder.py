@@ -69,7 +69,7 @@ class PrivacyFigures:
     row_releases: int
     secondaries: int
     least_secondaries: int | None = None
-    """Fewest secondaries that may take part, where the run goes on without one that is lost; the
+    """Fewest secondaries that may take part, where the run continues without a lost one; the
     noise and every epsilon are reckoned for the worst number from these to all."""
     gradient_noise_multiplier: float | None = None
     """Like the next three, of dp-trained encoders alone."""
@@ -95,7 +95,7 @@ class PrivacyFigures:
     channels: Sequence[Mapping[str, str]]
     """Every way in which a party learns something, and what covers it."""
     labels: Mapping[str, Any] | None = None
-    """Where secondaries are told of the primary's labels: what :func:`labels_figures` returns."""
+    """Where secondaries receive the primary's labels: what :func:`labels_figures` returns."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures by name, without those of what the run does not have."""
@@ -152,7 +152,7 @@ class RunFigures:
     pretraining: Mapping[str, Any] | None = None
     """What pretraining came to, if there was any."""
     alignment: Mapping[str, Any] | None = None
-    """How many rows are linked, at each secondary and at all; None where nobody asks."""
+    """How many rows are linked, at each secondary and at all; None where they are not counted."""
     links: Mapping[str, Mapping[str, Any]] | None = None
     """In a simulation, by secondary: how many rows and records are linked, and how near, with the
     fields of :class:`securevfl.core.progress.LinksCounted`. Between processes each secondary alone
@@ -179,7 +179,7 @@ class RunFigures:
     rows: Mapping[str, int] | None = None
     """Of the primary's table: ``train``, ``validation`` and ``test``."""
     peak_memory_bytes: Mapping[str, int] | None = None
-    """By party, as the launcher has seen; None where nobody launched them."""
+    """By party, as the launcher has seen; None for parties that were not launched."""
     no_privacy_test: float | None = None
     """Like the next three, of the demo alone: the same federation without noise."""
     combine_test: float | None = None
@@ -194,7 +194,7 @@ class RunFigures:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RunFigures":
-        """Return the figures that another process has told.
+        """Return the figures that another process has sent.
 
         Raises:
             TypeError: If they are not those of a run.
@@ -247,7 +247,7 @@ def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
 
 
 def alone_in_words(figures: Mapping[str, Any]) -> str:
-    """Return what the local baseline is called, with its model; empty where there is none."""
+    """Return the name of the local baseline with its model; empty without one."""
     return "" if figures["alone"] is None else f"local baseline ({figures['alone']['chosen']})"
 
 
@@ -286,7 +286,7 @@ def interval_heading(evaluation: Mapping[str, Any]) -> str:
 
 
 def interval_in_words(interval: Sequence[float] | None) -> str:
-    """Return an interval for people; empty where there is none."""
+    """Return an interval in words; empty for None."""
     return (
         "" if interval is None else " to ".join(written(one, beside=interval) for one in interval)
     )
@@ -367,10 +367,10 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
 
 
 def labels_figures(ledger: Ledger) -> dict[str, Any] | None:
-    """Return what a run promised of the primary's labels; None where it told nothing of them.
+    """Return what a run promised of the primary's labels; None where it released none.
 
     Args:
-        ledger: The primary's, with what this run and others on the same table told.
+        ledger: The primary's, with what this run and others on the same table released.
 
     Returns:
         ``mechanism``; ``epsilon`` against one secondary and ``together`` against all of them, at
@@ -495,7 +495,7 @@ def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool =
     """Return the run folder: the one that was asked for, or a new one under ``runs/``.
 
     Raises:
-        ConfigError: If a run is to go on, and there is none.
+        ConfigError: If a run should be resumed, and there is none.
     """
     if resume and out is None:
         raise ConfigError("--resume: needs --out RUN, the folder of the run that should go on")
@@ -531,7 +531,7 @@ def write_explanation(
 
     Args:
         folder: The run's for the primary, its own in it for a secondary.
-        explanation: What a model tells.
+        explanation: What a model explains.
         for_others: Whether others may read it, as they may a run's figures.
     """
     if explanation:
@@ -571,7 +571,7 @@ FORMAT: Final = 1
 
 
 def read_contribution(run_folder: Path, *, run: str) -> dict[str, Any] | None:
-    """Read ``contribution.json``; None if there is none, or it is of another run or version.
+    """Read ``contribution.json``; None if it is missing, or of another run or version.
 
     Args:
         run_folder: Where it lies.
@@ -599,7 +599,7 @@ def write_contribution(run_folder: Path, measured: Mapping[str, Any]) -> None:
 
 
 class TemporaryFolder:
-    """A run folder that is removed when nobody can predict with it any more, or Python ends.
+    """A temporary run folder, removed when no object refers to it, or Python ends.
 
     ``tempfile.TemporaryDirectory`` warns when it is left to that, and a result in memory always is.
     """

@@ -66,11 +66,11 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-# Before a run: what a user should hear.
+# Warnings before a run.
 
 
 def warnings_about(config: FederationConfig) -> list[str]:
-    """Return what a user should hear before a run, one sentence each."""
+    """Return warnings about a federation file, one sentence each."""
     warnings = []
     if len(config.secondaries) == 1:
         warnings.append(
@@ -88,7 +88,7 @@ def warnings_about(config: FederationConfig) -> list[str]:
     return warnings
 
 
-# What a party's process is told, and what it holds from its first act to its last.
+# The job of a party's process.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class RejoinDue:
 
 @dataclass(frozen=True, kw_only=True)
 class PartyJob:
-    """What a party's process is told."""
+    """The job of a party's process."""
 
     config: FederationConfig
     name: str

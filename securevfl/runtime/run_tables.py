@@ -44,7 +44,8 @@ def read_party(
         config: The federation.
         party: The party.
         data_root: Where relative paths start.
-        observe: Is warned of what was recognised in a file that its user might see otherwise.
+        observe: Called with warnings of what was recognised in a file that its user might read
+            differently.
         model: Reads columns as they were for this model; None as the federation file says.
 
     Raises:
@@ -182,7 +183,7 @@ def read_tables(
 
 
 def table_warnings(config: FederationConfig, party: PartySettings, table: PartyTable) -> list[str]:
-    """Return what a party should hear about its own table, one sentence each.
+    """Return warnings about a party's own table, one sentence each.
 
     What a record is, the unit says: a linked row is a row of the primary, anything else is held by
     secondaries.
@@ -218,7 +219,7 @@ def read_new_rows(
         model: The primary's.
         path: The file; its columns may come in any order and among others.
         id_column: The column that names rows; None numbers them from 1 on.
-        notice: Hears what was recognised in the file that its user might see otherwise.
+        notice: Called with what was recognised in the file that its user might read differently.
 
     Raises:
         ConfigError: If the model has no schema.

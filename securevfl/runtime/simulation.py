@@ -65,7 +65,7 @@ class SimulatedParty:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult(Summarised):
-    """What a run leaves behind in memory."""
+    """The result of a run in memory."""
 
     metrics: dict[str, Any]
     """The content of ``metrics.json``."""
@@ -80,7 +80,7 @@ class RunResult(Summarised):
     """What the primary's ledger holds of the run, one mapping a line."""
 
     base: Base | None = field(default=None, repr=False)
-    """What the joint model is averaged with; None where there is none."""
+    """The base that is averaged with the joint model; None without one."""
 
     joint_outputs: Tensor | None = field(default=None, repr=False)
     """The joint model's for the test rows of a simulation, as the task reads them."""
@@ -89,7 +89,7 @@ class RunResult(Summarised):
     """Where the models are; None of a run that has only pretrained."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
-        """Return what the run was, and what it came to."""
+        """Return a heading and the main figures."""
         figures = self.metrics
         if "metric" not in figures:
             return f"pretraining, {figures.get('method', 'encoders')}", {}
@@ -129,7 +129,7 @@ class RunResult(Summarised):
             id_column: The column that names rows; None numbers them from 1 on.
             without: Secondaries that are absent: they are not asked, and not waited for.
             out: A file that gets the predictions too.
-            observe: Hears of progress.
+            observe: Called with progress.
 
         Returns:
             Predictions in the order of the rows.
@@ -310,20 +310,7 @@ def _build(
         log=kept[name].log,
         observe=options.observe,
     )
-    parties = {}
-    for party in config.secondaries:
-        own_files = kept[party.name]
-        secondary = build_secondary(
-            plan,
-            party,
-            tables[party.name],
-            linked.secondaries[party.name],
-            own_files.ledger,
-            files=own_files.checkpoints.files,
-            device=options.device,
-        )
-        built.callback(secondary.close)
-        parties[party.name] = SimulatedParty(secondary, own_files)
+    parties = _secondaries(plan, tables, linked, kept, options, built)
     if options.resume:
         saved = [one.checkpoints.pretrained() for one in kept.values()]
         plan = replace(
@@ -364,6 +351,32 @@ def _build(
     )
     run.alignment, run.links = alignment, dict(linked.counts)
     return run, parties
+
+
+def _secondaries(
+    plan: RunPlan,
+    tables: Mapping[str, PartyTable],
+    linked: _AllLinks,
+    kept: Mapping[str, PartyFiles],
+    options: RunOptions,
+    built: contextlib.ExitStack,
+) -> dict[str, SimulatedParty]:
+    """Build all secondaries, by name; see :func:`_build`."""
+    parties = {}
+    for party in plan.config.secondaries:
+        own_files = kept[party.name]
+        secondary = build_secondary(
+            plan,
+            party,
+            tables[party.name],
+            linked.secondaries[party.name],
+            own_files.ledger,
+            files=own_files.checkpoints.files,
+            device=options.device,
+        )
+        built.callback(secondary.close)
+        parties[party.name] = SimulatedParty(secondary, own_files)
+    return parties
 
 
 def _pretrain(

@@ -431,7 +431,7 @@ class _SomeRows(ReleasedRows):
         """Return the stored averages of the rows.
 
         Reveals:
-            Nothing: nobody is asked.
+            Nothing: no party is asked.
         """
         return super().release(replace(plan, rows=np.searchsorted(self._known, plan.rows)))
 
@@ -488,7 +488,7 @@ class BlockReleases(Partners):
         )
 
 
-# What a run's model answers with fewer partners, and what that is worth on its test rows.
+# The model of a run without some of its partners, measured on its test rows.
 
 NEVER_FEWER: Final = (
     "the model was trained without party dropout and has never met an average over fewer "
@@ -500,12 +500,12 @@ NEVER_FEWER: Final = (
 def worth_without(
     run: KeptRun, absent: Sequence[str], *, observe: Observer = unheard
 ) -> dict[str, Any] | None:
-    """Return what the kept model is worth on the run's test rows without some partners.
+    """Return the saved model's metrics on the run's test rows without some partners.
 
     Args:
         run: The run.
         absent: Names of those that are gone.
-        observe: Hears that it is measured.
+        observe: Called when it is measured.
 
     Returns:
         ``used``, who answers then (the primary alone where that is better on validation rows);
@@ -513,7 +513,7 @@ def worth_without(
         ``contribution.json``, or measured now where that is free; None where it is neither.
 
     Reveals:
-        Nothing: nobody is asked, and no ledger is charged.
+        Nothing: no party is asked, and no ledger is charged.
     """
     config = run.config
     model = run.model(config.primary.name)
