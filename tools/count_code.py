@@ -152,7 +152,8 @@ def long_signatures(root: Path = ROOT) -> list[str]:
 
 def _is_command(function: ast.FunctionDef) -> bool:
     """Whether a decorator makes a function a command, whose parameters are its options."""
-    return any(".command(" in ast.unparse(one) for one in function.decorator_list)
+    decorators = [ast.unparse(one) for one in function.decorator_list]
+    return any(".command(" in one or ".callback(" in one for one in decorators)
 
 
 def main() -> None:
