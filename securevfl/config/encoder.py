@@ -107,6 +107,8 @@ AUTO: Final = "auto"
 CLASSES_OF_NUMBERS: Final = 2
 """Votes of a label that is a number: for its lower and for its upper half."""
 _NEIGHBOURS: Final = 4
+_OF_NUMBERS: Final = ("euclidean", "great-circle")
+"""Metrics whose keys a model can take as inputs."""
 
 
 def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -175,6 +177,8 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         classes = 2 if task == "binary" else CLASSES_OF_NUMBERS
     roles = [party.get("role") for party in source.get("party", []) if isinstance(party, Mapping)]
     labels = "shares" if "dealer" in roles else "randomised"
+    linkage = source.get("linkage")
+    metric = linkage.get("metric", "euclidean") if isinstance(linkage, Mapping) else "euclidean"
     return {
         "model": {
             "family": "fet",
@@ -183,6 +187,7 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "heads": 1,
             "release": "pooled",
             "top": "tied",
+            **({} if metric in _OF_NUMBERS else {"keys_as_features": False}),
         },
         "encoder": {"method": "votes", "layout": "sum", "labels": labels},
         "privacy": {"encoder": "frozen", "links_per_record": 1},

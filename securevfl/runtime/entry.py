@@ -26,7 +26,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
 from securevfl.core.shown_progress import RunProgress
 from securevfl.data.party_tables import from_frame
-from securevfl.data.scaling import ColumnSettings
+from securevfl.data.scaling import Bounds, ColumnSettings
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import require_estimator
@@ -307,10 +307,10 @@ class SimulationSettings(TypedDict, total=False):
     task: Task | None
     """What the label is; default: binary or multiclass if the labels are classes, regression
     otherwise."""
-    bounds: Mapping[str, Sequence[float]] | Sequence[float] | None
-    """``[low, high]`` of all features, or such a pair by party name: declared ranges that do not
-    depend on the data, as a frozen encoder's guarantee needs. Without them each party standardises
-    its features by its own statistics."""
+    bounds: Mapping[str, Bounds] | Sequence[float] | None
+    """``[low, high]`` of all features; or by party name such a pair, or pairs by column. Declared
+    ranges do not depend on the data, as a frozen encoder's guarantee needs. Without them each party
+    standardises its features by its own statistics."""
     seed: int
     """Of splits, initialisation, shuffling and dropout; never of noise. Default 0."""
     with_alone: bool
@@ -561,7 +561,7 @@ def _source(
                 "data": "in memory",
                 "key": list(_key_names(party)),
                 **({} if number else {"label": "label", "address": "127.0.0.1:0"}),
-                **({"scaling": "bounds", "bounds": list(own)} if own is not None else {}),
+                **({"scaling": "bounds", "bounds": _plain(own)} if own is not None else {}),
             }
         )
     if isinstance(encoder, EncoderSettings) and encoder.labels == "shares":
@@ -593,6 +593,13 @@ def _source(
             if source[table].get(name) == default:
                 del source[table][name]
     return source
+
+
+def _plain(bounds: Bounds) -> Any:
+    """Return bounds as a federation file holds them."""
+    if isinstance(bounds, Mapping):
+        return {column: list(pair) for column, pair in bounds.items()}
+    return list(bounds)
 
 
 def _given(settings: Any) -> dict[str, Any]:

@@ -58,6 +58,14 @@ def test_what_the_file_says_is_kept_and_not_called_chosen(tmp_path: Path) -> Non
     assert not {"model.neighbours", "model.family", "encoder.labels"} & set(config.chosen)
 
 
+@pytest.mark.parametrize("metric", ["levenshtein", "exact"])
+def test_keys_that_are_no_numbers_are_no_inputs(metric: str, tmp_path: Path) -> None:
+    config = read(tmp_path, linkage={"protection": "none", "metric": metric})
+    assert not config.model.keys_as_features
+    assert config.chosen["model.keys_as_features"] is False
+    assert "model.keys_as_features" not in read(tmp_path).chosen
+
+
 def test_a_dealer_in_the_file_keeps_labels_at_home(tmp_path: Path) -> None:
     parties = [*source(tmp_path)["party"], {"name": "dealer", "role": "dealer"}]
     config = read(tmp_path, party=parties)

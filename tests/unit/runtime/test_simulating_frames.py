@@ -43,6 +43,22 @@ def test_frames_go_in_by_name() -> None:
         assert again.losses == run.losses
 
 
+def test_a_promise_takes_bounds_by_party_and_column_and_keys_that_are_words() -> None:
+    bank, bureau = frames()
+    names = [f"person {number}" for number in range(len(bank))]
+    run = sv.simulate(
+        primary=bank.drop(columns="id").assign(name=names),
+        secondaries={"bureau": bureau.drop(columns="id").assign(name=names)},
+        label="y",
+        key="name",
+        encoder="auto",
+        linkage=sv.LinkageSettings(metric="exact", protection="none"),
+        bounds={"bureau": {"b": [-4, 4]}},
+        **{**FREE, "privacy": sv.dp.Privacy(epsilon=8.0, delta=1e-5), "base": "linear"},
+    )
+    assert run.metrics["privacy"]["epsilon"] == pytest.approx(8, rel=1e-3)
+
+
 def test_a_wrong_type_gets_one_line_that_names_the_argument() -> None:
     bank, bureau = frames()
     by_name: dict[str, Any] = {"primary": bank, "secondaries": [bureau], "label": "y", "key": "id"}
