@@ -86,20 +86,23 @@ def run(*command: object, **options: Any) -> str:
 
 
 def test_the_python_lines_run_where_the_wheel_is_installed(installed: Path, tmp_path: Path) -> None:
-    """Outside the repository, on the tables of docs/orders.md: the joint model gains.
+    """Outside the repository, on the tables of docs/orders.md: its epsilon is kept.
 
     The template of the report and the marker of types are in the wheel, and tests are not.
     """
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     made = block("python", ORDERS).replace("people = 3000", "people = 600").replace("2500", "500")
-    lines = f"{made}\n{block('python')}\nprint(sv.__file__)\nprint(run.metrics['gain'])\n"
+    lines = f"{made}\n{block('python')}\nprint(sv.__file__)\n"
     path = {**os.environ, "PYTHONPATH": str(installed)}
-    *shown, where, gain = run(sys.executable, "-c", lines, cwd=elsewhere, env=path).splitlines()
+    *shown, where = run(sys.executable, "-c", lines, cwd=elsewhere, env=path).splitlines()
 
     assert Path(where).is_relative_to(installed)
-    assert json.loads(gain.replace("'", '"'))["value"] > 0
-    assert shown[0].startswith("RunResult(simulation: top1sim, binary, 2 parties")
+    assert shown[0].startswith("RunResult(simulation: fet, binary, 2 parties")
+    joint, alone = map(float, re.findall(r"(\d\.\d+) by the", shown[1]))
+    assert 0.5 < alone < 0.8
+    assert 0.5 < joint < 0.9
+    assert shown[2].split() == ["epsilon:", "8"]
     ours = {path.relative_to(ROOT) for path in (ROOT / "securevfl").rglob("*") if path.is_file()}
     theirs = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
     assert {path for path in ours if path.suffix != ".pyc"} <= theirs
