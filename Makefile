@@ -28,8 +28,8 @@ demo: install      ## one primary, four secondaries and a dealer, six processes,
 test: install      ## every test but the slow ones; about 15 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Types of calls are left to mypy and to `make test`: checking them takes as long as the tests.
-test-fast: install ## unit and property tests, all in one process each; about 3 minutes on two cores
+# Types of calls are left to mypy and to `make test`, where checking them costs as much as a test.
+test-fast: install ## unit and property tests, without types of calls checked; minutes
 	$(BIN)/python -m pytest tests/unit tests/property -n 2 --dist loadfile --jaxtyping-packages= \
 		-m 'not bench and not slow and not multiprocess'
 
