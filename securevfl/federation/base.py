@@ -206,7 +206,7 @@ def fit_base(
         estimator: Of scikit-learn, where Python handed one over.
 
     Raises:
-        ConfigError: If the estimator is none for the task, or can't be kept.
+        ConfigError: If the estimator is none for the task, or can't be saved.
         DataError: If it can't be fitted to these rows.
     """
     require_estimator(config, estimator)

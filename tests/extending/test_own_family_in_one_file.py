@@ -53,5 +53,5 @@ def test_it_may_be_registered_again_and_takes_nobodys_name(example: dict[str, An
     assert type(registry.family_named("plain")) is again
     with pytest.raises(ConfigError, match=r"models\.register: the name 'fet' is taken"):
         sv.models.register(type("Fet", (plain,), {"name": "fet"}))
-    with pytest.raises(ConfigError, match=r"models\.register: does not say .*: build_bottom"):
+    with pytest.raises(ConfigError, match=r"models\.register: lacks .*: build_bottom"):
         sv.models.register(type("Half", (sv.models.Family,), {"name": "half"}))
