@@ -43,11 +43,11 @@ def write_votes(folder: Path, *, bounds: bool = True, **sections: Any) -> Path:
     return save(folder, source)
 
 
-def run(path: Path, out: Path, **options: bool) -> RunResult:
+def run(path: Path, out: Path, *, resume: bool = False, with_alone: bool = False) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    options = {"with_alone": False, **options}
-    return simulate_federation(config, tables, RunOptions(run_folder=out), **options)
+    options = RunOptions(run_folder=out, resume=resume)
+    return simulate_federation(config, tables, options, with_alone=with_alone)
 
 
 def booked(folder: Path, party: str) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ def primary(*, votes: bool, on_training: float, on_validation: float) -> Any:
         scale=1.0,
     )
     one._measures_better = partial(Primary._measures_better, one)
+    one._unseen_outputs = partial(Primary._unseen_outputs, one)
     return one
 
 
