@@ -188,7 +188,7 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
         wishes: What the user asks for.
 
     Raises:
-        ConfigError: If the label or the truth is missing, a key cannot be found, a party would
+        ConfigError: If the label or the truth is missing, a key cannot be found, a secondary would
             have no feature, or a positive class is wished for a task without one.
         DataError: If no row has the positive class.
     """
@@ -210,7 +210,8 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
     _require_positive(wishes.positive, label, task)
     counts = {name: sum(use.use == "feature" for use in own) for name, own in uses.items()}
     for name, count in counts.items():
-        if count == 0:
+        # A primary may have keys and labels alone; a secondary has nothing else to give.
+        if count == 0 and name != primary.name:
             raise ConfigError(
                 f"party {name!r}: no column is left that could be a feature; keys are "
                 f"{', '.join(keys.columns[name])}. Name fewer by --key, or give it more columns"

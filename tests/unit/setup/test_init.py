@@ -368,6 +368,22 @@ def test_the_positive_class_stands_in_the_file(tmp_path: Path, capfd: Capture) -
     assert "positive: is 'perhaps'" in ended.complaint
 
 
+def test_a_primary_may_have_keys_and_labels_alone(tmp_path: Path, capfd: Capture) -> None:
+    """Its partners have the features; a secondary without any is refused."""
+    ids = [f"c{number}" for number in range(120)]
+    labels, theirs = np.arange(120) % 3 > 0, np.arange(120.0) % 7
+    pd.DataFrame({"id": ids, "y": labels}).to_csv(tmp_path / "bank.csv", index=False)
+    pd.DataFrame({"id": ids, "b": theirs}).to_csv(tmp_path / "bureau.csv", index=False)
+    pd.DataFrame({"id": ids}).to_csv(tmp_path / "bare.csv", index=False)
+    bank = ("--primary", tmp_path / "bank.csv", "--label", "y", "--bounds", "b=0,7")
+    ended, out = init(capfd, tmp_path, *bank, "--secondary", tmp_path / "bureau.csv")
+    assert ended.code == 0, ended.err
+    assert securevfl(capfd, "check", out).code == 0
+    refused, _ = init(capfd, tmp_path, *bank[:4], "--secondary", tmp_path / "bare.csv")
+    assert refused.code == 2
+    assert "party 'bare': no column is left that could be a feature" in refused.err
+
+
 def test_a_file_that_is_there_stays(tmp_path: Path, capfd: Capture) -> None:
     (tmp_path / "fed.toml").write_text("mine", encoding="utf-8")
 
