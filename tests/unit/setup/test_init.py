@@ -379,7 +379,8 @@ def test_a_primary_may_have_keys_and_labels_alone(tmp_path: Path, capfd: Capture
     ended, out = init(capfd, tmp_path, *bank, "--secondary", tmp_path / "bureau.csv")
     assert ended.code == 0, ended.err
     assert securevfl(capfd, "check", out).code == 0
-    refused, _ = init(capfd, tmp_path, *bank[:4], "--secondary", tmp_path / "bare.csv")
+    again = (*bank[:4], "--overwrite", "--secondary", tmp_path / "bare.csv")
+    refused, _ = init(capfd, tmp_path, *again)
     assert refused.code == 2
     assert "party 'bare': no column is left that could be a feature" in refused.err
 
