@@ -289,8 +289,8 @@ def fitting(config: FederationConfig) -> Channel | None:
 
 
 def labels_of_votes(config: FederationConfig) -> Channel | None:
-    """Describe what secondaries learn of the labels that votes are fitted to."""
-    encoder, name = config.encoder, "labels that votes are fitted to"
+    """Describe what secondaries learn of the labels that class means are fitted to."""
+    encoder, name = config.encoder, "labels that class means are fitted to"
     if encoder is None or encoder.labels is None:
         return None
     if encoder.labels == "shown":

@@ -204,6 +204,6 @@ def _predictions(config: FederationConfig, asked: Sequence[Session], *, party: s
     most = "" if budget.most_rows is None else f", and ask for at most {budget.most_rows:,} rows"
     return (
         f"{so_far}, which spent epsilon = {epsilon_in_words(budget.spent)}. All predictions of "
-        f"this model together may spend epsilon = {budget.budget:g} beside training{most}; what "
-        f"they spend counts against the owner's limit."
+        f"this model together may spend epsilon = {budget.budget:g} in addition to training{most}; "
+        f"what they spend counts against the owner's limit."
     )

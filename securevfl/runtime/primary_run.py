@@ -487,7 +487,7 @@ class PrimaryRun:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._spent(self.ledger.charge_fitting())
             if self._others.vote is not None:
-                self._tell(Stage(text="fitting votes"))
+                self._tell(Stage(text="fitting class means"))
                 files, labels = self.checkpoints.files, self.table.labels
                 assert labels is not None, "the primary's table has labels"
                 self._others.vote(

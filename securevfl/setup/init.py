@@ -93,9 +93,9 @@ def _model(proposal: Proposal) -> str:
     return _lines(
         _comment(
             "Where a joint model gained over the primary alone at epsilon 8 and below, it had "
-            "these settings (docs/results.md says where it did not): each record votes for "
-            "classes, the votes of all secondaries add up, and the top model adds them to what the "
-            "primary knows."
+            "these settings (docs/results.md says where it did not): each record gets a score for "
+            "every class, from noised class means; scores of all secondaries add up, and the top "
+            "model adds them to the primary's own model."
         ),
         "[model]",
         'family = "fet"',
@@ -103,17 +103,17 @@ def _model(proposal: Proposal) -> str:
         hidden,
         "heads = 1" + _aside("must divide hidden; nothing attends here"),
         'release = "pooled"' + _aside("one vector a row leaves, not one a link"),
-        'top = "tied"' + _aside("the primary's own model, plus weighed votes"),
+        'top = "tied"' + _aside("the primary's own model, plus weighted class scores"),
         f"keys_as_features = {reads}" + _aside(why),
         "",
         _comment(
-            "Votes are fitted to sums of records by class, so secondaries learn something of the "
-            "primary's labels: here each training row's, by randomised response. With a party "
-            '[[party]] name = "dealer", role = "dealer" write "shares": then they see no row\'s '
+            "Class means need labels, so secondaries learn something of the primary's: here each "
+            'training row\'s, by randomised response. With a party [[party]] name = "dealer", '
+            'role = "dealer" write labels = "shares": then they see no row\'s label '
             '(docs/class-means.md). method = "principal" with top = "additive" needs no label.'
         ),
         "[encoder]",
-        'method = "votes"',
+        'method = "votes"' + _aside("class means"),
         'labels = "randomised"',
         "label_epsilon = 2.0" + _aside("for one row's label, against all secondaries together"),
     )

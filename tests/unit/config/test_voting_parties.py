@@ -78,7 +78,7 @@ def test_who_learns_what_is_said(labels: str, reveals: str, guarantee: str, tmp_
     """Reports show a line for labels; under masks the primary sees class sums, and that is said."""
     roles = ("dealer",) if labels == "shares" else ()
     found = {one["channel"]: one for one in channels(federation(tmp_path, *roles, labels=labels))}
-    told = found["labels that votes are fitted to"]
+    told = found["labels that class means are fitted to"]
     assert reveals in told["reveals"]
     assert re.search(guarantee, told["guarantee"])
     seen = found["fitting of encoders"]["reveals"]
