@@ -57,7 +57,7 @@ def link(
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
         from securevfl.lab.entry_points import link as link_tables
-        from securevfl.report.plots import similarities_plot
+        from securevfl.lab.study_plots import similarities_plot
         from securevfl.runtime.run_folder import run_folder_for
 
     keep_freed_memory()
@@ -252,7 +252,7 @@ def advise(
             done=progress,
         )
     if plot is not None:
-        from securevfl.report.plots import advice_plot
+        from securevfl.lab.study_plots import advice_plot
 
         write_text(plot, advice_plot(found.as_json()), for_others=True)
     if as_json:
@@ -370,8 +370,8 @@ def contribution(
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
         from securevfl.lab.contribution import contribution as measure
+        from securevfl.lab.study_plots import contribution_plot
         from securevfl.report.page import write_report
-        from securevfl.report.plots import contribution_plot
         from securevfl.runtime.run_folder import FILE, read_figures
 
     if plot is not None:

@@ -109,7 +109,7 @@ def compare(
         from securevfl.lab.comparison import Comparison
         from securevfl.lab.entry_points import compare_and_write
         from securevfl.lab.study import StudyOptions
-        from securevfl.report.plots import comparison_plot
+        from securevfl.lab.study_plots import comparison_plot
         from securevfl.runtime.run_options import warnings_about
 
     if seeds < 1:
@@ -228,9 +228,9 @@ def sweep(
         from securevfl.core import files
         from securevfl.lab.entry_points import sweep_and_write
         from securevfl.lab.study import StudyOptions
+        from securevfl.lab.study_plots import search_plot, sweep_plot
         from securevfl.lab.sweep import Sweep
         from securevfl.lab.sweep_settings import parse_setting
-        from securevfl.report.plots import search_plot, sweep_plot
         from securevfl.runtime.run_options import warnings_about
 
     config = read_federation(federation)

@@ -15,9 +15,9 @@ from securevfl.lab.entry_points import sweep_and_write
 from securevfl.lab.one_run import LeftOut, Run
 from securevfl.lab.search import search
 from securevfl.lab.study import StudyOptions
+from securevfl.lab.study_plots import search_plot
 from securevfl.lab.sweep import Sweep
 from securevfl.lab.sweep_settings import parse_setting
-from securevfl.report.plots import search_plot
 
 pytest.importorskip("optuna", reason="securevfl[search] is not installed")
 

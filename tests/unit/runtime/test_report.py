@@ -8,9 +8,10 @@ from helpers.federations import write_federation
 from helpers.undisturbed import simulated
 
 from securevfl.core.column_names import keys_in_clear
+from securevfl.lab.study_plots import search_plot
 from securevfl.report import plots
 from securevfl.report.page import write_report
-from securevfl.report.plots import epsilon_plot, loss_plot, metric_plot, search_plot
+from securevfl.report.plots import epsilon_plot, loss_plot, metric_plot
 
 
 def marks(svg: str) -> int:
