@@ -48,7 +48,7 @@ class Budget:
     """
 
     steps: int
-    """Rounds, each of which releases one average, >= 0."""
+    """Rounds, >= 0; each releases one average."""
 
     delta: float
     """Failure probability of the whole, in (0, 1)."""

@@ -129,9 +129,9 @@ class AssistValidator(RequestValidator):
     def __init__(self, limits: SessionLimits) -> None:
         super().__init__(limits)
         self._told: Bool[np.ndarray, " rows"] = np.zeros(limits.rows, dtype=np.bool_)
-        """Rows of which this epoch has residuals."""
+        """Rows that have residuals in this epoch."""
         self._trains: Bool[np.ndarray, " rows"] | None = None
-        """Rows of which the first epoch of this session had residuals."""
+        """Rows that had residuals in the first epoch of this session."""
         self._stepped = False
 
     def validate_residuals(self, epoch: int, rows: Int64[np.ndarray, " some"]) -> bool:
@@ -282,7 +282,7 @@ class AssistSecondary(Secondary):
         self._round = None
 
     def _fit(self) -> None:
-        """Fit the round's model to what was told, and score the training rows out of fold."""
+        """Fit the round's model to the residuals, and score the training rows out of fold."""
         epoch = self._told[0].epoch
         rows = np.concatenate([one.rows for one in self._told])
         residuals = np.concatenate([one.residuals for one in self._told])
@@ -441,7 +441,7 @@ def _told(
 
 
 def _constant(told: Shaped[Tensor, "train ..."], head: TaskHead) -> Float[Tensor, " outputs"]:
-    """Return the margin of a row of which nothing is known but what was drawn for all of them."""
+    """Return the constant margin: of the mean of regression labels, 0, else of class shares."""
     if head.task == "regression":
         return torch.zeros(1)
     shares = told.mean(dim=0).clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
@@ -505,14 +505,14 @@ class AssistPrimary(CorrectingTopModel, Primary):
     """The steps of all rounds, in units of the average."""
 
     _scale = 1.0
-    """What outputs have of the sum. It is 1 where residuals are made of labels as they are;
-    otherwise the primary chooses it by these, and nobody is told."""
+    """Weight of outputs in the sum. It is 1 where residuals are made of labels as they are;
+    otherwise the primary chooses it by its drawn labels, and sends it to no party."""
 
     _stands_still = False
     """Whether the last round's scores have brought nothing: others' would be of equal residuals."""
 
     def use_released_labels(self, told: ReleasedLabels | None) -> None:
-        """Make all that is told of these labels from now on; None: of labels as they are."""
+        """Make all later residuals of these labels; None: of labels as they are."""
         self._told = told
 
     @property

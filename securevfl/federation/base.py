@@ -247,7 +247,7 @@ def _fit(config: FederationConfig, table: PartyTable, data: PrimaryData, estimat
 
 
 def digest_of_rows(split: RowSplit) -> str:
-    """Return a digest of which rows train and which validate: what a base depends on."""
+    """Return a digest of the training and validation rows, on which a base depends."""
     made = hashlib.sha256(np.ascontiguousarray(split.train).tobytes())
     made.update(b"validation" + np.ascontiguousarray(split.validation).tobytes())
     return made.hexdigest()
@@ -291,7 +291,7 @@ class Choice:
     """The primary's own network without partners, weighed with the base by its own lambda; None
     where the family has none."""
     joint_test: Metrics | None = None
-    """Of the joint model, every metric of the test rows, whoever answers."""
+    """The joint model's metrics on test rows, also where the primary alone answers."""
 
     def asks(self, primary: Primary) -> bool:
         """Return whether the joint model's outputs for the test rows take the secondaries.

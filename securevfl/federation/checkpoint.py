@@ -104,7 +104,7 @@ def _tensors_in(content: object) -> Iterator[Tensor]:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor holds as many numbers as its shape says, each by itself.
+    """Return whether a tensor has a storage of its own, with as many numbers as its shape.
 
     A few bytes can say that they are a tensor of terabytes, which whoever computes with it makes.
     """
@@ -124,7 +124,7 @@ class StateFolder:
         self.path = path
         self.settings_digest = settings_digest
         self.run = ""
-        """Id of the run that goes on here; empty until it is known."""
+        """The resumed run's id; empty until it is known."""
         self._history: History | None = None
         self._own: set[str] = set()
 
@@ -259,7 +259,7 @@ class Checkpoints:
 
     @property
     def run(self) -> str:
-        """Id of the run that goes on here; empty until it is known."""
+        """The resumed run's id; empty until it is known."""
         return self.files.run
 
     def guard(self, history: History) -> None:
@@ -280,7 +280,7 @@ class Checkpoints:
         self.files.write(_RUN, {})
 
     def resume(self) -> list[str]:
-        """Find out which run goes on here, and from where it can; call it before anybody is told.
+        """Find the run to resume, and from where; call it before any message is sent.
 
         What cannot be read whole is left out, and stays until something takes its place.
 

@@ -65,7 +65,7 @@ class Hello(TypedMessage):
     epochs: Sequence[int]
     pretrained: Sequence[int]
     run: str = ""
-    """Id of the run that the caller goes on with; empty for a fresh start."""
+    """Id of the run that the caller resumes; empty for a fresh start."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
@@ -216,7 +216,7 @@ class TrainingRows(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement(TypedMessage):
-    """Row ids of a round, who is active and what it is for."""
+    """Row ids of a round, its active secondaries and its purpose."""
 
     KIND: ClassVar = RoundKind.PLAN
     WAY: ClassVar = "primary to every active secondary"

@@ -38,7 +38,7 @@ class RoundPlan:
     """One exchange: batch announced, aggregate released, gradient returned."""
 
     round_number: int
-    """Counts from 1 within a session and never repeats, whatever the round is for."""
+    """Counts from 1 within a session and never repeats, for any purpose."""
 
     rows: npt.NDArray[np.int64] = field(repr=False)
     """Primary row ids of the batch, shape (B,)."""
@@ -98,7 +98,7 @@ def active_parties(secondaries: Sized, party_dropout: float) -> int:
 
 
 def read_ranks(message: Message) -> tuple[int, ...]:
-    """Return the ranks of the secondaries that a message says are active, whoever they are.
+    """Return the ranks of the active secondaries of a message.
 
     Raises:
         ProtocolError: If they are no whole numbers.
@@ -114,7 +114,7 @@ def read_ranks(message: Message) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictionBudget:
-    """Of one party, for all predictions of one model together and beside its training."""
+    """Epsilon of one party for all predictions of one model, in addition to its training."""
 
     party: str
     unit: str
@@ -203,7 +203,7 @@ class RunFacts:
     """Epoch to go on from; 0 starts afresh."""
 
     run: str = field(default_factory=new_run)
-    """Names the run in every party's files, so that nobody goes on with the state of another."""
+    """Names the run in every party's files, so that no run resumes from the state of another."""
 
     def statement(self) -> bytes:
         """Return all of them as bytes, which go into the keys of a session."""
@@ -273,7 +273,7 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
 
 
 def _require_classes(config: FederationConfig, table: PartyTable, split: RowSplit) -> None:
-    """Refuse a split of which some part lacks a class that its metric needs."""
+    """Refuse a split in which some part lacks a class that its metric needs."""
     if table.labels is None or table.classes is None:
         return
     declared = config.federation.classes

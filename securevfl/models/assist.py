@@ -456,7 +456,7 @@ class AssistFamily(Family[AssistConfig]):
         return AssistTop(outputs)
 
     def epochs(self, settings: AssistConfig, *, asked: int) -> int:  # noqa: ARG002
-        """Return the rounds, each of which is an epoch."""
+        """Return the number of rounds; each is an epoch."""
         return settings.rounds
 
     def label_epsilon(self, settings: AssistConfig) -> float | None:

@@ -54,7 +54,7 @@ class PairSettings:
 
     pair_scale: Literal["unit", "none"] = "unit"
     """Scale at which the primary reads a row of the aggregate: a root mean square of one, since a
-    clipped row has the norm C whatever K is; or as it comes, as in the papers."""
+    clipped row has norm C for every K; or unscaled, as in the papers."""
 
     frozen_map: Literal["fourier", "linear"] = "fourier"
     """Random features of a frozen encoder: cosines, or a projection."""
@@ -150,7 +150,7 @@ class RecordBottom(nn.Module):
         keys: Float[Tensor, "batch links dimension"],
         present: Bool[Tensor, "batch links"],
     ) -> Float[Tensor, "batch links width"]:
-        """Return one vector for each link, zero where there is none."""
+        """Return one vector for each link; zeros for empty slots."""
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
         out: Tensor = self.local(inputs)
         # Whichever links there are: gradients must be traceable row by row (torch.func).

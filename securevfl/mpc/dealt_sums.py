@@ -118,7 +118,7 @@ def deal(what: DealtFor) -> tuple[SumDealing, bytes]:
 def shifted(
     bins_of_rows: Int64[np.ndarray, " rows"], shifts: Int64[np.ndarray, " rows"], *, bins: int
 ) -> Int64[np.ndarray, " rows"]:
-    """Return what the primary tells the secondary of its rows' bins.
+    """Return the shifted bins that the primary sends of its rows.
 
     Raises:
         ProtocolError: If a bin or a shift is not in [0, bins).

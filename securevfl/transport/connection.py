@@ -62,7 +62,7 @@ class TransportLimits:
 
     max_waiting_bytes: int = 1 << 26
     """Bytes of one party that may wait to be read, or to be passed on; at this bound its socket is
-    left alone. One message by itself may be larger."""
+    left alone. A single message may be larger."""
 
     max_waiting_messages: int = 4096
     """Messages of one party that may wait to be read; more end the federation."""
@@ -212,7 +212,7 @@ class Connection:
 
     @property
     def has_room(self) -> bool:
-        """Whether what the peer sends next may be taken in: one message by itself always may."""
+        """Whether the peer's next bytes may be read: a single message always may."""
         waiting = self.waiting_bytes
         bound = self._limits.max_waiting_bytes
         return waiting == 0 or (waiting < bound and waiting + self._reader.announced_bytes <= bound)

@@ -69,7 +69,7 @@ def kind_of(code: int) -> MessageKind:
 
 
 class StarKind(MessageKind):
-    """What the star itself says, whatever it is for."""
+    """Messages of the star's own, in every session."""
 
     SESSION = 1
     PING = 2
@@ -102,7 +102,7 @@ class Message:
     """Memory that it takes, at most; set by the transport when it is received."""
 
     def __repr__(self) -> str:
-        """Sizes only: what is inside is nobody's business in a log."""
+        """Sizes only: no log shows contents."""
         shapes = ", ".join(
             f"{name} {array.dtype}{list(array.shape)}" for name, array in self.tensors.items()
         )
@@ -186,7 +186,7 @@ class TypedMessage:
     """What it is for."""
 
     WAY: ClassVar[str]
-    """Who tells whom, for example ``"primary to every secondary"``."""
+    """Sender and receiver, for example ``"primary to every secondary"``."""
 
     def to_message(self) -> Message:
         """Return it as it is sent; this one holds nothing but its kind."""
@@ -419,7 +419,7 @@ _MAX_REASON: Final = 400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure(TypedMessage):
-    """Who failed and why, told to everybody. Never holds data."""
+    """Who failed and why, sent to every party. Never holds data."""
 
     KIND: ClassVar = StarKind.ABORT
     WAY: ClassVar = "either way; the primary passes it on"
@@ -440,7 +440,7 @@ class Failure(TypedMessage):
         return error
 
     def to_message(self) -> Message:
-        """Return the ABORT that tells a peer.
+        """Return the ABORT for a peer.
 
         Reveals:
             To the receiver: the party's name, the kind of failure and the reason.

@@ -227,7 +227,7 @@ class PrimaryTransport(Transport):
         )
 
     def receive_any(self, names: Sequence[str], kind: Kinds, *, deadline_s: float) -> Message:
-        """Return the next message of whichever secondary is first, whatever its round.
+        """Return the next message of the secondary that is first, of any round.
 
         Raises:
             ProtocolError: And its kinds, as :meth:`receive` does.

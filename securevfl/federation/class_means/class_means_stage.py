@@ -138,7 +138,7 @@ class ClassMeansSeed(TypedMessage):
 
     seed: bytes = field(repr=False)
     what: DealtFor
-    """What the dealer has dealt masks for: in part what the primary told it."""
+    """Sizes that the dealer dealt masks for, in part on the word of the primary."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""

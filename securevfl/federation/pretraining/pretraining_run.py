@@ -69,7 +69,7 @@ class ProjectionMechanism(Protocol):
 
 
 class PlainProjections:
-    """Their directions as they are, which is all that anybody learns from."""
+    """Their directions, without lengths; losses read nothing else."""
 
     def __call__(
         self,

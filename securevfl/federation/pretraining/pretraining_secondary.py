@@ -44,7 +44,7 @@ class PretrainingRows:
     """Rows whose records at all parties learn from one another: linked at every secondary."""
 
     own: Int64[np.ndarray, " own"]
-    """Rows that the primary learns from by itself: all that are for training, labelled or not."""
+    """Rows of the primary's local step: all training rows, labelled or not."""
 
     held_out: Int64[np.ndarray, " held_out"]
     """Validation and test rows; no party learns from them or from their records."""

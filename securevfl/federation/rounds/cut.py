@@ -119,7 +119,7 @@ class Aggregation(ABC):
     def clip(
         self, representation: Float[Tensor, "batch positions width"]
     ) -> Float[Tensor, "batch positions width"]:
-        """Clip to C whatever one record must not move further; on the autograd graph."""
+        """Clip to length C what one record must not move further; on the autograd graph."""
 
     @abstractmethod
     def term(
@@ -238,7 +238,7 @@ def position_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def positions_around(model: nn.Module, mean: Mapping[str, Tensor]) -> PositionsTaken:
-    """Return a model's positional-encoding weights as they are, beside those that replace them."""
+    """Return a model's positional-encoding weights, with the names of those that replace them."""
     own = {name: value.clone() for name, value in position_weights(model).items()}
     return PositionsTaken(own=own, mean=mean)
 

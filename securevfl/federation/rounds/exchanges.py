@@ -32,7 +32,7 @@ class Exchange(Protocol):
 
     @property
     def peers(self) -> Peers:
-        """All secondaries, for what is said beside rounds."""
+        """All secondaries, for messages outside rounds."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Exchange(Protocol):
     def release_each(
         self, plans: Iterator[RoundPlan]
     ) -> Iterator[Float[Tensor, "batch positions width"]]:
-        """Yield the averages of rounds of which none depends on another, in their order.
+        """Yield the averages of independent rounds, in their order.
 
         Up to :data:`ROUNDS_AHEAD` rounds may be under way at once. A plan is taken from ``plans``
         when its round is about to be announced, and no round is announced before the caller is
@@ -109,7 +109,7 @@ class ExchangeWrapper(ABC):
     def release_each(
         self, plans: Iterator[RoundPlan]
     ) -> Iterator[Float[Tensor, "batch positions width"]]:
-        """Yield the averages of rounds of which none depends on another.
+        """Yield the averages of independent rounds.
 
         Reveals:
             What the inner exchange reveals.
@@ -157,7 +157,7 @@ class PresentBlocks(ExchangeWrapper):
     def release_each(
         self, plans: Iterator[RoundPlan]
     ) -> Iterator[Float[Tensor, "batch positions width"]]:
-        """Yield the same of rounds of which none depends on another.
+        """Yield the averages of independent rounds.
 
         Reveals:
             What the inner exchange reveals.
@@ -383,7 +383,7 @@ class ReleasedRows:
         self.rounds = rounds
         self._device = device
         self.peers = PeersHere({})
-        """No secondary hears what is said beside rounds: a frozen encoder does not train."""
+        """No secondary gets messages outside rounds: a frozen encoder does not train."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ class Stacks:
         return shares
 
     def _shape_of(self, rank: int) -> Hashable:
-        """Return what members of a stack have in common, beside the federation's settings."""
+        """Return what members of a stack share, in addition to the federation's settings."""
         weights = self._weights[rank].items()
         return type(self._secondaries[rank].bottom), *((name, one.shape) for name, one in weights)
 
@@ -244,7 +244,7 @@ class SimulatedExchange:
     def release_each(
         self, plans: Iterator[RoundPlan]
     ) -> Iterator[Float[Tensor, "batch positions width"]]:
-        """Yield the average of one round after the other: nobody is far away.
+        """Yield the average of one round after the other: no round waits for a network.
 
         Reveals:
             What :meth:`Exchange.release_each` reveals.

@@ -213,7 +213,7 @@ class OwnRecords:
     keys: Float[Tensor, "records dimension"]
 
     row_by_row: bool
-    """Whether the model sees one row alone, whoever wrote it."""
+    """Whether the model is given one row at a time, as installed families are."""
 
     apart: bool
     """Whether each link is computed in a place of its own: wherever anything is promised.
@@ -235,7 +235,7 @@ class OwnRecords:
     def linked(
         self, index: Int64[Tensor, "batch links"], present: Bool[Tensor, "batch links"]
     ) -> LinkedRecords:
-        """Return the records of links, each link by itself.
+        """Return the records of links, one link at a time.
 
         Args:
             index: Record of each link; anything valid where there is none.
@@ -307,7 +307,7 @@ class OwnRecords:
 
 @runtime_checkable
 class Work(Protocol):
-    """What is computed of rows, each by itself."""
+    """A computation whose output for one row depends on that row alone."""
 
     @property
     def module(self) -> nn.Module:
@@ -367,7 +367,7 @@ class Order(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """What helpers are told of a batch."""
+    """A batch's facts for the helper processes."""
 
     training: bool
     seed: int
@@ -492,7 +492,7 @@ _SEEDS: Final = 2**62
 
 
 class PartyWorkers:
-    """Rank 0's end: computes over all processes what it would compute by itself."""
+    """Rank 0's end: divides a computation over all processes."""
 
     def __init__(
         self,
@@ -626,7 +626,7 @@ class PartyWorkers:
         return [rank for rank in range(1, self._group.size) if self._sizes[rank]]
 
     def _catch_up(self) -> None:
-        """Give the others the weights: whether an optimizer has changed them, nobody can see.
+        """Give the other processes the weights, changed by an optimizer or not.
 
         Fused optimizers leave no trace of it in a tensor's version.
         """

@@ -214,7 +214,7 @@ class NetworkPrimary(Primary):
         load_positions(self.top, mean)
 
     def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:
-        """Return what the top model tells, and how the first average aligned its encodings."""
+        """Return the top model's explanation, and how the first average aligned its encodings."""
         told = super().explanation(others)
         if self._positions_taken is not None:
             told["alignment"] = alignment(

@@ -68,7 +68,7 @@ class TopModel:
         self.exchange = exchange
         self.batch_size = batch_size
         self.scale = scale
-        """lambda: the joint model's weight beside a base's, in [0, 1]."""
+        """lambda: the joint model's weight in its average with a base, in [0, 1]."""
         self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None
 
     def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
@@ -185,7 +185,7 @@ def metrics_of(line: Mapping[str, Any]) -> Metrics:
 
 
 def last_gain(head: TaskHead, history: Sequence[Mapping[str, Any]], *, since: int) -> int:
-    """Return the last epoch that validated better than all before it, weighed or by itself.
+    """Return the last epoch that validated better than all before, averaged or not.
 
     Epoch 0 is none of them: a network that is worse than the base may still be learning, and as
     long as it is, the best weight beside the base may be 0.
@@ -272,8 +272,8 @@ class Primary(TopModel, ABC):
         self.threshold = HALF
         """Of a binary task, as the best epoch's validation rows chose it."""
         self.out_of_fold: Tensor | None = None
-        """Outputs for the training rows, each of models that were not fitted to it, where the top
-        model is fitted in one go; such rows decide beside the validation rows."""
+        """Outputs for the training rows by models that were not fitted to them, where the top model
+        is fitted in one go; they decide together with the validation rows."""
         self._validated: Metrics | None = None
         self.history: list[dict[str, Any]] = []
         self.losses: list[float] = []
@@ -330,7 +330,7 @@ class Primary(TopModel, ABC):
         self.inputs = self.data = replace(self.data, base=margins)
 
     def _begin_at(self, base: Tensor) -> None:
-        """Make the base by itself the best epoch so far; nobody is asked."""
+        """Make the base alone the best epoch so far; no round is asked for."""
         split, start = self.data.split, time.monotonic()
         train, validation = (
             (base[torch.as_tensor(rows, device=base.device)], self._targets(rows))
@@ -445,7 +445,7 @@ class Primary(TopModel, ABC):
     def decide(
         self, alone: Float[Tensor, "rows outputs"], *, base_is_alone: bool = False
     ) -> Decision:
-        """Choose how much the joint model counts beside the base, and whether it is used.
+        """Choose the joint model's weight against the base, and whether it answers.
 
         Asks nobody: what the validation rows got at the best epoch decides. Where training rows
         have outputs out of fold they choose lambda too, and, where those of the primary alone are
@@ -541,7 +541,7 @@ class Primary(TopModel, ABC):
         """Return the mean loss, and every training row with its outputs."""
 
     def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:  # noqa: ARG002
-        """Return what the top model makes of the last test batch, empty if it tells nothing.
+        """Return the top model's explanation of the last test batch; empty if it has none.
 
         Args:
             others: Secondaries' positional encodings around the first average, by name, where a

@@ -360,7 +360,7 @@ class Secondary:
         load_positions(self.bottom, weights)
 
     def explanation(self) -> dict[str, Any]:
-        """Return what its bottom model makes of links, empty if it tells nothing.
+        """Return the bottom model's explanation of links; empty if it has none.
 
         Made of its own records, of the links of up to 128 rows, and for this party alone.
 

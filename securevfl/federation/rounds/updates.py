@@ -34,7 +34,7 @@ class DropoutStream:
         self.state = generator.get_state()
 
     def generator(self) -> torch.Generator:
-        """Return a generator that goes on where this stream is; it must bring its state home."""
+        """Return a generator that continues this stream; it must bring its state home."""
         generator = torch.Generator(device=self._device)
         generator.set_state(self.state)
         return generator
@@ -222,7 +222,7 @@ class GradientNoise(GradientUnits):
 
 
 class RowGradients:
-    """Gradients of a bottom model for each row by itself, clipped and added up.
+    """A bottom model's gradients, clipped row by row and added up.
 
     A row's loss is the inner product of *its own* clipped representation with the gradient that the
     primary sent for it, times the rows of the batch (the primary's loss is their mean): what one
@@ -317,7 +317,7 @@ class RowGradients:
 
 
 class PrivateBackwardStep:
-    """A gradient that is one noised release: clipped for each row of the primary by itself."""
+    """A gradient that is one noised release, clipped for each row of the primary."""
 
     def __init__(
         self, bottom: nn.Module, total: Callable[[Tensor], Tensor], *, noise: GradientNoise
@@ -334,7 +334,7 @@ class PrivateBackwardStep:
         self._noise = noise
 
     def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
-        """Set ``grad`` to the noised mean of the batch's gradients, each clipped by itself.
+        """Set ``grad`` to the noised mean of the batch's gradients, each clipped alone.
 
         Reveals:
             Nothing by itself: weights stay. What is made of them is covered by the noise, as if

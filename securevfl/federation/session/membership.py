@@ -74,7 +74,7 @@ class Presence:
 
     @property
     def current(self) -> tuple[int, ...] | None:
-        """Ranks of those that were in the last session; None if nobody can be left out yet."""
+        """Ranks of the secondaries of the last session; None if none can be left out yet."""
         return self.spans[-1].active if self.spans else None
 
     @property
@@ -129,7 +129,7 @@ class Presence:
             self._files.write(PRESENCE, {"spans": [[one.after, list(one.active)] for one in spans]})
 
     def let_back(self) -> None:
-        """Break the session off if somebody who is absent calls.
+        """End the session if an absent party calls.
 
         Raises:
             SecondariesBackError: Naming who it is.
@@ -173,7 +173,7 @@ def _span(after: object, ranks: object, *, known: Collection[int]) -> Span:
 
 
 def absences_in_words(absences: Iterable[Mapping[str, Any]], *, epochs: int) -> str:
-    """Return who was absent and when, in a sentence; empty if nobody was."""
+    """Return who was absent and when, in a sentence; empty if all were there."""
     return "; ".join(_in_words(one, epochs) for one in absences)
 
 

@@ -83,7 +83,7 @@ class SessionLimits:
 
 
 class RequestValidator:
-    """A session's plan and what was used of it: whoever handles a message asks here first.
+    """A session's plan and what was used of it; every handler asks it first.
 
     A session goes on like this, and every step that is not due is refused by name, before anything
     of it is used: epochs of training rounds, an average of positional encodings where one is due,
@@ -117,7 +117,7 @@ class RequestValidator:
         self._last_round = round_number
 
     def start_after(self, epoch: int) -> None:
-        """Go on after so many epochs, of which this party has the state.
+        """Continue after so many epochs, whose state this party has.
 
         Raises:
             ProtocolError: If the run has not so many.

@@ -381,7 +381,7 @@ class FedHSSLConfig:
         )
 
     def columns(self, feature_names: Sequence[str]) -> tuple[CategoricalColumn, ...]:
-        """Return the categorical columns of a table, as far as the encoder tells them apart."""
+        """Return a table's categorical columns, with as many categories as the encoder knows."""
         return one_hot_columns(feature_names) if self.encoder == "embedding" else ()
 
     @property
