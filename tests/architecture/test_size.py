@@ -44,3 +44,14 @@ def test_no_class_has_a_name_twice(counted: ModuleType) -> None:
     classes, modules = counted.repeated_names()
     assert classes == []
     assert modules == []
+
+
+def test_signatures_are_short(counted: ModuleType) -> None:
+    """Options are handed on whole; scikit-learn asks for an estimator's as parameters."""
+    long = counted.long_signatures()
+    assert [one for one in long if "estimators/federated.py" not in one] == []
+
+
+def test_first_sentences_are_plain(counted: ModuleType) -> None:
+    paragraphs = [text for _, text in counted.first_paragraphs()]
+    assert sum(counted.SMELLS.search(text) is not None for text in paragraphs) <= 20
