@@ -1,0 +1,207 @@
+"""Plots of experiments: comparisons, sweeps, searches, contribution, similarities and advice."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from matplotlib.figure import Figure
+
+from securevfl.report.plots import BLUE, GREY, ORANGE, SIZE, by_count, new_axes, shortened, svg
+
+_LOG_FROM: Final = 20
+"""Least ratio of a setting's values from which its axis is logarithmic."""
+
+
+def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str:
+    """Return one row a method: a dot for each seed, a bar of one deviation around their mean.
+
+    Args:
+        values: The test metric of each seed, by method.
+        title: What is compared, and by which metric.
+    """
+    figure, axes = new_axes(title, "", "")
+    figure.set_figheight(0.9 + 0.34 * len(values))
+    for place, seeds in enumerate(values.values()):
+        deviation = statistics.stdev(seeds) if len(seeds) > 1 else 0.0
+        mean = statistics.fmean(seeds)
+        axes.errorbar(mean, place, xerr=deviation, fmt="|", color=BLUE, capsize=3, markersize=12)
+        axes.plot(seeds, [place] * len(seeds), "o", color=ORANGE, alpha=0.55, markersize=4)
+    axes.set_yticks(range(len(values)), list(values))
+    axes.set_ylim(-0.6, len(values) - 0.4)
+    axes.invert_yaxis()
+    return svg(figure)
+
+
+def sweep_plot(figures: Mapping[str, Any]) -> str:
+    """Return a grid's test metric against one setting, a line for each value of the others.
+
+    The setting is the first with several numbers. A bar is one deviation over seeds, and the
+    primary alone is a line of its own. Without such a setting there is a row a point, as in
+    :func:`comparison_plot`.
+
+    Args:
+        figures: What ``sweep.json`` holds.
+    """
+    points, metric = figures["points"].values(), figures["metric"]
+    title = f"{figures['federation']}: test {metric}"
+    across = next(
+        (
+            name
+            for name, values in figures["settings"].items()
+            if len(values) > 1 and all(type(value) in (int, float) for value in values)
+        ),
+        None,
+    )
+    if across is None:
+        rows = {_label(one["settings"]): one["seeds"] for one in points if one["mean"] is not None}
+        alone = figures["alone"]
+        rows |= {"alone": alone["seeds"]} if alone and alone["mean"] is not None else {}
+        return comparison_plot(rows, title=title)
+    figure, axes = new_axes(title, across, metric)
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for one in points:
+        others = {name: value for name, value in one["settings"].items() if name != across}
+        place = (one["settings"][across], one["mean"], one["std"] or 0.0)
+        if one["mean"] is not None:
+            lines.setdefault(_label(others), []).append(place)
+    for number, (label, places) in enumerate(lines.items()):
+        x, y, deviation = zip(*sorted(places), strict=True)
+        axes.errorbar(
+            x,
+            y,
+            yerr=deviation,
+            marker="o",
+            markersize=4,
+            capsize=3,
+            color=f"C{number}",
+            label=label if len(lines) > 1 else "joint",
+        )
+    if figures["alone"] is not None and figures["alone"]["mean"] is not None:
+        axes.axhline(figures["alone"]["mean"], color=GREY, linestyle="--", label="alone")
+    values = figures["settings"][across]
+    if min(values) > 0 and max(values) >= _LOG_FROM * min(values):
+        axes.set_xscale("log")
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.minorticks_off()
+    axes.legend(fontsize=8, frameon=False)
+    return svg(figure)
+
+
+def search_plot(figures: Mapping[str, Any]) -> str:
+    """Return a search's validation metric, a dot a trial, and the best so far as a line.
+
+    Args:
+        figures: What ``search.json`` holds.
+    """
+    metric = figures["metric"]
+    figure, axes = new_axes(f"{figures['federation']}: validation {metric}", "trial", metric)
+    trials = [one for one in figures["trials"] if one["validation"] is not None]
+    numbers = [one["number"] for one in trials]
+    values = [one["validation"] for one in trials]
+    choose = max if figures["higher_is_better"] else min
+    best = list(itertools.accumulate(values, choose))
+    axes.plot(numbers, values, "o", color=ORANGE, alpha=0.55, markersize=4, label="trial")
+    style = by_count(axes, numbers)
+    axes.step(numbers, best, where="post", color=BLUE, label="best so far", **style)
+    axes.legend(fontsize=8, frameon=False)
+    return svg(figure)
+
+
+def _label(settings: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items())
+    return text or "as written"
+
+
+def contribution_plot(measured: Mapping[str, Any]) -> str:
+    """Return what each partner is worth: bars with intervals, without it and by Shapley.
+
+    Args:
+        measured: What ``contribution.json`` holds.
+    """
+    metric, level = measured["metric"], measured["level"]
+    bars = [
+        ("gone", "leave_one_out", "gone tomorrow", BLUE),
+        ("again", "leave_one_out", "trained again without it", ORANGE),
+        ("again", "shapley", "Shapley, trained again", GREY),
+    ]
+    if measured["again"] is None:
+        bars = [bars[0], ("gone", "shapley", "Shapley, by the kept model", GREY)]
+    names = list(measured["gone"]["partners"])
+    figure, axes = new_axes(
+        f"what each partner adds to {metric} (positive is better; {level:.0%} intervals)",
+        metric,
+        "",
+    )
+    figure.set_figheight(1.3 + 0.5 * len(names))
+    height = 0.8 / len(bars)
+    for number, (reading, kind, label, colour) in enumerate(bars):
+        partners = measured[reading]["partners"]
+        found = [partners[name][kind][metric] for name in names]
+        places = [place + (number - (len(bars) - 1) / 2) * height for place in range(len(names))]
+        values = [one["value"] for one in found]
+        axes.barh(places, values, height, color=colour, label=label)
+        for place, one in zip(places, found, strict=True):
+            if one["interval"] is not None:
+                axes.plot(one["interval"], [place, place], color="black", linewidth=1)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(names)), [shortened(name) for name in names])
+    axes.invert_yaxis()
+    axes.legend(fontsize=8, frameon=False)
+    return svg(figure)
+
+
+def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
+    """Return the links' similarities (negative distances) in falling order, a line a secondary."""
+    figure, axes = new_axes("similarity of all links, sorted", "share of the links", "similarity")
+    for name, curve in curves.items():
+        places = [number / max(1, len(curve) - 1) for number in range(len(curve))]
+        axes.plot(places, list(curve), label=name, marker="o" if len(curve) == 1 else None)
+    if curves:
+        axes.legend(fontsize=8, frameon=False)
+    return svg(figure)
+
+
+def advice_plot(advice: Mapping[str, Any]) -> str:
+    """Return the share that can survive over epsilon, next to the dry run.
+
+    Args:
+        advice: What ``securevfl lab advise --json`` prints.
+    """
+    rehearsal = advice["rehearsal"]
+    figure = Figure(figsize=SIZE, layout="constrained")
+    panels = figure.subplots(1, 1 if rehearsal is None else 2, squeeze=False)[0]
+    words = _epsilons(advice["bounds"])
+    lines = {
+        "shared": (f"shared by {advice['secondaries']}", BLUE, "-"),
+        "blocks": ("blocks, all in one number", ORANGE, "-"),
+        "blocks_spread": ("blocks, all numbers alike", ORANGE, ":"),
+    }
+    for name, (label, colour, style) in lines.items():
+        values = [one[name] for one in advice["bounds"]]
+        panels[0].plot(words, values, style, marker="o", color=colour, label=label)
+    panels[0].set_ylim(0, 1.05)
+    panels[0].set_ylabel("share of the signal that survives", fontsize=8)
+    panels[0].legend(fontsize=7, frameon=False, loc="upper left")
+    if rehearsal is not None:
+        rows = rehearsal["epsilons"]
+        panels[1].errorbar(
+            _epsilons(rows),
+            [one["gain"] for one in rows],
+            [one["deviation"] or 0.0 for one in rows],
+            marker="o",
+            capsize=3,
+            color=BLUE,
+        )
+        panels[1].axhline(0, color=GREY, linewidth=1)
+        panels[1].set_ylabel(f"rehearsed gain over alone, {rows[0]['metric']}", fontsize=8)
+    for axes in panels:
+        axes.set_xlabel(f"epsilon at delta {advice['delta']:g}", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    return svg(figure)
+
+
+def _epsilons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return ["none" if row["epsilon"] is None else f"{row['epsilon']:g}" for row in rows]
