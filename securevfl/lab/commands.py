@@ -370,8 +370,8 @@ def contribution(
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
         from securevfl.lab.contribution import contribution as measure
-        from securevfl.lab.study_plots import contribution_plot
         from securevfl.report.page import write_report
+        from securevfl.report.plots import contribution_plot
         from securevfl.runtime.run_folder import FILE, read_figures
 
     if plot is not None:

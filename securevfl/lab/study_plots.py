@@ -1,4 +1,4 @@
-"""Plots of experiments: comparisons, sweeps, searches, contribution, similarities and advice."""
+"""Plots of experiments: comparisons, sweeps, searches, similarities and advice."""
 
 import itertools
 import statistics
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from securevfl.report.plots import BLUE, GREY, ORANGE, SIZE, by_count, new_axes, shortened, svg
+from securevfl.report.plots import BLUE, GREY, ORANGE, SIZE, by_count, new_axes, svg
 
 _LOG_FROM: Final = 20
 """Least ratio of a setting's values from which its axis is logarithmic."""
@@ -111,44 +111,6 @@ def search_plot(figures: Mapping[str, Any]) -> str:
 def _label(settings: Mapping[str, Any]) -> str:
     text = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items())
     return text or "as written"
-
-
-def contribution_plot(measured: Mapping[str, Any]) -> str:
-    """Return what each partner is worth: bars with intervals, without it and by Shapley.
-
-    Args:
-        measured: What ``contribution.json`` holds.
-    """
-    metric, level = measured["metric"], measured["level"]
-    bars = [
-        ("gone", "leave_one_out", "gone tomorrow", BLUE),
-        ("again", "leave_one_out", "trained again without it", ORANGE),
-        ("again", "shapley", "Shapley, trained again", GREY),
-    ]
-    if measured["again"] is None:
-        bars = [bars[0], ("gone", "shapley", "Shapley, by the kept model", GREY)]
-    names = list(measured["gone"]["partners"])
-    figure, axes = new_axes(
-        f"what each partner adds to {metric} (positive is better; {level:.0%} intervals)",
-        metric,
-        "",
-    )
-    figure.set_figheight(1.3 + 0.5 * len(names))
-    height = 0.8 / len(bars)
-    for number, (reading, kind, label, colour) in enumerate(bars):
-        partners = measured[reading]["partners"]
-        found = [partners[name][kind][metric] for name in names]
-        places = [place + (number - (len(bars) - 1) / 2) * height for place in range(len(names))]
-        values = [one["value"] for one in found]
-        axes.barh(places, values, height, color=colour, label=label)
-        for place, one in zip(places, found, strict=True):
-            if one["interval"] is not None:
-                axes.plot(one["interval"], [place, place], color="black", linewidth=1)
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(names)), [shortened(name) for name in names])
-    axes.invert_yaxis()
-    axes.legend(fontsize=8, frameon=False)
-    return svg(figure)
 
 
 def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:

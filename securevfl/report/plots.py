@@ -165,8 +165,8 @@ def confusion_plot(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> s
                     f"{number:,}", place, ha="center", va="center", fontsize=8, color=colour
                 )
     ticks = [number + 0.5 for number in range(size)]
-    axes.set_xticks(ticks, [shortened(name) for name in classes], rotation=90 if size > 6 else 0)
-    axes.set_yticks(ticks, [shortened(name) for name in classes])
+    axes.set_xticks(ticks, [_short(name) for name in classes], rotation=90 if size > 6 else 0)
+    axes.set_yticks(ticks, [_short(name) for name in classes])
     axes.set_xlabel("predicted", fontsize=9)
     axes.set_ylabel("true", fontsize=9)
     axes.invert_yaxis()
@@ -174,8 +174,8 @@ def confusion_plot(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> s
     return svg(figure)
 
 
-def shortened(name: str) -> str:
-    """Return a name as a plot can hold it: cut, and without dollars, which start formulas."""
+def _short(name: str) -> str:
+    # A dollar would start a formula.
     text = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}\u2026"
     return text.replace("$", r"\$")
 
@@ -219,4 +219,42 @@ def models_plot(measured: Mapping[str, tuple[float, Sequence[float] | None]], *,
     axes.set_yticks(range(len(measured)), list(measured))
     axes.set_ylim(-0.6, len(measured) - 0.4)
     axes.invert_yaxis()
+    return svg(figure)
+
+
+def contribution_plot(measured: Mapping[str, Any]) -> str:
+    """Return what each partner is worth: bars with intervals, without it and by Shapley.
+
+    Args:
+        measured: What ``contribution.json`` holds.
+    """
+    metric, level = measured["metric"], measured["level"]
+    bars = [
+        ("gone", "leave_one_out", "gone tomorrow", BLUE),
+        ("again", "leave_one_out", "trained again without it", ORANGE),
+        ("again", "shapley", "Shapley, trained again", GREY),
+    ]
+    if measured["again"] is None:
+        bars = [bars[0], ("gone", "shapley", "Shapley, by the kept model", GREY)]
+    names = list(measured["gone"]["partners"])
+    figure, axes = new_axes(
+        f"what each partner adds to {metric} (positive is better; {level:.0%} intervals)",
+        metric,
+        "",
+    )
+    figure.set_figheight(1.3 + 0.5 * len(names))
+    height = 0.8 / len(bars)
+    for number, (reading, kind, label, colour) in enumerate(bars):
+        partners = measured[reading]["partners"]
+        found = [partners[name][kind][metric] for name in names]
+        places = [place + (number - (len(bars) - 1) / 2) * height for place in range(len(names))]
+        values = [one["value"] for one in found]
+        axes.barh(places, values, height, color=colour, label=label)
+        for place, one in zip(places, found, strict=True):
+            if one["interval"] is not None:
+                axes.plot(one["interval"], [place, place], color="black", linewidth=1)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(names)), [_short(name) for name in names])
+    axes.invert_yaxis()
+    axes.legend(fontsize=8, frameon=False)
     return svg(figure)
