@@ -53,7 +53,7 @@ def create(
         print(f'# [[party]] name = "{party_name}"\nidentity = "{text}"')
     if name is not None:
         print(
-            f"\n# Send {out / name / 'identity.pem'} to the other parties, and take theirs in with "
+            f"\n# Send {out / name / 'identity.pem'} to the other parties, and trust theirs with "
             f"securevfl identity trust."
         )
     else:
