@@ -30,26 +30,26 @@ class EncoderSettings:
     method: Literal["random", "principal", "votes"]
     """``random`` draws a projection without data. The others are fitted to each secondary's own
     records, behind noise that the run's epsilon counts: ``principal`` to their leading principal
-    components, ``votes`` to sums of records by the class of the row that they are linked to:
+    components, ``votes`` to class means, the sums of records by the class of their linked row:
     ``hidden`` numbers, one for each class, that all secondaries write into."""
 
     layout: Literal["blocks", "sum"] | None = None
     """``blocks`` gives every secondary its own coordinates of the sum, ``hidden`` over their
-    number each; with ``sum`` all of them write into all. Unless written, ``sum`` for votes and
-    ``blocks`` for others."""
+    number each; with ``sum`` all of them write into all. Unless written, ``sum`` for
+    ``method = "votes"`` and ``blocks`` for others."""
 
     labels: Literal["shares", "randomised", "shown"] | None = None
-    """How votes meet the primary's labels. With ``shares`` class sums are computed under masks of
-    a dealer, no secondary sees a label, and the sums that come back carry noise; ``randomised``
-    sends labels behind randomised response; ``shown`` sends them as they are."""
+    """How class means use the primary's labels. With ``shares`` class sums are computed under
+    masks of a dealer, no secondary sees a label, and the sums that come back carry noise;
+    ``randomised`` sends labels behind randomised response; ``shown`` sends them as they are."""
 
     label_epsilon: float = 2.0
-    """Epsilon of the labels that votes are fitted to: with ``shares`` against each single
-    secondary, with ``randomised`` against all of them together."""
+    """Epsilon of the labels that class means use: with ``shares`` against each single secondary,
+    with ``randomised`` against all of them together."""
 
     whiten: bool = False
-    """Whether votes are along a linear discriminant's directions, for which half of ``share`` goes
-    to a covariance; without, along class means."""
+    """Whether to project on a linear discriminant's directions, for which half of ``share`` goes to
+    a covariance, instead of on class means."""
 
     share: float = 0.05
     """Part of the run's privacy, in squared mu, that fitting may use, in (0, 1)."""
