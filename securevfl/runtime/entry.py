@@ -269,11 +269,13 @@ def _key_of(key: Any, name: str, parties: Mapping[str, Any]) -> Any:
 
 def _columns(settings: Mapping[str, Any], name: str) -> ColumnSettings:
     bounds, privacy = settings.get("bounds"), settings.get("privacy")
-    declared = privacy is not None and privacy.encoder != "trained" and privacy.mechanism != "none"
-    if name == _PRIMARY or not declared:
+    if name == _PRIMARY or privacy is None or privacy.mechanism == "none":
+        return ColumnSettings()
+    if privacy.encoder == "trained" and settings.get("encoder") != AUTO:
         return ColumnSettings()
     own = bounds.get(name) if isinstance(bounds, Mapping) else bounds
-    return ColumnSettings(bounds=own, own_statistics=False)
+    missing = (settings.get("missing_columns") or {}).get(name, ())
+    return ColumnSettings(bounds=own, missing_columns=missing, own_statistics=False)
 
 
 # Simulate a federation from Python: on tables in memory, or as a federation file says.
@@ -311,6 +313,8 @@ class SimulationSettings(TypedDict, total=False):
     """``[low, high]`` of all features; or by party name such a pair, or pairs by column. Declared
     ranges do not depend on the data, as a frozen encoder's guarantee needs. Without them each party
     standardises its features by its own statistics."""
+    missing_columns: Mapping[str, Sequence[str]] | None
+    """Columns of frames whose cells may be empty, by party name, known without looking."""
     seed: int
     """Of splits, initialisation, shuffling and dropout; never of noise. Default 0."""
     with_alone: bool

@@ -46,14 +46,17 @@ def test_frames_go_in_by_name() -> None:
 def test_a_promise_takes_bounds_by_party_and_column_and_keys_that_are_words() -> None:
     bank, bureau = frames()
     names = [f"person {number}" for number in range(len(bank))]
+    theirs = bureau.drop(columns="id").assign(name=names)
+    theirs.loc[::9, "b"] = np.nan
     run = sv.simulate(
         primary=bank.drop(columns="id").assign(name=names),
-        secondaries={"bureau": bureau.drop(columns="id").assign(name=names)},
+        secondaries={"bureau": theirs},
         label="y",
         key="name",
         encoder="auto",
         linkage=sv.LinkageSettings(metric="exact", protection="none"),
         bounds={"bureau": {"b": [-4, 4]}},
+        missing_columns={"bureau": ["b"]},
         **{**FREE, "privacy": sv.dp.Privacy(epsilon=8.0, delta=1e-5), "base": "linear"},
     )
     assert run.metrics["privacy"]["epsilon"] == pytest.approx(8, rel=1e-3)
