@@ -6,17 +6,18 @@ from typing import Any
 import torch
 
 from securevfl.config.reading import read_federation
+from securevfl.core.progress import Observer, unheard
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
 
-def simulated(path: Path, out: Path, **options: Any) -> RunResult:
+def simulated(path: Path, out: Path, *, observe: Observer = unheard, **options: Any) -> RunResult:
     """Simulate a federation file, without models of the primary alone: two thirds of the time."""
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    options = {"with_alone": False, **options}
-    return simulate_federation(config, tables, RunOptions(run_folder=out), **options)
+    where = RunOptions(run_folder=out, observe=observe)
+    return simulate_federation(config, tables, where, **{"with_alone": False, **options})
 
 
 def undisturbed(path: Path, out: Path) -> RunResult:

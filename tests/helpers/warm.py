@@ -5,6 +5,7 @@ import os
 import runpy
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 
 from helpers.patience import PATIENCE_S
@@ -29,8 +30,11 @@ class Program:
     """
 
     def __init__(self, program: Path | str, *arguments: object) -> None:
-        self._said = tempfile.NamedTemporaryFile()  # noqa: SIM115 - removed with this object
-        asked = (program, [str(one) for one in arguments], self._said.name, dict(os.environ))
+        handle, said = tempfile.mkstemp()
+        os.close(handle)
+        self._said = Path(said)
+        weakref.finalize(self, self._said.unlink, missing_ok=True)
+        asked = (program, [str(one) for one in arguments], said, dict(os.environ))
         self._process = _CONTEXT.Process(target=_run, args=asked)
         self._process.start()
 
@@ -43,7 +47,7 @@ class Program:
         """Wait for its end; return the exit code and what it wrote to its standard error."""
         self._process.join(PATIENCE_S)
         assert self.returncode is not None, f"it runs for {PATIENCE_S} s"
-        return self.returncode, Path(self._said.name).read_text(encoding="utf-8")
+        return self.returncode, self._said.read_text(encoding="utf-8")
 
     def kill(self) -> None:
         """Kill it, if it runs, and wait for its end."""

@@ -102,7 +102,7 @@ def labels_without_noise(patch: Patch) -> None:
         kept.append(opened(*arguments))
         return kept[-1]
 
-    class Bare:
+    class Bare(ClassMeansSums):
         from_message = staticmethod(ClassMeansSums.from_message)
 
         def __new__(cls, *, sums: np.ndarray) -> ClassMeansSums:

@@ -35,7 +35,7 @@ def test_table_json_and_files(
         patch.setattr(StudyProgress, "__call__", stop)
         ended = securevfl(capfd, *command)
     assert ended.code == 130
-    assert f"1 of 5 runs are kept in {out}; the same command goes on" in ended.err
+    assert f"1 of 5 runs are kept in {out}; the same command resumes from there" in ended.err
     ended = securevfl(capfd, *command, "--json")
     assert (ended.code, "done 5/5" in ended.err) == (0, True)
     answer = json.loads(ended.out)

@@ -219,7 +219,7 @@ def test_a_primary_with_labels_alone_has_a_half_too(tmp_path: Path) -> None:
     config = read_federation(path)
     run = tmp_path / "run"
     tables = read_tables(config, tmp_path)
-    simulate_federation(config, tables, run, device=torch.device("cpu"), with_alone=False)
+    simulate_federation(config, tables, RunOptions(run_folder=run), with_alone=False)
     for kind in FORMATS:
         written = export_run(config, run, kind=kind)
         assert [one.party for one in written] == ["agency", "bank-1", "bank-2"]

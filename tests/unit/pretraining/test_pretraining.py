@@ -61,7 +61,6 @@ def simulate(
             run_folder=out, resume=resume, observe=(events if events is not None else []).append
         ),
         pretrain_only=pretrain_only,
-        observe=(events if events is not None else []).append,
         with_alone=False,
     )
 
