@@ -93,7 +93,7 @@ class RunResult(Summarised):
         figures = self.metrics
         if "metric" not in figures:
             return f"pretraining, {figures.get('method', 'encoders')}", {}
-        test = {"the joint model": figures["test"], "the primary alone": figures["alone_test"]}
+        test = {"the joint model": figures["test"], "the local baseline": figures["alone_test"]}
         measured = [f"{one:.4f} by {name}" for name, one in test.items() if one is not None]
         shown = {
             f"test {figures['metric']}": ", ".join(measured) or "not tested",
@@ -101,9 +101,10 @@ class RunResult(Summarised):
         }
         if figures["gain"] is not None:
             shown["verdict"] = figures["gain"]["verdict"]
+        epochs = figures["epochs"]
         heading = (
             f"{figures['federation']}: {figures['family']}, {figures['task']}, "
-            f"{figures['parties']} parties, {figures['epochs']} epochs"
+            f"{figures['parties']} parties, {epochs} epoch{'' if epochs == 1 else 's'}"
         )
         return heading, shown
 
