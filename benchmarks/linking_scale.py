@@ -4,7 +4,7 @@
         [--neighbours 50] [--json FILE]
     OMP_NUM_THREADS=1 python benchmarks/linking_scale.py --only protected
 
-Each line is ``securevfl lab link`` over two Parquet tables of that many rows, in a fresh process:
+Each line is ``securevfl link`` over two Parquet tables of that many rows, in a fresh process:
 tables are read, linked, measured against the truth, and every party's lists are written, as for
 users. Times are CPU seconds of all threads together, which other work on the machine changes
 little. Peak memory is the process's own, with all that it has loaded.

@@ -20,6 +20,7 @@ from securevfl.cli.start import app as start_app
 from securevfl.core.errors import SecureVflError, of_this_machine
 from securevfl.exporting.model_commands import app as model_app
 from securevfl.lab.commands import app as lab_app
+from securevfl.lab.commands import link_app
 from securevfl.launch.torchrun import require_one_process
 from securevfl.serving.serve_command import app as serve_app
 from securevfl.version import __version__
@@ -94,6 +95,7 @@ app.add_typer(start_app)
 app.add_typer(run_app)
 app.add_typer(serve_app)
 app.add_typer(model_app, name="model", rich_help_panel="Run")
+app.add_typer(link_app)
 app.add_typer(ledger_app, name="ledger", rich_help_panel="Check and audit")
 app.add_typer(budget_app, name="budget", rich_help_panel="Check and audit")
 app.add_typer(identity_app, name="identity", rich_help_panel="Keys and identities")

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _PANEL: Final = "Run"
+_PretrainOnly = Annotated[
+    bool,
+    typer.Option(
+        "--pretrain-only",
+        help="Pretrain encoders without labels, and stop; another run can start from them.",
+    ),
+]
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -43,6 +50,7 @@ def simulate(
     resume: Resume = False,
     device: Device = "cpu",
     data_root: FileDataRoot = None,
+    pretrain_only: _PretrainOnly = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a federation in one process, on CPU or GPU, with the same noise."""
@@ -53,6 +61,17 @@ def simulate(
         from securevfl.runtime.entry import simulate_from_file
         from securevfl.runtime.run_folder import run_folder_for
 
+    if pretrain_only:
+        _pretrain(
+            federation,
+            out,
+            data_root,
+            resume=resume,
+            device=device,
+            as_json=as_json,
+            simulated=True,
+        )
+        return
     config = read_federation(federation)
     folder = run_folder_for(config, out, resume=resume)
     metrics = finished(config, folder) if resume else None
@@ -78,6 +97,7 @@ def train(
     resume: Resume = False,
     device: Device = "cpu",
     data_root: FileDataRoot = None,
+    pretrain_only: _PretrainOnly = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a federation on this machine, one process per party."""
@@ -86,6 +106,17 @@ def train(
         from securevfl.config.reading import read_federation
         from securevfl.runtime.run_folder import run_folder_for
 
+    if pretrain_only:
+        _pretrain(
+            federation,
+            out,
+            data_root,
+            resume=resume,
+            device=device,
+            as_json=as_json,
+            simulated=False,
+        )
+        return
     config = read_federation(federation)
     folder = run_folder_for(config, out, resume=resume)
     metrics = finished(config, folder) if resume else None
@@ -96,40 +127,36 @@ def train(
     print_results(metrics, folder, as_json=as_json)
 
 
-@app.command(rich_help_panel=_PANEL)
-def pretrain(
-    federation: FederationFile,
-    out: Out = None,
-    simulated: Annotated[
-        bool, typer.Option("--simulate", help="All parties in one process, for experiments.")
-    ] = False,
-    resume: Resume = False,
-    device: Device = "cpu",
-    data_root: FileDataRoot = None,
-    as_json: AsJson = False,
+def _pretrain(
+    federation: Path,
+    out: Path | None,
+    data_root: Path | None,
+    *,
+    resume: bool,
+    device: str,
+    as_json: bool,
+    simulated: bool,
 ) -> None:
-    """Pretrain encoders without labels, one process per party."""
-    with loading():
-        from securevfl.cli.results import print_pretraining
-        from securevfl.config.reading import read_federation
-        from securevfl.core import files
-        from securevfl.core.shown_progress import RunProgress
-        from securevfl.federation.pretraining.pretraining_stage import (
-            nothing_to_pretrain,
-            wants_pretraining,
-        )
-        from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.runtime.run_options import RunOptions, device_named
+    """Pretrain encoders alone, in one process or in one for each party, and print the figures."""
+    from securevfl.cli.results import print_pretraining
+    from securevfl.config.reading import read_federation
+    from securevfl.core import files
+    from securevfl.core.shown_progress import RunProgress
+    from securevfl.federation.pretraining.pretraining_stage import (
+        nothing_to_pretrain,
+        wants_pretraining,
+    )
+    from securevfl.runtime.run_folder import run_folder_for
+    from securevfl.runtime.run_options import RunOptions, device_named
 
     config = read_federation(federation)
     if not wants_pretraining(config):
         raise nothing_to_pretrain()
     folder = run_folder_for(config, out, resume=resume)
-    root = data_root or federation.parent
     with RunProgress(metric="") as progress:
         options = RunOptions(
             run_folder=folder,
-            data_root=root.resolve(),
+            data_root=(data_root or federation.parent).resolve(),
             device=device_named(device),
             resume=resume,
             observe=progress,
@@ -140,7 +167,7 @@ def pretrain(
 
             keep_freed_memory()
             files.require_writable_folder(folder)
-            tables = read_tables(config, root)
+            tables = read_tables(config, options.data_root)
             figures = simulate_federation(config, tables, options, pretrain_only=True).metrics
         else:
             from securevfl.runtime.launching import pretrain_in_processes

@@ -40,8 +40,10 @@ app = typer.Typer(
 )
 app.add_typer(studies_app)
 
+link_app = typer.Typer()
 
-@app.command()
+
+@link_app.command(rich_help_panel="Check and audit")
 def link(
     federation: FederationFile,
     out: Out = None,

@@ -239,7 +239,7 @@ _CURVE_POINTS: Final = 400
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LinkStudy(Summarised):
-    """What ``securevfl lab link`` found."""
+    """What ``securevfl link`` found."""
 
     figures: dict[str, Any]
     """What ``links.json`` holds: figures by secondary, never a row or a record."""

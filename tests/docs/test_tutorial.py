@@ -66,7 +66,7 @@ def test_a_file_is_proposed_and_nothing_is_wrong_with_it(folder: Path, capfd: Ca
 
 
 def test_the_links_are_as_good_as_it_says(folder: Path, capfd: Capture) -> None:
-    ended = only("lab link", capfd)
+    ended = only("link", capfd)
 
     assert ended.code == 0, ended.err
     found = [float(value) for value in re.findall(r"recall@1[ │]*([\d.]+)", ended.out)]
@@ -139,7 +139,7 @@ def test_keys_can_be_hidden_as_shown(folder: Path, capfd: Capture) -> None:
         encoding="utf-8",
     )
 
-    ended = only("lab link", capfd)
+    ended = only("link", capfd)
 
     assert ended.code == 0, ended.err
     assert "a dealer learns: how many rows and records there are" in " ".join(ended.out.split())

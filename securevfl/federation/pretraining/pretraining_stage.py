@@ -52,7 +52,7 @@ def load_encoders(run_folder: Path, party: str) -> dict[str, dict[str, Tensor]]:
     except FileNotFoundError as error:
         raise ConfigError(
             f"pretraining.checkpoint: {path}: {error.strerror}; name the run folder of a finished "
-            f"securevfl pretrain"
+            f"securevfl train --pretrain-only"
         ) from None
     except DamagedError as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""``securevfl lab link``: figures on stdout, each party's lists in its own folder, made once."""
+"""``securevfl link``: figures on stdout, each party's lists in its own folder, made once."""
 
 import json
 from pathlib import Path
@@ -74,7 +74,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_every_way_finds_the_true_matches(way: str, tmp_path: Path, capfd: Capture) -> None:
     """One JSON object with the figures by secondary, the recall among them."""
     path = people(tmp_path, WAYS[way])
-    ended = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run", "--json")
+    ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--json")
     found = json.loads(ended.out)["secondaries"]["registry"]
 
     assert found["recall_at_1"] > 0.9
@@ -89,7 +89,7 @@ def test_what_blocking_loses_is_told(way: str, tmp_path: Path, capfd: Capture) -
     """Never silently: the recall against all pairs, also when links are read again."""
     path = people(tmp_path, WAYS[way])
     for _ in range(2):
-        ended = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run", "--json")
+        ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--json")
         lost = json.loads(ended.out)["secondaries"]["registry"]["blocking"]
         assert lost["recall_at_1"] > 0.9
         assert 0 < lost["reduction_ratio"] < 1
@@ -103,7 +103,7 @@ def test_what_cells_spare_is_told_of_these_links(tmp_path: Path, capfd: Capture)
         if cell is None:
             linkage = {"protection": "none"}
         path = write_federation(tmp_path, rows=120, secondaries=1, linkage=linkage)
-        ended = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run", "--json")
+        ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--json")
         told.append(json.loads(ended.out)["secondaries"]["bank-1"].get("comparing"))
 
     assert told[0] == told[2] != told[1]
@@ -114,7 +114,7 @@ def test_what_cells_spare_is_told_of_these_links(tmp_path: Path, capfd: Capture)
 def test_equal_keys_are_ties(tmp_path: Path, capfd: Capture) -> None:
     """Eight people of one name: linked by record number, and counted."""
     path = people(tmp_path, {"metric": "levenshtein"}, key=["first"])
-    ended = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run", "--json")
+    ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--json")
     found = json.loads(ended.out)["secondaries"]["registry"]
     assert found["tied_rows"] == 64
     assert found["records_used"] < 64
@@ -127,7 +127,7 @@ def test_a_secondary_gets_distances_only_if_it_knows_the_keys(
     for protection in ("none", "bloom"):
         run = tmp_path / protection
         path = people(tmp_path, {"metric": "levenshtein", "protection": protection})
-        securevfl(capfd, "lab", "link", path, "--out", run, "--json")
+        securevfl(capfd, "link", path, "--out", run, "--json")
         with np.load(run / "parties" / "registry" / "lists.npz") as lists:
             assert ("distances" in lists) == (protection == "none")
             assert lists["indices"].shape == (64, 3)
@@ -136,10 +136,10 @@ def test_a_secondary_gets_distances_only_if_it_knows_the_keys(
 def test_links_are_made_once(tmp_path: Path, capfd: Capture) -> None:
     """A second call reads them; another metric makes its own."""
     path, run = people(tmp_path, {"metric": "levenshtein"}), tmp_path / "run"
-    first = json.loads(securevfl(capfd, "lab", "link", path, "--out", run, "--json").out)
-    again = json.loads(securevfl(capfd, "lab", "link", path, "--out", run, "--json").out)
+    first = json.loads(securevfl(capfd, "link", path, "--out", run, "--json").out)
+    again = json.loads(securevfl(capfd, "link", path, "--out", run, "--json").out)
     path = people(tmp_path, {"metric": "bloom"})
-    other = json.loads(securevfl(capfd, "lab", "link", path, "--out", run, "--json").out)
+    other = json.loads(securevfl(capfd, "link", path, "--out", run, "--json").out)
 
     taken = [one["secondaries"]["registry"]["cached"] for one in (first, again, other)]
     assert taken == [False, True, False]
@@ -152,7 +152,7 @@ def test_links_are_made_once(tmp_path: Path, capfd: Capture) -> None:
 def test_the_estimate_and_the_table(tmp_path: Path, capfd: Capture) -> None:
     """People read a table, with what each role learns and Delta where it is asked for."""
     path = people(tmp_path, {"metric": "levenshtein"})
-    ended = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run", "--estimate")
+    ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--estimate")
 
     for words in ("recall@1", "Delta over top1sim", "a secondary learns", "edits"):
         assert words in ended.out
@@ -165,7 +165,7 @@ def test_the_table_shows_every_rule_and_what_it_costs(
     """So that a user sees which rule to mend."""
     monkeypatch.setenv("COLUMNS", "120")
     path = people(tmp_path, WAYS["rules"])
-    told = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run").out
+    told = securevfl(capfd, "link", path, "--out", tmp_path / "run").out
 
     assert "blocking: recall@K of all pairs, on 64 rows" in told
     assert "blocking: pairs of left(first, 3), born" in told
@@ -178,7 +178,7 @@ def test_a_missing_faiss_is_named(
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("securevfl.linkage.metrics.bloom.find_spec", lambda _: None)
     path = people(tmp_path, {"metric": "bloom"})
-    told = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run").out
+    told = securevfl(capfd, "link", path, "--out", tmp_path / "run").out
 
     assert "numpy; securevfl[faiss] is three times as fast" in told
 
@@ -220,7 +220,7 @@ def test_a_mistake_is_one_line(mistake: str, tmp_path: Path, capfd: Capture) -> 
     """What, where, and what to do; exit code 2."""
     linkage, changes, words = BAD[mistake]
     path = people(tmp_path, linkage, **changes)
-    ended = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run")
+    ended = securevfl(capfd, "link", path, "--out", tmp_path / "run")
     assert ended.code == 2
     assert all(word in ended.complaint for word in words), ended.complaint
 
@@ -234,7 +234,7 @@ def test_an_impossible_secret(text: str, words: list[str], tmp_path: Path, capfd
     linkage = {"metric": "levenshtein", "protection": "bloom", "secret": "linkage.secret"}
     path = people(tmp_path, linkage)
     (tmp_path / "linkage.secret").write_text(text)
-    ended = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run")
+    ended = securevfl(capfd, "link", path, "--out", tmp_path / "run")
     assert ended.code == 2
     assert all(word in ended.complaint for word in words), ended.complaint
 
@@ -246,7 +246,7 @@ def test_missing_values(column: str, tmp_path: Path, capfd: Capture) -> None:
     frame = pd.read_csv(tmp_path / "registry.csv")
     frame.loc[4, column] = None
     frame.to_csv(tmp_path / "registry.csv", index=False)
-    ended = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run", "--json")
+    ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--json")
     assert ended.code == (0 if column == "first" else 2)
     if column == "born":
         assert "row 5" in ended.complaint
@@ -257,7 +257,7 @@ def test_an_empty_table(tmp_path: Path, capfd: Capture) -> None:
     path = people(tmp_path, {"metric": "levenshtein"})
     frame = pd.read_csv(tmp_path / "registry.csv")
     frame.iloc[:0].to_csv(tmp_path / "registry.csv", index=False)
-    ended = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run")
+    ended = securevfl(capfd, "link", path, "--out", tmp_path / "run")
     assert ended.code == 2
     assert "has no rows" in ended.complaint
 
@@ -269,6 +269,6 @@ def test_long_and_foreign_texts(tmp_path: Path, capfd: Capture) -> None:
         frame = pd.read_csv(tmp_path / f"{name}.csv")
         frame.loc[frame["who"] == 0, "first"] = text
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    ended = securevfl(capfd, "lab", "link", path, "--out", tmp_path / "run", "--json")
+    ended = securevfl(capfd, "link", path, "--out", tmp_path / "run", "--json")
     found = json.loads(ended.out)["secondaries"]["registry"]
     assert found["first_distance_quantiles"]["0"] == 0.0

@@ -23,8 +23,8 @@ Capture = pytest.CaptureFixture[str]
 COMMANDS = ("demo", "train", "simulate", "lab compare", "party", "identity create", "report")
 PANELS = {
     "Start": ("demo", "init", "columns", "check"),
-    "Run": ("simulate", "train", "pretrain", "party", "predict", "serve", "model"),
-    "Check and audit": ("report", "ledger", "budget"),
+    "Run": ("simulate", "train", "party", "predict", "serve", "model"),
+    "Check and audit": ("report", "link", "ledger", "budget"),
     "Keys and identities": ("identity",),
     "Experiments": ("lab",),
 }

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers.command_line import securevfl
 from helpers.federations import save, write_federation
 
 from securevfl.config.disclosure import channels
@@ -63,6 +64,23 @@ def simulate(
         pretrain_only=pretrain_only,
         with_alone=False,
     )
+
+
+def test_the_command_stops_after_pretraining(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures are those of pretraining, and nothing is trained."""
+    path, out = federation(tmp_path / "a"), tmp_path / "run"
+    ended = securevfl(capfd, "simulate", path, "--pretrain-only", "--out", out, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["iterations"] == 2
+    assert not (out / "metrics.json").exists()
+    assert load_encoders(out, "bank-1")
+    (tmp_path / "b").mkdir()
+    without = write_federation(tmp_path / "b")
+    refused = securevfl(capfd, "train", without, "--pretrain-only", "--out", tmp_path / "none")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    assert "pretrain" in refused.err
 
 
 def test_labelled_rows_are_a_part_of_the_same_training_rows() -> None:
