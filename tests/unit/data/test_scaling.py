@@ -5,9 +5,11 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.party_tables import from_frame
 from securevfl.data.scaling import FeatureScaler, KeyScaler, LabelScaler, feature_scaler
 
 FEATURES = np.array([[1, 5, 0], [3, 5, 1], [5, 5, 1]], dtype=np.float32)
@@ -186,3 +188,19 @@ def test_a_damaged_scaler_gets_one_line(name: str, damage: Any, message: str) ->
         type(scaler).from_json({**scaler.as_json(), **damage}, where="model")
     with pytest.raises(DataError, match=r"^model: is damaged: must be a table, got list"):
         type(scaler).from_json([], where="model")
+
+
+def test_labels_that_float32_would_merge_are_named_and_others_are_not() -> None:
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"k": random.random(400), "a": random.random(400)})
+    for label, named in (
+        (100_000_000 + random.normal(0, 2, 400), True),
+        (random.random(400), False),
+        (random.integers(0, 9, 400).astype(float), False),
+    ):
+        table = from_frame(
+            frame.assign(y=label), name="bank", key=["k"], label="y", task="regression"
+        )
+        assert any("float32's step" in note for note in table.notes) is named
+        assert table.labels is not None
+        assert np.array_equal(table.labels, label)
