@@ -1,8 +1,8 @@
-"""Write ``docs/federation-file.md`` and its JSON Schema from the settings themselves.
+"""Write ``docs/federation-file.md`` and the JSON Schema of the file from the settings themselves.
 
     python tools/make_federation_file_page.py
 
-Types, defaults, limits and words are those of :mod:`securevfl.config.json_schema`. A setting
+Types, defaults, limits and words are those of ``tools/federation_schema.py``. A setting
 without a docstring ends the program, and so does a section that this file does not know.
 """
 
@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from securevfl.config.json_schema import federation_schema, section_classes, settings_schema
+from federation_schema import federation_schema, section_classes, settings_schema
+
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.data.sources.settings import Reading, Source
 from securevfl.linkage.metrics.metric import Field
@@ -20,8 +21,9 @@ from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES
 from securevfl.models.task_metrics import TASK_METRICS
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/federation-file.md"
-SCHEMA = PAGE.with_suffix(".schema.json")
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/federation-file.md"
+SCHEMA = ROOT / "securevfl/config/federation-file.schema.json"
 
 HEAD = """\
 # The federation file
@@ -35,8 +37,8 @@ the nearest name that exists. The shortest file that trains is in [starting](sta
 a walk through one is the [tutorial](tutorial.md).
 
 Editors with TOML schemas (Even Better TOML, Taplo) complete and check a file that begins with
-`#:schema federation-file.schema.json`; `securevfl check --schema` prints
-[that schema](federation-file.schema.json).
+`#:schema federation-file.schema.json`; `securevfl check --schema > federation-file.schema.json`
+writes that schema.
 
 This page lists every setting. `[federation]`, `[model]`, `[privacy]`, `[linkage]` and one
 `[[party]]` for each party must be there; the other sections may be left out. Settings without a

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -324,10 +325,8 @@ def columns(
 def _print_schema(wanted: bool) -> bool:
     """Print the JSON Schema of the federation file, and end."""
     if wanted:
-        with loading():
-            from securevfl.config.json_schema import federation_schema
-
-        print(json.dumps(federation_schema(), indent=1, ensure_ascii=False))
+        schema = resources.files("securevfl.config") / "federation-file.schema.json"
+        print(schema.read_text(encoding="utf-8"), end="")
         raise typer.Exit
     return wanted
 

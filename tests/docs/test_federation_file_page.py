@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from federation_schema import federation_schema, section_classes
 from helpers.command_line import securevfl
 
-from securevfl.config.json_schema import federation_schema, section_classes
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError
 from securevfl.models.registry import FAMILIES
@@ -37,8 +37,9 @@ def test_the_page_is_what_the_docstrings_say(tool) -> None:
 
 
 def test_the_schema_is_what_the_settings_say(tool, capfd) -> None:
-    """It is the file of the documents, and what ``check --schema`` prints."""
-    written = (ROOT / "docs/federation-file.schema.json").read_text(encoding="utf-8")
+    """It is the file of the package, and what ``check --schema`` prints."""
+    path = ROOT / "securevfl/config/federation-file.schema.json"
+    written = path.read_text(encoding="utf-8")
 
     assert tool["schema"]() == written, "run: python tools/make_federation_file_page.py"
     printed = securevfl(capfd, "check", "--schema")
