@@ -6,8 +6,9 @@
 import gc
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -28,6 +29,7 @@ from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory, loading
 
 if TYPE_CHECKING:
+    from securevfl.config.federation import FederationConfig
     from securevfl.core.progress import ProgressEvent
     from securevfl.runtime.run_options import PartyJob
 
@@ -54,40 +56,16 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Train a federation in one process, on CPU or GPU, with the same noise."""
-    with loading():
-        from securevfl.cli.results import finished, metric_name, print_results, write_page
-        from securevfl.config.reading import read_federation
-        from securevfl.core.shown_progress import RunProgress
-        from securevfl.runtime.entry import simulate_from_file
-        from securevfl.runtime.run_folder import run_folder_for
-
-    if pretrain_only:
-        _pretrain(
-            federation,
-            out,
-            data_root,
-            resume=resume,
-            device=device,
-            as_json=as_json,
-            simulated=True,
-        )
-        return
-    config = read_federation(federation)
-    folder = run_folder_for(config, out, resume=resume)
-    metrics = finished(config, folder) if resume else None
-    if metrics is None:
-        keep_freed_memory()
-        with RunProgress(metric=metric_name(config)) as progress:
-            metrics = simulate_from_file(
-                config,
-                out=folder,
-                data_root=data_root or federation.parent,
-                resume=resume,
-                device=device,
-                observe=progress,
-            ).metrics
-        write_page(folder)
-    print_results(metrics, folder, as_json=as_json)
+    _run(
+        federation,
+        out,
+        data_root,
+        resume=resume,
+        device=device,
+        pretrain_only=pretrain_only,
+        simulated=True,
+        as_json=as_json,
+    )
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -101,79 +79,114 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a federation on this machine, one process per party."""
-    with loading():
-        from securevfl.cli.results import finished, print_results, train_and_report
-        from securevfl.config.reading import read_federation
-        from securevfl.runtime.run_folder import run_folder_for
-
-    if pretrain_only:
-        _pretrain(
-            federation,
-            out,
-            data_root,
-            resume=resume,
-            device=device,
-            as_json=as_json,
-            simulated=False,
-        )
-        return
-    config = read_federation(federation)
-    folder = run_folder_for(config, out, resume=resume)
-    metrics = finished(config, folder) if resume else None
-    if metrics is None:
-        metrics = train_and_report(
-            config, folder, data_root=data_root or federation.parent, resume=resume, device=device
-        )
-    print_results(metrics, folder, as_json=as_json)
+    _run(
+        federation,
+        out,
+        data_root,
+        resume=resume,
+        device=device,
+        pretrain_only=pretrain_only,
+        simulated=False,
+        as_json=as_json,
+    )
 
 
-def _pretrain(
+def _run(
     federation: Path,
     out: Path | None,
     data_root: Path | None,
     *,
     resume: bool,
     device: str,
-    as_json: bool,
+    pretrain_only: bool,
     simulated: bool,
+    as_json: bool,
 ) -> None:
-    """Pretrain encoders alone, in one process or in one for each party, and print the figures."""
-    from securevfl.cli.results import print_pretraining
-    from securevfl.config.reading import read_federation
-    from securevfl.core import files
-    from securevfl.core.shown_progress import RunProgress
-    from securevfl.federation.pretraining.pretraining_stage import (
-        nothing_to_pretrain,
-        wants_pretraining,
-    )
-    from securevfl.runtime.run_folder import run_folder_for
-    from securevfl.runtime.run_options import RunOptions, device_named
+    """Train or pretrain a federation, and print its figures.
+
+    Args:
+        federation: The federation file.
+        out: Run folder; None makes one.
+        data_root: Where relative data paths start; None: next to the file.
+        resume: Whether to continue the run in ``out``.
+        device: ``"cpu"`` or ``"cuda"``.
+        pretrain_only: Whether to stop after pretraining.
+        simulated: Whether all parties are in this process; otherwise each has its own.
+        as_json: Whether figures are printed as JSON.
+    """
+    with loading():
+        from securevfl.cli import results
+        from securevfl.config.reading import read_federation
+        from securevfl.core.shown_progress import RunProgress
+        from securevfl.runtime.run_folder import run_folder_for
 
     config = read_federation(federation)
+    root = data_root or federation.parent
+    if pretrain_only:
+        folder, figures = _pretrained(
+            config, out, root, resume=resume, device=device, simulated=simulated
+        )
+        results.print_pretraining(figures, folder, as_json=as_json)
+        return
+    folder = run_folder_for(config, out, resume=resume)
+    metrics = results.finished(config, folder) if resume else None
+    if metrics is None and simulated:
+        with loading():
+            from securevfl.runtime.entry import simulate_from_file
+
+        keep_freed_memory()
+        with RunProgress(metric=results.metric_name(config)) as progress:
+            metrics = simulate_from_file(
+                config, out=folder, data_root=root, resume=resume, device=device, observe=progress
+            ).metrics
+        results.write_page(folder)
+    elif metrics is None:
+        metrics = results.train_and_report(
+            config, folder, data_root=root, resume=resume, device=device
+        )
+    results.print_results(metrics, folder, as_json=as_json)
+
+
+def _pretrained(
+    config: "FederationConfig",
+    out: Path | None,
+    root: Path,
+    *,
+    resume: bool,
+    device: str,
+    simulated: bool,
+) -> tuple[Path, Mapping[str, Any]]:
+    """Pretrain encoders alone; return the run folder and the figures."""
+    with loading():
+        from securevfl.core import files
+        from securevfl.core.shown_progress import RunProgress
+        from securevfl.federation.pretraining.pretraining_stage import (
+            nothing_to_pretrain,
+            wants_pretraining,
+        )
+        from securevfl.runtime.launching import pretrain_in_processes
+        from securevfl.runtime.run_folder import run_folder_for
+        from securevfl.runtime.run_options import RunOptions, device_named
+        from securevfl.runtime.run_tables import read_tables
+        from securevfl.runtime.simulation import simulate_federation
+
     if not wants_pretraining(config):
         raise nothing_to_pretrain()
     folder = run_folder_for(config, out, resume=resume)
     with RunProgress(metric="") as progress:
         options = RunOptions(
             run_folder=folder,
-            data_root=(data_root or federation.parent).resolve(),
+            data_root=root.resolve(),
             device=device_named(device),
             resume=resume,
             observe=progress,
         )
-        if simulated:
-            from securevfl.runtime.run_tables import read_tables
-            from securevfl.runtime.simulation import simulate_federation
-
-            keep_freed_memory()
-            files.require_writable_folder(folder)
-            tables = read_tables(config, options.data_root)
-            figures = simulate_federation(config, tables, options, pretrain_only=True).metrics
-        else:
-            from securevfl.runtime.launching import pretrain_in_processes
-
-            figures = pretrain_in_processes(config, options)
-    print_pretraining(figures, folder, as_json=as_json)
+        if not simulated:
+            return folder, pretrain_in_processes(config, options)
+        keep_freed_memory()
+        files.require_writable_folder(folder)
+        tables = read_tables(config, root)
+        return folder, simulate_federation(config, tables, options, pretrain_only=True).metrics
 
 
 @app.command(rich_help_panel=_PANEL)

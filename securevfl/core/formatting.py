@@ -14,6 +14,11 @@ def epsilon_in_words(epsilon: float | None) -> str:
     return "without bound" if epsilon is None or math.isinf(epsilon) else f"{epsilon:.4g}"
 
 
+def finite_or_none(value: float) -> float | None:
+    """Return a figure that JSON can hold: None stands for "no bound"."""
+    return value if math.isfinite(value) else None
+
+
 def written(value: float, *, sign: str = "", beside: Iterable[float] = (), digits: int = 4) -> str:
     """Return a figure with decimals, or with significant digits where decimals say nothing.
 

@@ -22,6 +22,7 @@ from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.models.alone.choice import Alone, Decision, Model, fit_alone, require_keepable
 from securevfl.models.alone.margins import CrossFitted, MarginModel, OwnInputs, cross_fit
+from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.tasks import Metrics, TaskHead
 
 
@@ -235,7 +236,7 @@ def _fit(config: FederationConfig, table: PartyTable, data: PrimaryData, estimat
             margins=torch.from_numpy(fitted.margins).to(device),
             fitted_to=digest_of_rows(split),
         )
-    alone = _fit_alone(config, table, data, with_margins=True)
+    alone = train_alone(config, table, data, with_margins=True)
     margins = alone.best.margins
     assert margins is not None, "they were asked for"
     return Base(
@@ -253,14 +254,28 @@ def digest_of_rows(split: RowSplit) -> str:
     return made.hexdigest()
 
 
-def _fit_alone(
+def train_alone(
     config: FederationConfig,
     table: PartyTable,
     data: PrimaryData,
     *,
+    network: BaselineConfig | None = None,
     fitted: Mapping[str, CrossFitted] | None = None,
     with_margins: bool = False,
 ) -> Alone:
+    """Fit the candidates of the primary alone, on all that it has, and choose one.
+
+    Args:
+        config: The federation file.
+        table: The primary's table.
+        data: The same as tensors.
+        network: The network and its training; default: :class:`BaselineConfig`.
+        fitted: Candidates that are fitted already, by name.
+        with_margins: Whether margins of all rows are wanted.
+
+    Raises:
+        DataError: If the metric that training goes by is not defined for a split's labels.
+    """
     return fit_alone(
         own_inputs(table),
         data.targets.cpu().numpy(),
@@ -268,6 +283,7 @@ def _fit_alone(
         train=data.split.train,
         validation=data.split.validation,
         seed=config.federation.seed,
+        network=network,
         fitted=fitted,
         with_margins=with_margins,
     )
@@ -360,7 +376,7 @@ def choose(
     if alone is None:
         assert isinstance(base.model, MarginModel), "others were chosen among all"
         before = CrossFitted(model=base.model, margins=base.margins.cpu().numpy())
-        alone = _fit_alone(config, table, data, fitted={config.base.estimator: before})
+        alone = train_alone(config, table, data, fitted={config.base.estimator: before})
     margins = torch.from_numpy(alone.margins(own_inputs(table))).to(data.features.device)
     decision = primary.decide(margins, base_is_alone=base.alone is not None)
     if own is not None:

@@ -96,7 +96,7 @@ class Hello(TypedMessage):
         """
         theirs = message.figure("digest", str)
         if not _FILE_DIGEST.fullmatch(theirs):
-            raise ProtocolError(f"party {message.sender!r} sent a digest of its file that is none")
+            raise ProtocolError(f"party {message.sender!r} sent an invalid digest of its file")
         if theirs != digest:
             raise ConfigError(
                 f"federation files differ: {primary!r} has {digest}, "
@@ -114,7 +114,7 @@ class Hello(TypedMessage):
                 raise ProtocolError(f"party {message.sender!r} sent {name} that are no numbers")
         run = message.figure("run", str)
         if run and not RUN_ID.fullmatch(run):
-            raise ProtocolError(f"party {message.sender!r} sent an id of its run that is none")
+            raise ProtocolError(f"party {message.sender!r} sent an invalid id of its run")
         return cls(
             digest=theirs,
             public=_bytes(message, "public", PUBLIC_BYTES),

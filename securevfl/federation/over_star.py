@@ -151,7 +151,8 @@ class PeersOverStar:
         self._transport = transport
         self._names = dict(names)
         self._work_s = deadline_s if work_s is None else work_s
-        self._sum_to = sum_to_primary(transport, self._names, deadline_s=deadline_s)
+        self.sum_to = sum_to_primary(transport, self._names, deadline_s=deadline_s)
+        """This party's end of secure sums."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -190,7 +191,7 @@ class PeersOverStar:
             What :meth:`Peers.total` reveals.
         """
         self.tell(message)
-        total = self._sum_to(own.cpu(), round_number=round_number, active=self.ranks)
+        total = self.sum_to(own.cpu(), round_number=round_number, active=self.ranks)
         assert total is not None, "the primary's reveal returns the total"
         return total.to(own.device)
 
@@ -297,12 +298,11 @@ class FederatedExchange:
         self.device = device
         self.rounds = RoundCounter() if rounds is None else rounds
         self.peers = PeersOverStar(transport, names, deadline_s=deadline_s, work_s=work_s)
-        self.sum_to = sum_to_primary(transport, self.names, deadline_s=deadline_s)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks of all secondaries."""
-        return tuple(self.names)
+        return self.peers.ranks
 
     def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
         """Announce the round and return the average of the active secondaries.
@@ -334,7 +334,7 @@ class FederatedExchange:
         self._tell(plan.active, Announcement(plan=plan))
 
     def _collect(self, plan: RoundPlan) -> Tensor:
-        total = self.sum_to(
+        total = self.peers.sum_to(
             self.cut.zeros(len(plan.rows)), round_number=plan.round_number, active=plan.active
         )
         assert total is not None, "the primary's reveal returns the total"

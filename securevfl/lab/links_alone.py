@@ -13,7 +13,7 @@ from securevfl.config.rules import require_enough_records
 from securevfl.config.sections import PartySettings
 from securevfl.core import checks, files
 from securevfl.core.errors import DataError
-from securevfl.core.formatting import Summarised
+from securevfl.core.formatting import Summarised, finite_or_none
 from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksMade, Observer, Stage
 from securevfl.data.tables import KeyTable
@@ -24,7 +24,6 @@ from securevfl.linkage.stage.candidates import Candidates, find_candidates, same
 from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, links_to_cache, stacked
 from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
 from securevfl.linkage.stage.party_keys import read_keys
-from securevfl.runtime.run_folder import finite_or_none
 
 # FedSim's estimate, before any training, of what similarities are worth over simpler linkage.
 

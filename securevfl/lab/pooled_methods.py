@@ -17,7 +17,7 @@ from securevfl.config.methods import JOINED, BoostingConfig, FedCVTConfig, Setti
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import features_of, own_inputs, places_of
+from securevfl.federation.base import features_of, own_inputs, places_of, train_alone
 from securevfl.federation.build import primary_data
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
@@ -29,7 +29,6 @@ from securevfl.models.alone.perceptron import BaselineConfig, perceptron_outputs
 from securevfl.models.fedhssl.encoders import EncoderConfig
 from securevfl.models.layers import MLP
 from securevfl.models.tasks import HALF, Metrics, TaskHead
-from securevfl.runtime.primary_run import train_alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -548,7 +547,7 @@ def _alone(
     config: FederationConfig, table: PartyTable, data: PrimaryData, settings: BaselineConfig
 ) -> MethodFigures:
     """Fit the candidates of the primary alone, and measure the one that validates best."""
-    alone = train_alone(config, table, data, settings=settings)
+    alone = train_alone(config, table, data, network=settings)
     head, targets = data.head, data.targets.cpu().numpy()
 
     def measured(rows: Int64[np.ndarray, " rows"]) -> dict[str, Metrics]:

@@ -143,19 +143,24 @@ def compare(
         _print_comparison(figures, comparison.folder)
 
 
+def _title(figures: Mapping[str, Any]) -> str:
+    """Return what the table of a comparison or a sweep shows."""
+    better = "higher" if figures["higher_is_better"] else "lower"
+    seeds = len(figures["seed_numbers"])
+    return (
+        f"{figures['federation']}: test {figures['metric']} ({better} is better), mean ± deviation "
+        f"over {seeds} seed{'s' if seeds > 1 else ''}; best epochs by validation "
+        f"{figures['chosen_by']}"
+    )
+
+
 def _print_comparison(figures: Mapping[str, Any], folder: Path) -> None:
     from securevfl.lab.comparison import table_rows
     from securevfl.lab.run_figures import cell
 
-    better = "higher" if figures["higher_is_better"] else "lower"
     seeds = figures["seed_numbers"]
-    title = (
-        f"{figures['federation']}: test {figures['metric']} ({better} is better), "
-        f"mean ± deviation over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}; "
-        f"best epochs by validation {figures['chosen_by']}"
-    )
     console = Console()
-    print_figures(console, table_rows(figures, narrow=True), title=title)
+    print_figures(console, table_rows(figures, narrow=True), title=_title(figures))
     for name, one in figures["left_out"].items():
         console.print(
             f"{name} {one['status']}: {one['reason']}",
@@ -279,15 +284,8 @@ def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
     from securevfl.lab.run_figures import cell
     from securevfl.lab.sweep_table import table_rows
 
-    seeds = len(figures["seed_numbers"])
-    better = "higher" if figures["higher_is_better"] else "lower"
-    title = (
-        f"{figures['federation']}: test {figures['metric']} ({better} is better), mean ± deviation "
-        f"over {seeds} seed{'s' if seeds > 1 else ''}; best epochs by validation "
-        f"{figures['chosen_by']}"
-    )
     names = max(1, len(figures["settings"]))
-    print_figures(console, table_rows(figures, narrow=True), title=title, names=names)
+    print_figures(console, table_rows(figures, narrow=True), title=_title(figures), names=names)
     if figures["best"] is not None and len(figures["points"]) > 1:
         best = figures["points"][figures["best"]]
         say(

@@ -22,6 +22,7 @@ from jaxtyping import Int64
 from securevfl.core import checks
 from securevfl.core.checks import strict_json
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.core.formatting import finite_or_none
 from securevfl.data.sources.settings import file_behind
 from securevfl.dp.labels import LabelTotal, labels_total
 from securevfl.dp.release_plan import ReleasePlan
@@ -811,8 +812,8 @@ def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, floa
         raise PrivacyError(f"no session of run {run} was opened in it")
     privacy = sessions[-1].plan.privacy
     return {
-        "epsilon": _finite_or_none(epsilon_of_sessions(sessions, delta=privacy.delta)),
-        "total_epsilon": _finite_or_none(book.total(privacy.unit, delta=privacy.delta)),
+        "epsilon": finite_or_none(epsilon_of_sessions(sessions, delta=privacy.delta)),
+        "total_epsilon": finite_or_none(book.total(privacy.unit, delta=privacy.delta)),
         "releases": sum(one.rounds for one in sessions),
         "row_releases": sum(one.row_releases for one in sessions),
         **_label_figures(labels_spent(sessions), labels_spent(book.sessions)),
@@ -832,7 +833,3 @@ def _label_figures(own: LabelsSpent | None, table: LabelsSpent | None) -> dict[s
         "labels.total_together": table.together,
         "labels.runs": table.runs,
     }
-
-
-def _finite_or_none(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None

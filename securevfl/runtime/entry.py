@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
@@ -244,6 +244,7 @@ def tables_of_frames(
             f"label: must be the name of the primary's label column, got {label!r:.60}"
         )
     frames = {_PRIMARY: primary, **named}
+    _require_by_party(settings, frames)
     return [
         from_frame(
             frame,
@@ -265,6 +266,28 @@ def _key_of(key: Any, name: str, parties: Mapping[str, Any]) -> Any:
     if name not in key:
         raise ConfigError(f"key: has none for {name!r}; it has {', '.join(map(repr, key))}")
     return key[name]
+
+
+def _require_by_party(settings: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse declarations of parties that there are not: they would be left out in silence.
+
+    Raises:
+        ConfigError: Naming the setting, and the name that was probably meant.
+    """
+    parties = list(names)
+    for setting in ("bounds", "missing_columns"):
+        declared = settings.get(setting)
+        if setting == "missing_columns" and not isinstance(declared, Mapping | None):
+            raise ConfigError(
+                f'missing_columns: must be lists of columns by party name, such as {{"bank": '
+                f'["income"]}}, got a {type(declared).__name__}'
+            )
+        for name in declared if isinstance(declared, Mapping) else ():
+            if name not in parties:
+                raise ConfigError(
+                    f"{setting}: {name!r} is no party; they are {', '.join(map(repr, parties))}"
+                    f"{checks.did_you_mean(name, parties)}"
+                )
 
 
 def _columns(settings: Mapping[str, Any], name: str) -> ColumnSettings:
@@ -464,8 +487,11 @@ def _asked_for(
         listed = tables_of_frames(settings, **frames)
     elif given:
         raise ConfigError(f"{given[0]}: goes with frames alone; leave out parties, or {given[0]}")
+    elif settings.get("missing_columns") is not None:
+        raise ConfigError("missing_columns: goes with frames alone; from_frame declares a table's")
     else:
         listed = _listed(parties)
+        _require_by_party(settings, [table.name for table in listed])
     names = _key_names(listed[0])
     source = _source(listed, model, settings)
     tables = {table.name: _with_keys_called(names, table) for table in listed}

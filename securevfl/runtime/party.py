@@ -22,6 +22,7 @@ from securevfl.core.errors import (
     StorageError,
     of_this_machine,
 )
+from securevfl.core.formatting import finite_or_none
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
 from securevfl.data.tables import PartyTable
@@ -36,7 +37,7 @@ from securevfl.ledger.countersigning import Countersigner, Occasion
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, help_to_link, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.runtime.run_folder import finite_or_none, write_federation
+from securevfl.runtime.run_folder import write_federation
 from securevfl.runtime.run_options import PartyJob
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import StarKind

@@ -11,6 +11,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import parse_address
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError, ProtocolError
+from securevfl.core.formatting import finite_or_none
 from securevfl.core.memory import loading
 from securevfl.core.progress import Listening, Observer, Stage, Warned
 from securevfl.data.rows import RowSplit
@@ -63,7 +64,7 @@ from securevfl.runtime.predicting import (
 )
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import OtherParties, PrimaryRun, report_alignment
-from securevfl.runtime.run_folder import RunFigures, finite_or_none
+from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.message import Done, Message, public_reason
 from securevfl.transport.star import PrimaryTransport, new_session

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.core.errors import BudgetExceededError
+from securevfl.core.formatting import finite_or_none
 from securevfl.core.progress import (
     EpochDone,
     Observer,
@@ -44,6 +45,7 @@ from securevfl.federation.base import (
     fit_base,
     label_scaler_of,
     own_inputs,
+    train_alone,
 )
 from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.checkpoint import DamagedError, StateFolder
@@ -67,9 +69,7 @@ from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.linking import protection_of
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
-from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import Evaluation, Metrics, evaluate
 from securevfl.runtime.predictions import FILE as PREDICTIONS
@@ -77,7 +77,6 @@ from securevfl.runtime.predictions import predictions_of
 from securevfl.runtime.run_folder import (
     UNTESTED,
     RunFigures,
-    finite_or_none,
     privacy_figures,
     write_explanation,
     write_history,
@@ -122,35 +121,6 @@ def train_own_network(
     own.train(after_epoch=_keep_nothing)
     own.restore_best()
     return own
-
-
-def train_alone(
-    config: FederationConfig,
-    table: PartyTable,
-    data: PrimaryData,
-    *,
-    settings: BaselineConfig | None = None,
-) -> Alone:
-    """Fit the candidates of the primary alone, on all that it has, and choose one.
-
-    Args:
-        config: The federation file.
-        table: The primary's table.
-        data: The same as tensors.
-        settings: The network and its training; default: :class:`BaselineConfig`.
-
-    Raises:
-        DataError: If the metric that training goes by is not defined for a split's labels.
-    """
-    return fit_alone(
-        own_inputs(table),
-        data.targets.cpu().numpy(),
-        data.head,
-        train=data.split.train,
-        validation=data.split.validation,
-        seed=config.federation.seed,
-        network=settings,
-    )
 
 
 def _keep_nothing(_mark: EpochMark) -> None:

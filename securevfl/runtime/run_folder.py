@@ -22,7 +22,7 @@ from securevfl.config.reading import read_federation
 from securevfl.config.sections import PartySettings
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import written
+from securevfl.core.formatting import finite_or_none, written
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.data.tables import PartyTable
 from securevfl.dp.statement import of_labels
@@ -397,11 +397,6 @@ def labels_figures(ledger: Ledger) -> dict[str, Any] | None:
         "odds_factor": said.odds_factor,
         "warning": said.warning,
     }
-
-
-def finite_or_none(value: float) -> float | None:
-    """Return a figure that JSON can hold: None stands for "no bound"."""
-    return value if math.isfinite(value) else None
 
 
 def _without_none(figures: PrivacyFigures | RunFigures, names: Sequence[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import Observer, Stage, unheard
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import own_inputs
+from securevfl.federation.base import own_inputs, train_alone
 from securevfl.federation.build import bottom_at_work, build_secondary, primary_data
 from securevfl.federation.rounds.exchanges import ReleasedRows, without_blocks
 from securevfl.federation.rounds.primary import PrimaryData, TopModel
@@ -53,7 +53,6 @@ from securevfl.models.task_metrics import (
 )
 from securevfl.models.tasks import TaskHead, as_logit, on_cpu
 from securevfl.runtime.predicting import Request, kept_top, prediction_spec, top_model
-from securevfl.runtime.primary_run import train_alone
 from securevfl.runtime.released_table import METADATA, released_table
 from securevfl.runtime.run_folder import KeptRun, read_contribution, read_figures
 from securevfl.runtime.run_options import device_named

@@ -22,6 +22,7 @@ from securevfl.config.rules import require_helpers
 from securevfl.config.sections import PartySettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, SecureVflError
+from securevfl.core.formatting import finite_or_none
 from securevfl.core.settings import Problem, problems_of
 from securevfl.data.party_tables import ColumnRoles, fit_party_table, table_problems
 from securevfl.data.scaling import Bounds, feature_scaler
@@ -37,7 +38,6 @@ from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.linkage.stage.candidates import repeated_key_warnings
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
 from securevfl.models.registry import family_names
-from securevfl.runtime.run_folder import finite_or_none
 from securevfl.runtime.run_options import warnings_about
 from securevfl.runtime.run_tables import column_settings, table_warnings
 from securevfl.setup.estimates import Costs, ExpectedLinks, estimate_costs, expected_links

@@ -272,7 +272,7 @@ class PrimaryChannels:
         to = letter.rank
         sender = self._ranks[message.sender]
         if to not in self._names or to == sender:
-            raise ProtocolError(f"{message.sender}: sealed a message for rank {to}, who is nobody")
+            raise ProtocolError(f"{message.sender}: sealed a message for rank {to}, no other party")
         sealed = SealedFrom(rank=sender, sealed=letter.sealed).to_message()
         self._transport.relay(self._names[to], sealed, received=message)
 

@@ -77,6 +77,21 @@ def test_a_wrong_type_gets_one_line_that_names_the_argument() -> None:
         ((None, MODEL), {**FREE, **by_name, "key": None}, "key: must name the columns"),
         ((None, MODEL), {**FREE, **by_name, "key": {"primary": "id"}}, "key: has none for 'sec"),
         ((None, MODEL), {**FREE, **by_name, "privacy": 8.0}, "privacy: must be Privacy, got a flo"),
+        (
+            (None, MODEL),
+            {**FREE, **by_name, "missing_columns": ["b"]},
+            "missing_columns: must be lists of columns by party name",
+        ),
+        (
+            (None, MODEL),
+            {**FREE, **by_name, "missing_columns": {"b": ["b"]}},
+            "missing_columns: 'b' is no party",
+        ),
+        (
+            (None, MODEL),
+            {**FREE, **by_name, "bounds": {"secondary1": [0, 1]}},
+            "bounds: 'secondary1' is no party; they are 'primary', 'secondary-1'; did you mean",
+        ),
         ((None, MODEL), {**FREE, **by_name, "traning": 1}, "did you mean 'training'"),
         ((None, MODEL), FREE, "primary: must be given"),
     ):
