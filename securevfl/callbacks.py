@@ -173,7 +173,7 @@ class MLflow(Callback):
 
 
 class CallbackObserver:
-    """Those who hear of one run.
+    """The callbacks of one run.
 
     Args:
         callbacks: Whoever fails is left out from then on.
@@ -195,7 +195,7 @@ class CallbackObserver:
         self._observe(event)
 
     def ended(self, figures: Mapping[str, Any]) -> None:
-        """Note what the run came to; callbacks hear it when the run is left."""
+        """Keep the run's figures for the callbacks, which get them when the run is left."""
         self._figures = figures
 
     @contextlib.contextmanager

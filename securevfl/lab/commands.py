@@ -434,14 +434,14 @@ def audit(
     clip_norm: Annotated[float, typer.Option(help="C, what rows are clipped to.")] = 1.0,
     rounds: Annotated[int, typer.Option(help="Releases of each kind, at least 2.")] = 4,
     label_epsilon: Annotated[
-        float, typer.Option(help="What votes may tell of one row's label, 0.5 to 8.")
+        float, typer.Option(help="Epsilon of one row's label, 0.5 to 8.")
     ] = 2.0,
     timeout: Annotated[float, typer.Option(help="Seconds for all of it.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
     """Run real rounds between processes on made-up rows, and test the noise and the clip.
 
-    Class sums and drawn labels, which votes are fitted to, are tested beside them.
+    Class sums and drawn labels, to which class means are fitted, are tested too.
 
     Exit code 0 if every test passes, 4 if one fails.
     """

@@ -68,13 +68,13 @@ def train(
         out: Run folder.
         data_root: Where relative data paths start; default: next to the file, and the current
             folder if there is no file.
-        resume: Go on from the last epoch that was saved in ``out``. A run that is finished is
-            not run again: its figures are returned.
+        resume: Continue from the last epoch that was saved in ``out``. A finished run is not run
+            again: its figures are returned.
         device: ``"cpu"`` or ``"cuda"``, where each party computes.
         observe: Called with progress and warnings; an exception that it raises ends the run.
-        callbacks: Hear of progress and of the end, for example
+        callbacks: Called with progress and at the end, for example
             ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
-        beside: Returns figures that are computed once the run is done and stand beside its own:
+        beside: Returns further figures, computed once the run is done, for the run's own figures:
             ``no_privacy_test``, ``combine_test`` and all metrics of both.
 
     Returns:
@@ -269,7 +269,7 @@ def _key_of(key: Any, name: str, parties: Mapping[str, Any]) -> Any:
 
 
 def _require_by_party(settings: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Refuse declarations of parties that there are not: they would be left out in silence.
+    """Refuse declarations about unknown parties, which would be ignored in silence.
 
     Raises:
         ConfigError: Naming the setting, and the name that was probably meant.
@@ -346,7 +346,7 @@ class SimulationSettings(TypedDict, total=False):
     """With a federation file, where relative data paths start; default: next to the file, and the
     current folder if there is no file."""
     resume: bool
-    """With a federation file, go on from the last epoch that was saved in ``out``."""
+    """With a federation file, continue from the last epoch that was saved in ``out``."""
     device: str
     """``"cpu"`` (the default) or ``"cuda"``."""
     progress: bool | None
@@ -386,7 +386,7 @@ def simulate(
         out: Run folder; default: a temporary one, which is removed when the result is no longer
             referred to.
         observe: Called with progress; an exception that it raises ends the run.
-        callbacks: Hear of progress and of the end, for example
+        callbacks: Called with progress and at the end, for example
             ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
         **settings: Those of :class:`SimulationSettings`; with tables or frames, ``privacy`` must be
             among them.
@@ -408,7 +408,7 @@ def simulate(
     )
     resume, with_alone = settings.get("resume", False), settings.get("with_alone", True)
     if resume and out is None:
-        raise ConfigError("resume: needs out, the folder of the run that should go on")
+        raise ConfigError("resume: needs out, the folder of the run to continue")
     with contextlib.ExitStack() as failing:
         hearing = CallbackObserver(
             callbacks, _shown(config, settings.get("progress"), observe, failing)
@@ -460,7 +460,7 @@ def _asked_for(
     """Return the federation, its tables (None: as its file says) and where paths start.
 
     Raises:
-        ConfigError: If what was given is nothing that can be simulated, naming the argument.
+        ConfigError: If the arguments cannot be simulated, naming the first that is wrong.
     """
     given = [name for name, value in frames.items() if value is not None]
     if isinstance(parties, FederationSource):
@@ -516,10 +516,10 @@ def _listed(parties: Any) -> Sequence[PartyTable]:
 
 
 def _require_known(settings: SimulationSettings) -> None:
-    """Refuse a setting that there is not.
+    """Refuse an unknown setting.
 
     Raises:
-        ConfigError: Naming it, and one that is meant perhaps.
+        ConfigError: Naming it, and the setting that was probably meant.
     """
     for name in settings:
         if name not in SimulationSettings.__annotations__:
