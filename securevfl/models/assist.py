@@ -6,7 +6,6 @@ B = rows of a batch, F = features, D = key dimension.
 
 import warnings
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
@@ -430,28 +429,11 @@ class AssistFamily(Family[AssistConfig]):
     settings_class = AssistConfig
     assisted = True
 
-    def build_bottom(
-        self,
-        settings: AssistConfig,
-        *,
-        num_features: int,  # noqa: ARG002
-        key_dim: int,  # noqa: ARG002
-        feature_names: Sequence[str] = (),  # noqa: ARG002
-        frozen: bool = False,  # noqa: ARG002
-    ) -> nn.Module:
+    def build_bottom(self, settings: AssistConfig, **_: object) -> nn.Module:
         """Return a bottom model before the first round: every score is zero."""
         return AssistBottom(settings)
 
-    def build_top(
-        self,
-        settings: AssistConfig,  # noqa: ARG002
-        *,
-        num_features: int,  # noqa: ARG002
-        key_dim: int,  # noqa: ARG002
-        feature_names: Sequence[str] = (),  # noqa: ARG002
-        outputs: int,
-        classes: bool = False,  # noqa: ARG002
-    ) -> nn.Module:
+    def build_top(self, settings: AssistConfig, *, outputs: int, **_: object) -> nn.Module:  # noqa: ARG002
         """Return a top model before the first round."""
         return AssistTop(outputs)
 

@@ -3,7 +3,7 @@
 B = rows of a batch, K = links, P = outputs of a pair, C = channels, O = outputs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -518,9 +518,9 @@ class FedSimFamily(PairFamily[FedSimConfig]):
         *,
         num_features: int,
         key_dim: int,
-        feature_names: Sequence[str] = (),  # noqa: ARG002
         outputs: int,
         classes: bool = False,
+        **_: object,
     ) -> nn.Module:
         """Return the split network with its gates."""
         return FedSimTop(

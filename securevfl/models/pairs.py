@@ -3,7 +3,7 @@
 B = rows of a batch, K = links of a row, H = width at the cut, A = hidden width, O = outputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, TypeVar
@@ -164,13 +164,7 @@ class PairFamily(Family[L]):
     """A family on this split network; its aggregation model reads every link's own vector."""
 
     def build_bottom(
-        self,
-        settings: L,
-        *,
-        num_features: int,
-        key_dim: int,
-        feature_names: Sequence[str] = (),  # noqa: ARG002
-        frozen: bool = False,
+        self, settings: L, *, num_features: int, key_dim: int, frozen: bool = False, **_: object
     ) -> nn.Module:
         """Return the local model of each linked record; a frozen one is random and stays so."""
         kind = FrozenBottom if frozen else RecordBottom
@@ -333,14 +327,7 @@ class _LinkedFamily(PairFamily[L]):
     """Without gates, [FedSim] takes batches of 4096 rows."""
 
     def build_top(
-        self,
-        settings: L,
-        *,
-        num_features: int,
-        key_dim: int,
-        feature_names: Sequence[str] = (),  # noqa: ARG002
-        outputs: int,
-        classes: bool = False,  # noqa: ARG002
+        self, settings: L, *, num_features: int, key_dim: int, outputs: int, **_: object
     ) -> nn.Module:
         """Return the mean of the predictions with each link."""
         return AverageTop(

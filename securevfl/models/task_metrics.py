@@ -4,9 +4,8 @@ A resample is a weight for each row: how often it was drawn. Every metric but th
 curve is a function of weighted sums over rows, so a block of resamples takes a few matrix products.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Final
 
 import numpy as np
@@ -26,12 +25,11 @@ Targets = Shaped[np.ndarray, " rows"]
 """Labels in the outputs' units, 0 or 1, or class numbers."""
 
 
-def _sklearn() -> ModuleType:
-    """Return scikit-learn's metrics."""
-    # Slow to import; secondaries measure nothing.
-    from sklearn import metrics
+Weights = Float64[np.ndarray, "resamples rows"]
+"""Number of times that each row was drawn."""
 
-    return metrics
+Resampled = Callable[[Weights], Float64[np.ndarray, " resamples"]]
+"""Computes a metric of each resample; NaN where it is not defined."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +56,13 @@ class TaskMetric:
     defined: Callable[[Targets, int], bool] = lambda targets, _classes: len(targets) > 0
     """Whether it is defined for labels, given the number of outputs."""
 
-    measure: Callable[[Outputs, Targets, float], float]
-    """Returns it, by scikit-learn's definition; the last argument is the logit above which a row of
-    a binary task counts as the second class."""
+    measure: Callable[[Outputs, Targets, float], Resampled]
+    """Returns it as a function of resamples, by scikit-learn's definition; the last argument is the
+    logit above which a row of a binary task counts as the second class."""
+
+    def value(self, outputs: Outputs, targets: Targets, cut: float) -> float:
+        """Return the metric of the rows as they are; arguments as for ``measure``."""
+        return float(self.measure(outputs, targets, cut)(np.ones((1, len(targets))))[0])
 
 
 def _labels_differ(targets: Targets, _outputs: int) -> bool:
@@ -82,7 +84,7 @@ _REGRESSION: Final = (
         unit="label",
         values="0 and above",
         higher_is_better=False,
-        measure=lambda out, true, _cut: _sklearn().root_mean_squared_error(true, out[:, 0]),
+        measure=lambda out, true, _cut: _root(_mean(np.square(out[:, 0] - true))),
     ),
     TaskMetric(
         name="mae",
@@ -90,7 +92,7 @@ _REGRESSION: Final = (
         unit="label",
         values="0 and above",
         higher_is_better=False,
-        measure=lambda out, true, _cut: _sklearn().mean_absolute_error(true, out[:, 0]),
+        measure=lambda out, true, _cut: _mean(np.abs(out[:, 0] - true)),
     ),
     TaskMetric(
         name="r2",
@@ -98,9 +100,28 @@ _REGRESSION: Final = (
         values="up to 1",
         needs="labels that differ",
         defined=_labels_differ,
-        measure=lambda out, true, _cut: _sklearn().r2_score(true, out[:, 0]),
+        measure=lambda out, true, _cut: _explained(out[:, 0], true),
     ),
 )
+
+_LOG_LOSS: Final = TaskMetric(
+    name="log_loss",
+    meaning="mean negative logarithm of the true class's probability, which is cut at 2e-16",
+    unit="nats",
+    values="0 to 36",
+    higher_is_better=False,
+    measure=lambda out, true, _cut: _log_loss(_probabilities(out), true.astype(np.int64)),
+)
+
+_BALANCED_ACCURACY: Final = TaskMetric(
+    name="balanced_accuracy",
+    meaning="mean over the classes that are there of the share of their rows that is right",
+    values="0 to 1",
+    measure=lambda out, true, cut: _mean_recalls(
+        true.astype(np.int64), predicted_classes(out, cut), max(2, out.shape[1])
+    ),
+)
+
 _BINARY: Final = (
     TaskMetric(
         name="auc",
@@ -108,13 +129,13 @@ _BINARY: Final = (
         values="0 to 1",
         needs="rows of both classes",
         defined=_labels_differ,
-        measure=lambda out, true, _cut: _sklearn().roc_auc_score(true, out[:, 0]),
+        measure=lambda out, true, _cut: _area(out[:, 0], true == 1),
     ),
     TaskMetric(
         name="accuracy",
         meaning="share of the rows whose class is right; the second one above the threshold",
         values="0 to 1",
-        measure=lambda out, true, cut: _sklearn().accuracy_score(true, out[:, 0] > cut),
+        measure=lambda out, true, cut: _mean(predicted_classes(out, cut) == true),
     ),
     TaskMetric(
         name="f1",
@@ -122,32 +143,16 @@ _BINARY: Final = (
         values="0 to 1",
         needs="a row of the second class",
         defined=_has_second_class,
-        measure=lambda out, true, cut: _sklearn().f1_score(true, out[:, 0] > cut),
+        measure=lambda out, true, cut: _f1(true == 1, out[:, 0] > cut),
     ),
-    TaskMetric(
-        name="log_loss",
-        meaning="mean negative logarithm of the true class's probability, which is cut at 2e-16",
-        unit="nats",
-        values="0 to 36",
-        higher_is_better=False,
-        measure=lambda out, true, _cut: _sklearn().log_loss(
-            true, scipy.special.expit(out[:, 0]), labels=[0, 1]
-        ),
-    ),
-    TaskMetric(
-        name="balanced_accuracy",
-        meaning="mean over the classes that are there of the share of their rows that is right",
-        values="0 to 1",
-        measure=lambda out, true, cut: _mean_recall(true, out[:, 0] > cut),
-    ),
+    _LOG_LOSS,
+    _BALANCED_ACCURACY,
     TaskMetric(
         name="brier",
         meaning="mean squared error of the second class's probability (Brier score)",
         values="0 to 1",
         higher_is_better=False,
-        measure=lambda out, true, _cut: float(
-            np.square(scipy.special.expit(out[:, 0]) - true).mean()
-        ),
+        measure=lambda out, true, _cut: _mean(np.square(_probabilities(out)[:, 1] - true)),
     ),
     TaskMetric(
         name="ece",
@@ -155,22 +160,23 @@ _BINARY: Final = (
         "and its share, over ten bins of equal width",
         values="0 to 1",
         higher_is_better=False,
-        measure=lambda out, true, _cut: calibration_error(*confidences(out, true)),
+        measure=lambda out, true, _cut: _calibration_error(*confidences(out, true)),
     ),
 )
+
 _MULTICLASS: Final = (
     TaskMetric(
         name="accuracy",
         meaning="share of the rows whose most probable class is right (top 1)",
         values="0 to 1",
-        measure=lambda out, true, _cut: _sklearn().accuracy_score(true, out.argmax(axis=1)),
+        measure=lambda out, true, cut: _mean(predicted_classes(out, cut) == true),
     ),
     TaskMetric(
         name="macro_f1",
         meaning="mean F1 over the classes that are there or predicted",
         values="0 to 1",
-        measure=lambda out, true, _cut: _sklearn().f1_score(
-            true, out.argmax(axis=1), average="macro"
+        measure=lambda out, true, cut: _mean_of(
+            _f1(true == one, predicted_classes(out, cut) == one) for one in range(out.shape[1])
         ),
     ),
     TaskMetric(
@@ -179,36 +185,21 @@ _MULTICLASS: Final = (
         values="0 to 1",
         needs="rows of every class",
         defined=_has_every_class,
-        measure=lambda out, true, _cut: _one_against_the_rest(
-            scipy.special.softmax(out, axis=1), true
+        measure=lambda out, true, _cut: _mean_of(
+            (_area(own, true == one) for one, own in enumerate(_probabilities(out).T)),
+            all_of_them=True,
         ),
     ),
-    TaskMetric(
-        name="balanced_accuracy",
-        meaning="mean over the classes that are there of the share of their rows that is right",
-        values="0 to 1",
-        measure=lambda out, true, _cut: _mean_recall(true, out.argmax(axis=1)),
-    ),
-    TaskMetric(
-        name="log_loss",
-        meaning="mean negative logarithm of the true class's probability, which is cut at 2e-16",
-        unit="nats",
-        values="0 to 36",
-        higher_is_better=False,
-        measure=lambda out, true, _cut: _sklearn().log_loss(
-            true, scipy.special.softmax(out, axis=1), labels=range(out.shape[1])
-        ),
-    ),
+    _BALANCED_ACCURACY,
+    _LOG_LOSS,
     TaskMetric(
         name="brier",
         meaning="mean over the rows of the squared errors of all classes' probabilities, added up "
         "(Brier score)",
         values="0 to 2",
         higher_is_better=False,
-        measure=lambda out, true, _cut: float(
-            np.square(scipy.special.softmax(out, axis=1) - np.eye(out.shape[1])[true])
-            .sum(axis=1)
-            .mean()
+        measure=lambda out, true, _cut: _mean(
+            np.square(_probabilities(out) - np.eye(out.shape[1])[true]).sum(axis=1)
         ),
     ),
     TaskMetric(
@@ -217,12 +208,26 @@ _MULTICLASS: Final = (
         "probable class and the share of rows where it is right, over ten bins of equal width",
         values="0 to 1",
         higher_is_better=False,
-        measure=lambda out, true, _cut: calibration_error(*confidences(out, true)),
+        measure=lambda out, true, _cut: _calibration_error(*confidences(out, true)),
     ),
 )
 
 CALIBRATION_BINS: Final = 10
 """Bins of equal width for calibration."""
+
+
+def _probabilities(outputs: Outputs) -> Float64[np.ndarray, "rows classes"]:
+    if outputs.shape[1] > 1:
+        return np.asarray(scipy.special.softmax(outputs, axis=1))
+    chance = scipy.special.expit(outputs[:, 0])
+    return np.stack([1 - chance, chance], axis=1)
+
+
+def predicted_classes(outputs: Outputs, cut: float) -> Int64[np.ndarray, " rows"]:
+    """Return each row's class: the second one of two above the logit ``cut``, or the likeliest."""
+    if outputs.shape[1] == 1:
+        return (outputs[:, 0] > cut).astype(np.int64)
+    return outputs.argmax(axis=1)
 
 
 def confidences(
@@ -232,9 +237,9 @@ def confidences(
 
     The prediction is the second class in a binary task, otherwise the most probable class.
     """
+    probabilities = _probabilities(outputs)
     if outputs.shape[1] == 1:
-        return scipy.special.expit(outputs[:, 0]), targets == 1
-    probabilities = scipy.special.softmax(outputs, axis=1)
+        return probabilities[:, 1], targets == 1
     return probabilities.max(axis=1), probabilities.argmax(axis=1) == targets
 
 
@@ -244,35 +249,6 @@ def calibration_bins(
     """Return the bin of each row, counted from 0."""
     places = (probabilities * CALIBRATION_BINS).astype(np.int64)
     return np.minimum(places, CALIBRATION_BINS - 1)
-
-
-def calibration_error(
-    probabilities: Float64[np.ndarray, " rows"], came_true: Bool[np.ndarray, " rows"]
-) -> float:
-    """Return the expected calibration error.
-
-    References:
-        Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation 3.
-    """
-    missed = np.bincount(calibration_bins(probabilities), weights=probabilities - came_true)
-    return float(np.abs(missed).sum() / len(probabilities))
-
-
-def _mean_recall(targets: Targets, predicted: Shaped[np.ndarray, " rows"]) -> float:
-    """Return the balanced accuracy; scikit-learn's own warns of predicted classes without rows."""
-    right = targets == predicted
-    return float(np.mean([right[targets == one].mean() for one in np.unique(targets)]))
-
-
-def _one_against_the_rest(probabilities: Outputs, targets: Targets) -> float:
-    return float(
-        np.mean(
-            [
-                _sklearn().roc_auc_score(targets == number, column)
-                for number, column in enumerate(probabilities.T)
-            ]
-        )
-    )
 
 
 TASK_METRICS: Final[Mapping[Task, tuple[TaskMetric, ...]]] = {
@@ -320,12 +296,6 @@ _DRAWN_AT_MOST: Final = 20_000_000
 _BLOCK: Final = 1_000_000
 # A metric that fewer resamples than this share define has no interval.
 _DEFINED: Final = 0.5
-
-Weights = Float64[np.ndarray, "resamples rows"]
-"""Number of times that each row was drawn."""
-
-Resampled = Callable[[Weights], Float64[np.ndarray, " resamples"]]
-"""Computes a metric of each resample; NaN where it is not defined."""
 
 Interval = tuple[float, float]
 
@@ -390,75 +360,45 @@ def resampled_metrics(
 ) -> dict[str, Resampled]:
     """Return every metric of a task as a function of resamples, by name.
 
-    With all weights equal to one it is the value of :attr:`TaskMetric.measure`.
-
     Args:
         task: Kind of label.
         outputs: A model's outputs.
         targets: The labels, in the outputs' units.
         cut: The logit above which a row of a binary task counts as the second class.
     """
-    if task == "regression":
-        return _of_numbers(outputs[:, 0], targets)
-    if task == "binary":
-        chance = scipy.special.expit(outputs[:, 0])
-        probabilities = np.stack([1 - chance, chance], axis=1)
-        predicted = (outputs[:, 0] > cut).astype(np.int64)
-        brier = _mean(np.square(chance - targets))
-        scores = outputs
-    else:
-        probabilities = scipy.special.softmax(outputs, axis=1)
-        predicted = outputs.argmax(axis=1)
-        brier = _mean(np.square(probabilities - np.eye(outputs.shape[1])[targets]).sum(axis=1))
-        scores = probabilities
-    labels = targets.astype(np.int64)
-    own = np.take_along_axis(probabilities, labels[:, None], axis=1)[:, 0]
-    tiny = np.finfo(np.float64).eps
-    common = {
-        "accuracy": _mean(labels == predicted),
-        "balanced_accuracy": _mean_recalls(labels, predicted, probabilities.shape[1]),
-        "log_loss": _mean(-np.log(np.clip(own, tiny, 1 - tiny))),
-        "brier": brier,
-        "ece": _calibration_error(*confidences(outputs, targets)),
-    }
-    if task == "binary":
-        return common | {
-            "auc": _area(scores[:, 0], labels == 1),
-            "f1": _f1(labels == 1, predicted == 1),
-        }
-    numbers = range(outputs.shape[1])
-    f1s = [_f1(labels == one, predicted == one) for one in numbers]
-    areas = [_area(scores[:, one], labels == one) for one in numbers]
-    return common | {
-        "macro_f1": lambda weights: _nanmean([f1(weights) for f1 in f1s]),
-        "macro_auc": lambda weights: np.mean([area(weights) for area in areas], axis=0),
-    }
+    return {one.name: one.measure(outputs, targets, cut) for one in TASK_METRICS[task]}
 
 
-def _of_numbers(
+def _explained(
     predicted: Float64[np.ndarray, " rows"], targets: Float64[np.ndarray, " rows"]
-) -> dict[str, Resampled]:
-    squares = np.square(predicted - targets)
+) -> Resampled:
     centred = targets - targets.mean()
-    moments = np.stack([squares, centred, np.square(centred)], axis=1)
+    moments = np.stack([np.square(predicted - targets), centred, np.square(centred)], axis=1)
 
-    def explained(weights: Weights) -> Float64[np.ndarray, " resamples"]:
+    def measure(weights: Weights) -> Float64[np.ndarray, " resamples"]:
         missed, mean, square = (weights @ moments / weights.shape[1]).T
         variance = square - np.square(mean)
         # Labels that do not differ leave nothing but rounding.
         return 1 - _ratio(missed, np.where(variance > 1e-12 * square, variance, 0))
 
-    mean_square = _mean(squares)
-    return {
-        "rmse": lambda weights: np.sqrt(mean_square(weights)),
-        "mae": _mean(np.abs(predicted - targets)),
-        "r2": explained,
-    }
+    return measure
+
+
+def _root(measure: Resampled) -> Resampled:
+    return lambda weights: np.sqrt(measure(weights))
 
 
 def _mean(values: Shaped[np.ndarray, " rows"]) -> Resampled:
     numbers = values.astype(np.float64)
     return lambda weights: weights @ numbers / len(numbers)
+
+
+def _log_loss(
+    probabilities: Float64[np.ndarray, "rows classes"], labels: Int64[np.ndarray, " rows"]
+) -> Resampled:
+    own = np.take_along_axis(probabilities, labels[:, None], axis=1)[:, 0]
+    tiny = np.finfo(np.float64).eps
+    return _mean(-np.log(np.clip(own, tiny, 1 - tiny)))
 
 
 def _mean_recalls(
@@ -478,6 +418,11 @@ def _f1(labels: Bool[np.ndarray, " rows"], predicted: Bool[np.ndarray, " rows"])
 def _calibration_error(
     probabilities: Float64[np.ndarray, " rows"], came_true: Bool[np.ndarray, " rows"]
 ) -> Resampled:
+    """Return the expected calibration error.
+
+    References:
+        Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation 3.
+    """
     rows = np.arange(len(probabilities))
     missed = np.zeros((len(probabilities), CALIBRATION_BINS))
     missed[rows, calibration_bins(probabilities)] = probabilities - came_true
@@ -509,6 +454,14 @@ def _ratio(
 ) -> Float64[np.ndarray, "*shape"]:
     """Return the quotient; NaN where the divisor is zero."""
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
+
+
+def _mean_of(measures: Iterable[Resampled], *, all_of_them: bool = False) -> Resampled:
+    """Return the mean over classes: of those that define it, or NaN unless ``all_of_them`` do."""
+    several = list(measures)
+    if all_of_them:
+        return lambda weights: np.stack([one(weights) for one in several]).mean(axis=0)
+    return lambda weights: _nanmean([one(weights) for one in several])
 
 
 def _nanmean(values: list[Float64[np.ndarray, " resamples"]]) -> Float64[np.ndarray, " resamples"]:

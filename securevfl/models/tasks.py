@@ -26,6 +26,7 @@ from securevfl.models.task_metrics import (
     calibration_bins,
     confidences,
     metrics_of,
+    predicted_classes,
     resampled_metrics,
     resamples_for,
 )
@@ -279,7 +280,7 @@ class TaskHead:
         return interval[0] * self.label_deviation, interval[1] * self.label_deviation
 
     def _measure(self, metric: TaskMetric, outputs: Outputs, targets: Targets, cut: float) -> float:
-        value = float(metric.measure(outputs, targets, cut))
+        value = metric.value(outputs, targets, cut)
         return value * self.label_deviation if metric.unit == "label" else value
 
 
@@ -387,12 +388,8 @@ def _rule(head: TaskHead) -> str:
 def _confusion(
     outputs: Outputs, targets: Targets, classes: Sequence[Any], *, cut: float
 ) -> dict[str, Any]:
-    if outputs.shape[1] == 1:
-        predicted = (outputs[:, 0] > cut).astype(np.int64)
-    else:
-        predicted = outputs.argmax(axis=1)
     size = len(classes)
-    places = targets.astype(np.int64) * size + predicted
+    places = targets.astype(np.int64) * size + predicted_classes(outputs, cut)
     counts = np.bincount(places, minlength=size * size).reshape(size, size)
     return {"classes": [str(one) for one in classes], "counts": counts.tolist()}
 

@@ -219,9 +219,8 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
         settings: FedHSSLConfig,
         *,
         num_features: int,
-        key_dim: int,  # noqa: ARG002
         feature_names: Sequence[str] = (),
-        frozen: bool = False,  # noqa: ARG002
+        **_: object,
     ) -> nn.Module:
         """Return the encoders of the one linked record."""
         columns = settings.columns(feature_names)
@@ -232,10 +231,9 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
         settings: FedHSSLConfig,
         *,
         num_features: int,
-        key_dim: int,  # noqa: ARG002
         feature_names: Sequence[str] = (),
         outputs: int,
-        classes: bool = False,  # noqa: ARG002
+        **_: object,
     ) -> nn.Module:
         """Return the primary's encoders with a head."""
         columns = settings.columns(feature_names)

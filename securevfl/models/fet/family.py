@@ -1,6 +1,5 @@
 """FeT's top models, an attention decoder and an additive one, and the family."""
 
-from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -257,22 +256,15 @@ class FeTFamily(Family[FeTConfig]):
         *,
         num_features: int,
         key_dim: int,
-        feature_names: Sequence[str] = (),  # noqa: ARG002
         frozen: bool = False,
+        **_: object,
     ) -> nn.Module:
         """Return the encoder of linked records; a frozen one is random features."""
         kind = FrozenBottom if frozen else FeTBottom
         return kind(settings, num_features=num_features, key_dim=key_dim)
 
     def build_top(
-        self,
-        settings: FeTConfig,
-        *,
-        num_features: int,
-        key_dim: int,
-        feature_names: Sequence[str] = (),  # noqa: ARG002
-        outputs: int,
-        classes: bool = False,  # noqa: ARG002
+        self, settings: FeTConfig, *, num_features: int, key_dim: int, outputs: int, **_: object
     ) -> nn.Module:
         """Return the paper's decoder, or the additive one."""
         kind = AdditiveTop if settings.top == "additive" else FeTTop

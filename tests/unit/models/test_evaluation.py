@@ -7,6 +7,8 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from scipy.special import expit, softmax
+from sklearn import metrics as sklearn_metrics
 
 from securevfl.core.conventions import Task
 from securevfl.models.task_metrics import bootstrap_intervals, resampled_metrics, resamples_for
@@ -27,9 +29,47 @@ def made_up(task: Task, rows: int, *, seed: int = 0) -> tuple[torch.Tensor, torc
     return noise + targets[:, None], targets
 
 
+def by_scikit_learn(
+    task: Task, outputs: np.ndarray, targets: np.ndarray, *, cut: float
+) -> dict[str, float]:
+    """Figures of rows, by other code than ours."""
+    if task == "regression":
+        predicted = outputs[:, 0]
+        return {
+            "rmse": sklearn_metrics.root_mean_squared_error(targets, predicted),
+            "mae": sklearn_metrics.mean_absolute_error(targets, predicted),
+            "r2": sklearn_metrics.r2_score(targets, predicted),
+        }
+    if task == "binary":
+        chance, predicted = expit(outputs[:, 0]), outputs[:, 0] > cut
+        return {
+            "auc": sklearn_metrics.roc_auc_score(targets, chance),
+            "f1": sklearn_metrics.f1_score(targets, predicted),
+            "accuracy": sklearn_metrics.accuracy_score(targets, predicted),
+            "balanced_accuracy": sklearn_metrics.balanced_accuracy_score(targets, predicted),
+            "log_loss": sklearn_metrics.log_loss(targets, chance, labels=[0, 1]),
+            "brier": sklearn_metrics.brier_score_loss(targets, chance),
+        }
+    chances, predicted = softmax(outputs, axis=1), outputs.argmax(axis=1)
+    classes, there = range(outputs.shape[1]), np.unique(targets)
+    found = {
+        "accuracy": sklearn_metrics.accuracy_score(targets, predicted),
+        "macro_f1": sklearn_metrics.f1_score(targets, predicted, average="macro"),
+        "balanced_accuracy": sklearn_metrics.recall_score(
+            targets, predicted, labels=there, average="macro"
+        ),
+        "log_loss": sklearn_metrics.log_loss(targets, chances, labels=classes),
+    }
+    if len(there) == len(classes):
+        found["macro_auc"] = sklearn_metrics.roc_auc_score(
+            targets, chances, average="macro", multi_class="ovr"
+        )
+    return found
+
+
 @pytest.mark.parametrize("task", get_args(Task))
 def test_a_resample_has_the_metrics_of_the_rows_that_were_drawn(task: Task) -> None:
-    """Scikit-learn's on repeated rows, whichever are left out; NaN where it has none."""
+    """Ours and scikit-learn's on repeated rows, whichever are left out; NaN where it has none."""
     outputs, targets = made_up(task, 60)
     head = TaskHead(task=task, num_classes=4, threshold=0.3 if task == "binary" else "half")
     weights = np.random.default_rng(1).integers(0, 3, size=(5, 60)).astype(np.float64)
@@ -47,6 +87,11 @@ def test_a_resample_has_the_metrics_of_the_rows_that_were_drawn(task: Task) -> N
         # Means are over all draws of a bootstrap, which are as many as there are rows.
         scaled = drawn[None] * len(drawn) / drawn.sum()
         known = head.metrics(outputs[rows], targets[rows], threshold=0.3)
+        theirs = by_scikit_learn(
+            task, outputs[rows].double().numpy(), targets[rows].numpy(), cut=as_logit(0.3)
+        )
+        for name, value in theirs.items():
+            assert known[name] == pytest.approx(value, rel=1e-9), (name, number)
         for name, value in known.items():
             again = float(found[name](scaled)[0])
             if value is None:
