@@ -26,7 +26,7 @@ import securevfl as sv
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
-from securevfl.linkage.metrics.points import nearest_records
+from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.models.fedsim import FedSimConfig
 
 PUBLISHED = 1370.0
@@ -75,7 +75,7 @@ def plain_speed(parties: list[PartyTable], config: FedSimConfig, batch: int) -> 
     """Train the plain network for one pass and return samples per CPU-second."""
     own, theirs = parties
     assert own.labels is not None, "the primary has labels"
-    links = nearest_records(own.keys, theirs.keys, config.neighbours)
+    links = EuclideanKeys(primary=own.keys, records=theirs.keys).nearest(None, config.neighbours)
     similarities = torch.from_numpy(-links.distances / links.distances.std())
     joined = np.concatenate(
         [np.repeat(own.features, config.neighbours, 0), theirs.features[links.indices.ravel()]], 1

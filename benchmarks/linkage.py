@@ -15,18 +15,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from securevfl.linkage.blocking_rules import BlockedKeys, blocked_keys
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.bloom import nearest_codes
-from securevfl.linkage.metrics.points import EuclideanKeys, nearest_records
-from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys, nearest_texts
+from securevfl.linkage.metrics.bloom import CodeKeys
+from securevfl.linkage.metrics.points import EuclideanKeys
+from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys, gram_matrix
 from securevfl.linkage.protections.blocks import (
     CellBlock,
     cells_of,
@@ -80,7 +79,9 @@ def numeric(size: Sizes) -> dict[str, Any]:
     rng = np.random.default_rng(SEED)
     rows, records, few = size(200_000, 2000), size(100_000, 1000), size(500, 20)
     mine, theirs = rng.random((rows, 4)), rng.random((records, 4))
-    ours, peak, links = measured(lambda: nearest_records(mine, theirs, K))
+    ours, peak, links = measured(
+        lambda: EuclideanKeys(primary=mine, records=theirs).nearest(None, K)
+    )
     tree, found = timed(lambda: KDTree(theirs).query(mine, K)[1])
     brute_index = NearestNeighbors(n_neighbors=K, algorithm="brute").fit(theirs)
     brute, exact = timed(lambda: brute_index.kneighbors(mine[:few], return_distance=False))
@@ -130,15 +131,15 @@ def text(size: Sizes) -> dict[str, Any]:
     records = titles(size(50_000, 300), rng)
     mine = mistyped(records, size(27_000, 200), rng)
     few = mine[: size(50, 5)]
-    ours, peak, links = measured(lambda: nearest_texts(mine, records, K))
+    ours, peak, links = measured(lambda: TextKeys.of(mine, records).nearest(None, K))
     loop, found = timed(
         lambda: [process.extract(one, records, scorer=Levenshtein.distance, limit=K) for one in few]
     )
 
-    def by_grams() -> BlockedKeys:
-        keys = TextKeys(primary=mine, records=records)
-        candidates = QGramCandidates.of(keys.normal_primary, keys.normal_records, least_overlap=0.2)
-        return blocked_keys(keys, candidates, 10)
+    def by_grams() -> TextKeys:
+        keys = TextKeys.of(mine, records)
+        both = {"primary": gram_matrix(keys.primary), "records": gram_matrix(keys.records)}
+        return keys.blocked(QGramCandidates(**both, least_overlap=0.2), 10)
 
     setup, blocked = timed(by_grams)
     again, near = timed(lambda: blocked.nearest(None, 10))
@@ -158,7 +159,7 @@ def text(size: Sizes) -> dict[str, Any]:
         "peak_mib": peak,
         "bound_mib": 112 + 2 * links_mib(links),
         "blocked_times_faster_than_all_pairs": ours / (setup + again),
-        "blocked_quality": blocked.quality.as_json(),
+        "blocked_quality": asdict(blocked.quality),
         "blocked_recall_at_1_on_all_rows": float(
             (near.distances[:, 0] == links.distances[:, 0]).mean()
         ),
@@ -178,8 +179,12 @@ def hamming(size: Sizes) -> dict[str, Any]:
         ]
 
     part = mine[: size(4_000, 100)]
-    plain, peak, links = measured(lambda: nearest_codes(part, theirs, K, backend="numpy"))
-    faiss, others = timed(lambda: nearest_codes(mine, theirs, K, backend="faiss"))
+    plain, peak, links = measured(
+        lambda: CodeKeys(primary=part, records=theirs, backend="numpy").nearest(None, K)
+    )
+    faiss, others = timed(
+        lambda: CodeKeys(primary=mine, records=theirs, backend="faiss").nearest(None, K)
+    )
     loop, exact = timed(row_loop)
     return {
         "faiss_seconds": faiss,

@@ -22,16 +22,16 @@ from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.bloom import (
     Code,
+    CodeKeys,
     NumberCode,
     PointCode,
     TextCode,
     encode_keys,
-    nearest_codes,
 )
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.metrics.mixed import nearest_mixed
-from securevfl.linkage.metrics.points import nearest_records
-from securevfl.linkage.metrics.texts import nearest_texts
+from securevfl.linkage.metrics.mixed import MixedKeys
+from securevfl.linkage.metrics.points import EuclideanKeys
+from securevfl.linkage.metrics.texts import TextKeys
 from securevfl.linkage.spec import LinkageSecret
 
 K = 50
@@ -71,12 +71,18 @@ def febrl(folder: Path) -> dict[str, Any]:
         start = time.perf_counter()
         code = {"all": TextCode(bits=1024, q=q)}
         mine, theirs = (encode_keys({"all": text}, code, SECRETS[0]) for text in texts)
-        note(f"bloom, 1,024 bits, q = {q}", start, nearest_codes(mine, theirs, 5))
+        note(
+            f"bloom, 1,024 bits, q = {q}",
+            start,
+            CodeKeys(primary=mine, records=theirs).nearest(None, 5),
+        )
     start = time.perf_counter()
-    note("levenshtein", start, nearest_texts(texts[0], texts[1], 5))
+    note("levenshtein", start, TextKeys.of(texts[0], texts[1]).nearest(None, 5))
     start = time.perf_counter()
     fields = [Field(name=key, kind="text") for key in keys]
-    note("mixed, equal weights", start, nearest_mixed(columns[0], columns[1], fields, 5))
+    note(
+        "mixed, equal weights", start, MixedKeys.of(columns[0], columns[1], fields).nearest(None, 5)
+    )
     return found
 
 
@@ -90,7 +96,7 @@ def positions(folder: Path, rows: int) -> dict[str, Any]:
     both = np.concatenate([mine, theirs])
     low, high = both.min(axis=0), both.max(axis=0)
     width = float((high - low).max())
-    exact = nearest_records(mine, theirs, K)
+    exact = EuclideanKeys(primary=mine, records=theirs).nearest(None, K)
 
     def recall(codes: dict[str, Code]) -> dict[str, list[float]]:
         every, first = [], []
@@ -101,7 +107,7 @@ def positions(folder: Path, rows: int) -> dict[str, Any]:
                 )
                 for keys in (mine, theirs)
             ]
-            near = nearest_codes(encoded[0], encoded[1], K).indices
+            near = CodeKeys(primary=encoded[0], records=encoded[1]).nearest(None, K).indices
             every.append(
                 float(
                     np.mean(

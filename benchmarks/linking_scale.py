@@ -244,7 +244,7 @@ def coded(rows: int) -> float:
 def compared_by_cell(rows: int, held: int) -> dict[str, float]:
     """Count what is compared if a cell holds so many records: per row, whatever the rows are."""
     from securevfl.linkage.links import LinkTable
-    from securevfl.linkage.metrics.points import nearest_records
+    from securevfl.linkage.metrics.points import EuclideanKeys
     from securevfl.linkage.protections.blocks import CellBlock, cells_of, links_by_cell
     from securevfl.linkage.protections.paillier import Lanes
 
@@ -259,11 +259,11 @@ def compared_by_cell(rows: int, held: int) -> dict[str, float]:
         for block in blocks:
             pairs += len(block.rows) * len(block.records)
             ciphertexts += -(-len(block.rows) // lanes) * len(block.records)
-            yield nearest_records(
-                mine[block.rows].astype(np.float64),
-                theirs[block.records].astype(np.float64),
-                min(k, len(block.records)),
+            keys = EuclideanKeys(
+                primary=mine[block.rows].astype(np.float64),
+                records=theirs[block.records].astype(np.float64),
             )
+            yield keys.nearest(None, min(k, len(block.records)))
 
     links_by_cell(cells_of(mine, width), cells_of(theirs, width), 10, width=width, link=link)
     return {

@@ -17,8 +17,8 @@ from securevfl.core.formatting import Summarised, finite_or_none
 from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksMade, Observer, Stage
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import NO_RECORD, LinkTable, empty_links
-from securevfl.linkage.metrics.metric import KeyMetric
+from securevfl.linkage.links import NO_RECORD, LinkTable
+from securevfl.linkage.metrics.metric import ComparedKeys
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, find_candidates, same_keys, tied_beyond
 from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, links_to_cache, stacked
@@ -375,19 +375,19 @@ def _link(
     return kept, comparing, round(time.monotonic() - started, 3), cached
 
 
-def _in_parts(metric: KeyMetric, k: int, name: str, observe: Observer) -> LinkTable:
+def _in_parts(metric: ComparedKeys, k: int, name: str, observe: Observer) -> LinkTable:
     rows = np.arange(metric.num_rows, dtype=np.int64)
     # A part of few rows would cost an index more to set up than to search.
     step = max(_PART_PAIRS // metric.num_records, len(rows) // _MOST_PARTS, 1)
     if len(rows) <= step:
         return metric.nearest(None, k)
-    indices, distances = empty_links(len(rows), k)
+    links = LinkTable.empty(len(rows), k)
     for start in range(0, len(rows), step):
         part = metric.nearest(rows[start : start + step], k)
         done = min(start + step, len(rows))
-        indices[start:done], distances[start:done] = part.indices, part.distances
+        links.put(slice(start, done), part)
         observe(LinksMade(name=name, done=done, of=len(rows)))
-    return LinkTable(indices=indices, distances=distances)
+    return links
 
 
 def _write_lists(spec: LinkSpec, folder: Path, kept: CachedLinks) -> None:

@@ -15,29 +15,34 @@ none is missing or blank. So a pair is a candidate by its own two keys alone: te
 but functions of one row (:data:`FUNCTIONS`), and are written anew from what DuckDB's parser made of
 them, so that nothing else of a federation file is ever run.
 
-DuckDB joins, in memory: it reads no file and fetches nothing, and nothing of a key is written to a
-disk. Memory besides the tables: 9 bytes a row, record and rule, DuckDB's table of the records of
-about as much, and :data:`_CHUNK_CELLS` pairs (or one row of them) of about 100 bytes.
+DuckDB makes one number of each row's terms, in memory: it reads no file and fetches nothing, and
+nothing of a key is written to a disk. Equal numbers are joined by sorting. Memory besides the
+tables: 25 bytes a row, record and rule, and :data:`_CHUNK_CELLS` pairs (or one row of them) of
+about 100 bytes.
 """
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, UInt64
+from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import LinkTable, batches, eligible_ids, empty_links, fill_slots
-from securevfl.linkage.metrics.metric import Columns, KeyKind, KeyMetric
+from securevfl.linkage.links import LinkTable, RecordsByKey, batches, eligible_ids, nearest_pairs
+from securevfl.linkage.metrics.metric import Columns, ComparedKeys, KeyKind
 from securevfl.linkage.text import present_texts
 
 if TYPE_CHECKING:
     import duckdb
+
+Candidates = TypeVar("Candidates", bound="CandidatePairs")
+Own = TypeVar("Own", bound="PairwiseKeys")
 
 # Nearest keys among candidates: fewer pairs are compared, and some links are lost.
 
@@ -61,10 +66,17 @@ class Pairs:
     """Record of each pair; no pair occurs twice."""
 
 
-@runtime_checkable
-class CandidatePairs(Protocol):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CandidatePairs(ABC):
     """Which pairs are compared, decided by the keys of a pair alone."""
 
+    primary: Any
+    """What decides of the primary's keys."""
+
+    records: Any
+    """What decides of the secondary's."""
+
+    @abstractmethod
     def pairs(
         self,
         rows: Int64[np.ndarray, " chosen"] | None,
@@ -75,30 +87,14 @@ class CandidatePairs(Protocol):
         Runs of rows come in order, and are as long as memory for their pairs allows. Rows without
         a candidate may be left out.
         """
-        ...
 
-    def swapped(self) -> "CandidatePairs":
+    def swapped(self: Candidates) -> Candidates:
         """Return the same with the parties' roles exchanged: the very same pairs."""
-        ...
+        return replace(self, primary=self.records, records=self.primary)
 
     def figures(self) -> Mapping[str, Any]:
         """Return figures for the log besides :class:`BlockingQuality`."""
-        ...
-
-
-@runtime_checkable
-class PairwiseKeys(KeyMetric, Protocol):
-    """Keys that can be compared pair by pair."""
-
-    def distances(
-        self, rows: Int64[np.ndarray, " pairs"], records: Int64[np.ndarray, " pairs"]
-    ) -> Float64[np.ndarray, " pairs"]:
-        """Return the distance of each row to the record at its place, as :meth:`nearest` has it."""
-        ...
-
-    def swapped(self) -> "PairwiseKeys":
-        """Return the same with the parties' roles exchanged."""
-        ...
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,34 +119,25 @@ class BlockingQuality:
     reduction_ratio: float
     """Share of all pairs that were not compared."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
-        return asdict(self)
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairwiseKeys(ComparedKeys):
+    """Keys that can be compared pair by pair, and with candidates alone once they are blocked.
 
-class BlockedKeys:
-    """Keys that are compared with candidates alone; a row may have fewer than K links.
-
-    Make it with :func:`blocked_keys`.
+    A row of blocked keys may have fewer than K links.
     """
 
-    def __init__(
-        self, keys: PairwiseKeys, candidates: CandidatePairs, quality: BlockingQuality
-    ) -> None:
-        self.quality = quality
-        """What blocking loses; also of the swapped keys, as candidates are symmetric."""
-        self._keys = keys
-        self._candidates = candidates
+    candidates: CandidatePairs | None = None
+    """Which pairs are compared; None compares all."""
 
-    @property
-    def num_rows(self) -> int:
-        """Primary rows."""
-        return self._keys.num_rows
+    quality: BlockingQuality | None = None
+    """What blocking loses; also of the swapped keys, as candidates are symmetric."""
 
-    @property
-    def num_records(self) -> int:
-        """Records of the secondary."""
-        return self._keys.num_records
+    @abstractmethod
+    def distances(
+        self, rows: Int64[np.ndarray, " pairs"], records: Int64[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        """Return the distance of each row to the record at its place, as :meth:`nearest` has it."""
 
     def nearest(
         self,
@@ -159,79 +146,70 @@ class BlockedKeys:
         *,
         eligible: Bool[np.ndarray, " records"] | None = None,
     ) -> LinkTable:
-        """Link the chosen rows (None: all) to their ``k`` nearest eligible candidates."""
-        return _nearest_candidates(self._keys, self._candidates, rows, k, eligible=eligible)[0]
+        """Link as all metrics do; blocked keys, to their ``k`` nearest eligible candidates."""
+        if self.candidates is None:
+            return super().nearest(rows, k, eligible=eligible)
+        return self._nearest_among(self.candidates, rows, k, eligible=eligible)[0]
 
-    def swapped(self) -> "BlockedKeys":
+    def swapped(self: Own) -> Own:
         """Exchange the parties' roles."""
-        return BlockedKeys(self._keys.swapped(), self._candidates.swapped(), self.quality)
+        candidates = None if self.candidates is None else self.candidates.swapped()
+        return replace(self, primary=self.records, records=self.primary, candidates=candidates)
 
     def figures(self) -> Mapping[str, Any]:
         """Return what blocking lost and spared."""
-        return {"blocking": {**self.quality.as_json(), **self._candidates.figures()}}
+        if self.candidates is None or self.quality is None:
+            return {}
+        return {"blocking": {**asdict(self.quality), **self.candidates.figures()}}
 
-    def __repr__(self) -> str:
-        return f"BlockedKeys({self.num_rows} rows, {self.num_records} records, {self.quality})"
+    def blocked(
+        self: Own, candidates: CandidatePairs, k: int, *, rows_measured: int = _ROWS_MEASURED
+    ) -> Own:
+        """Return keys that are linked by candidates, and measure what that loses.
 
+        Args:
+            candidates: Which pairs are compared.
+            k: Links a row for which recall is measured.
+            rows_measured: Rows, evenly spread over the table, that are compared with every record.
 
-def blocked_keys(
-    keys: PairwiseKeys,
-    candidates: CandidatePairs,
-    k: int,
-    *,
-    rows_measured: int = _ROWS_MEASURED,
-) -> BlockedKeys:
-    """Link by candidates, and measure what that loses.
-
-    Args:
-        keys: Both parties' keys.
-        candidates: Which pairs of them are compared.
-        k: Links a row for which recall is measured.
-        rows_measured: Rows, evenly spread over the table, that are compared with every record.
-
-    Raises:
-        ConfigError: If ``rows_measured`` is below 1.
-        DataError: If there are fewer than ``k`` records.
-    """
-    checks.at_least(1, rows_measured=rows_measured)
-    chosen = np.unique(np.linspace(0, keys.num_rows - 1, rows_measured).astype(np.int64))
-    exact = keys.nearest(chosen, k)
-    found, pairs = _nearest_candidates(keys, candidates, chosen, k)
-    per_row = pairs / len(chosen)
-    quality = BlockingQuality(
-        rows_measured=len(chosen),
-        links_per_row=k,
-        recall_at_1=float((found.distances[:, 0] == exact.distances[:, 0]).mean()),
-        recall_at_k=float((found.distances <= exact.distances[:, -1:]).mean()),
-        candidates_per_row=per_row,
-        reduction_ratio=1 - per_row / keys.num_records,
-    )
-    return BlockedKeys(keys, candidates, quality)
-
-
-def _nearest_candidates(
-    keys: PairwiseKeys,
-    candidates: CandidatePairs,
-    rows: Int64[np.ndarray, " chosen"] | None,
-    k: int,
-    *,
-    eligible: Bool[np.ndarray, " records"] | None = None,
-) -> tuple[LinkTable, int]:
-    """Return the ``k`` nearest candidates of each row, and how many pairs were compared."""
-    eligible_ids(keys.num_records, k, eligible)
-    indices, distances = empty_links(keys.num_rows if rows is None else len(rows), k)
-    compared = 0
-    for pairs in candidates.pairs(rows, eligible):
-        place = pairs.start + pairs.row
-        apart = keys.distances(place if rows is None else rows[place], pairs.record)
-        order = np.lexsort((pairs.record, apart, pairs.row))
-        links = fill_slots(
-            pairs.end - pairs.start, k, pairs.row[order], pairs.record[order], apart[order]
+        Raises:
+            ConfigError: If ``rows_measured`` is below 1.
+            DataError: If there are fewer than ``k`` records.
+        """
+        checks.at_least(1, rows_measured=rows_measured)
+        chosen = np.unique(np.linspace(0, self.num_rows - 1, rows_measured).astype(np.int64))
+        exact = self.nearest(chosen, k)
+        found, pairs = self._nearest_among(candidates, chosen, k)
+        per_row = pairs / len(chosen)
+        quality = BlockingQuality(
+            rows_measured=len(chosen),
+            links_per_row=k,
+            recall_at_1=float((found.distances[:, 0] == exact.distances[:, 0]).mean()),
+            recall_at_k=float((found.distances <= exact.distances[:, -1:]).mean()),
+            candidates_per_row=per_row,
+            reduction_ratio=1 - per_row / self.num_records,
         )
-        indices[pairs.start : pairs.end] = links.indices
-        distances[pairs.start : pairs.end] = links.distances
-        compared += len(apart)
-    return LinkTable(indices=indices, distances=distances), compared
+        return replace(self, candidates=candidates, quality=quality)
+
+    def _nearest_among(
+        self,
+        candidates: CandidatePairs,
+        rows: Int64[np.ndarray, " chosen"] | None,
+        k: int,
+        *,
+        eligible: Bool[np.ndarray, " records"] | None = None,
+    ) -> tuple[LinkTable, int]:
+        """Return the ``k`` nearest candidates of each row, and how many pairs were compared."""
+        eligible_ids(self.num_records, k, eligible)
+        found = LinkTable.empty(self.num_rows if rows is None else len(rows), k)
+        compared = 0
+        for pairs in candidates.pairs(rows, eligible):
+            place = pairs.start + pairs.row
+            apart = self.distances(place if rows is None else rows[place], pairs.record)
+            links = nearest_pairs(pairs.end - pairs.start, k, pairs.row, pairs.record, apart)
+            found.put(slice(pairs.start, pairs.end), links)
+            compared += len(apart)
+        return found, compared
 
 
 # Candidates by written rules over key columns: a join, in time that grows with what it finds.
@@ -322,61 +300,40 @@ class BlockingRules:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _RuleValues:
-    """One number for each row and rule; equal numbers are equal values of all of its terms."""
+def _rule_values(
+    rules: BlockingRules, columns: Columns, *, whose: str
+) -> list["np.ma.MaskedArray[Any, Any]"]:
+    """Return a number for each row by every rule: equal for equal values of all of its terms."""
+    import duckdb
+    import pyarrow as pa  # slow to load; reading a table has loaded it
 
-    values: UInt64[np.ndarray, "rules rows"]
-    missing: Bool[np.ndarray, "rules rows"]
-
-    @classmethod
-    def of(cls, rules: BlockingRules, columns: Columns, *, whose: str) -> "_RuleValues":
-        import duckdb
-        import pyarrow as pa  # slow to load; reading a table has loaded it
-
-        arrays = [
-            pa.array(present_texts(columns[name], whose=whose), pa.string())
-            if kind == "text"
-            else pa.array(columns[name], pa.float64(), from_pandas=True)
-            for name, kind in rules.kinds.items()
-        ]
-        table = pa.table(arrays, names=[f"c{i}" for i in range(len(arrays))])
-        query = f"select {rules.keys} from columns"  # noqa: S608 - terms are written anew
-        with _database() as database:
-            database.register("columns", table)
-            try:
-                found = database.execute(query).fetchnumpy()
-            except duckdb.Error as error:
-                raise DataError(f"keys of {whose}: linkage.blocking: {_reason(error)}") from None
-        parts = [np.ma.asarray(found[f"k{rule}"]) for rule in range(len(rules.terms))]
-        return cls(
-            values=np.stack([part.filled(0).astype(np.uint64) for part in parts]),
-            missing=np.stack([np.ma.getmaskarray(part) for part in parts]),
-        )
-
-    def table(self, rows: np.ndarray | slice, numbers: np.ndarray) -> Any:
-        """Return the chosen rows as a table for DuckDB, numbered as given."""
-        import pyarrow as pa
-
-        arrays = [pa.array(numbers, pa.int64())] + [
-            pa.array(values[rows], pa.uint64(), mask=missing[rows])
-            for values, missing in zip(self.values, self.missing, strict=True)
-        ]
-        return pa.table(arrays, names=["number", *(f"k{i}" for i in range(len(self.values)))])
+    arrays = [
+        pa.array(present_texts(columns[name], whose=whose), pa.string())
+        if kind == "text"
+        else pa.array(columns[name], pa.float64(), from_pandas=True)
+        for name, kind in rules.kinds.items()
+    ]
+    table = pa.table(arrays, names=[f"c{i}" for i in range(len(arrays))])
+    query = f"select {rules.keys} from columns"  # noqa: S608 - terms are written anew
+    with _database() as database:
+        database.register("columns", table)
+        try:
+            found = database.execute(query).fetchnumpy()
+        except duckdb.Error as error:
+            raise DataError(f"keys of {whose}: linkage.blocking: {_reason(error)}") from None
+    return [np.ma.asarray(found[f"k{rule}"], np.uint64) for rule in range(len(rules.terms))]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RuleCandidates:
-    """Pairs of a row and a record that keep one of the rules. Make it with :meth:`of`."""
+class RuleCandidates(CandidatePairs):
+    """Pairs of a row and a record that keep one of the rules. Make it with :meth:`of`.
+
+    ``primary`` and ``records`` have an array for each rule: a number a row, masked where a term is
+    missing or blank.
+    """
 
     rules: BlockingRules
     """Which pairs are compared."""
-
-    primary: _RuleValues
-    """What the rules make of the primary's keys."""
-
-    records: _RuleValues
-    """What they make of the secondary's."""
 
     @classmethod
     def of(cls, rules: BlockingRules, primary: Columns, records: Columns) -> "RuleCandidates":
@@ -392,8 +349,8 @@ class RuleCandidates:
         """
         return cls(
             rules=rules,
-            primary=_RuleValues.of(rules, primary, whose="the primary"),
-            records=_RuleValues.of(rules, records, whose="the secondary"),
+            primary=_rule_values(rules, primary, whose="the primary"),
+            records=_rule_values(rules, records, whose="the secondary"),
         )
 
     def pairs(
@@ -402,70 +359,47 @@ class RuleCandidates:
         eligible: Bool[np.ndarray, " records"] | None,
     ) -> Iterator[Pairs]:
         """Yield candidates; see :class:`~securevfl.linkage.blocking_rules.CandidatePairs`."""
-        database = self._all_records if eligible is None else self._loaded(eligible)
-        most = self._most_pairs if rows is None else self._most_pairs[rows]
-        each = " union ".join(
-            f"select a.number as place, r.number as record from asked a join records r using (k{i})"  # noqa: S608
-            for i in range(len(self.rules.terms))
-        )
+        among = self._all_records if eligible is None else self._sorted(eligible)
+        spans = self._spans(among, rows)
+        records = len(self.records[0])
+        # A pair may come of several rules.
+        most = np.sum([count for _, count in spans], axis=0)
         for start, end in batches(most, _CHUNK_CELLS):
-            part = slice(start, end) if rows is None else rows[start:end]
-            asked = self.primary.table(part, np.arange(end - start, dtype=np.int64))
-            database.register("asked_rows", asked)
-            # DuckDB knows the size of its own tables, and looks the larger one up by the smaller.
-            database.execute("create or replace table asked as from asked_rows")
-            found = database.execute(each).fetchnumpy()
-            database.unregister("asked_rows")
-            yield Pairs(
-                start=start,
-                end=end,
-                row=np.asarray(found["place"]),
-                record=np.asarray(found["record"]),
-            )
-
-    def swapped(self) -> "RuleCandidates":
-        """Exchange the parties' roles."""
-        return replace(self, primary=self.records, records=self.primary)
+            found = [
+                by_value.pairs(first[start:end], count[start:end])
+                for by_value, (first, count) in zip(among, spans, strict=True)
+            ]
+            pairs = np.unique(np.concatenate([row * records + record for row, record in found]))
+            row, record = np.divmod(pairs, records)
+            yield Pairs(start=start, end=end, row=row, record=record)
 
     def figures(self) -> Mapping[str, Any]:
         """Return how many pairs each rule alone finds."""
-        found = self._pairs_by_rule.sum(axis=1).tolist()
+        found = [int(count.sum()) for _, count in self._spans(self._all_records, None)]
         return {"pairs_by_rule": dict(zip(self.rules.written, found, strict=True))}
 
     @cached_property
-    def _all_records(self) -> "duckdb.DuckDBPyConnection":
-        return self._loaded(None)
+    def _all_records(self) -> list[RecordsByKey]:
+        """Kept because rows are often linked part by part."""
+        return self._sorted(np.ones(len(self.records[0]), dtype=np.bool_))
 
-    def _loaded(self, eligible: Bool[np.ndarray, " records"] | None) -> "duckdb.DuckDBPyConnection":
-        """Return a database of the eligible records (None: all)."""
-        ids = np.arange(self.records.values.shape[1], dtype=np.int64)
-        if eligible is not None:
-            ids = ids[eligible]
-        database = _database()
-        database.register("given", self.records.table(ids, ids))
-        database.execute("create table records as from given")
-        database.unregister("given")
-        return database
+    def _sorted(self, eligible: Bool[np.ndarray, " records"]) -> list[RecordsByKey]:
+        """Return the eligible records by the values of each rule."""
+        return [
+            RecordsByKey.of(values.data, np.flatnonzero(eligible & ~np.ma.getmaskarray(values)))
+            for values in self.records
+        ]
 
-    @cached_property
-    def _pairs_by_rule(self) -> Int64[np.ndarray, "rules rows"]:
-        """How many records each rule gives each row."""
-        counts = np.zeros(self.primary.values.shape, dtype=np.int64)
-        for rule, (values, missing) in enumerate(
-            zip(self.records.values, self.records.missing, strict=True)
-        ):
-            there, number = np.unique(values[~missing], return_counts=True)
-            mine = self.primary.values[rule]
-            place = np.minimum(np.searchsorted(there, mine), max(len(there) - 1, 0))
-            if len(there):
-                counts[rule] = np.where(there[place] == mine, number[place], 0)
-            counts[rule, self.primary.missing[rule]] = 0
-        return counts
-
-    @cached_property
-    def _most_pairs(self) -> Int64[np.ndarray, " rows"]:
-        """The most pairs of each row: some may come of several rules."""
-        return self._pairs_by_rule.sum(axis=0)
+    def _spans(
+        self, among: Sequence[RecordsByKey], rows: Int64[np.ndarray, " chosen"] | None
+    ) -> list[tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]]:
+        """Return, for each rule, where the chosen rows' records begin, and how many there are."""
+        found = []
+        for by_value, values in zip(among, self.primary, strict=True):
+            mine = values if rows is None else values[rows]
+            first, count = by_value.spans(mine.data)
+            found.append((first, np.where(np.ma.getmaskarray(mine), 0, count)))
+        return found
 
 
 _TYPES: Final[Mapping[KeyKind, str]] = {"text": "varchar", "number": "double"}

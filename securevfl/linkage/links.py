@@ -43,6 +43,14 @@ class LinkTable:
                 f"must be matrices of one shape"
             )
 
+    @classmethod
+    def empty(cls, rows: int, links: int) -> "LinkTable":
+        """Return a table without links, to write into."""
+        return cls(
+            indices=np.full((rows, links), NO_RECORD, dtype=np.int64),
+            distances=np.full((rows, links), np.inf, dtype=np.float64),
+        )
+
     @property
     def num_rows(self) -> int:
         """Primary rows."""
@@ -77,7 +85,7 @@ class LinkTable:
             ranked = self if rows is None else self.take(rows)
             return LinkTable(indices=ranked.indices[:, :k], distances=ranked.distances[:, :k])
         chosen = np.arange(self.num_rows, dtype=np.int64) if rows is None else rows
-        indices, distances = empty_links(len(chosen), k)
+        links = LinkTable.empty(len(chosen), k)
         step = max(1, _FILTERED_CELLS // self.num_links)
         for start in range(0, len(chosen), step):
             part = self.take(chosen[start : start + step])
@@ -86,9 +94,21 @@ class LinkTable:
             near = fill_slots(
                 part.num_rows, k, row, part.indices[row, column], part.distances[row, column]
             )
-            indices[start : start + step] = near.indices
-            distances[start : start + step] = near.distances
-        return LinkTable(indices=indices, distances=distances)
+            links.put(slice(start, start + step), near)
+        return links
+
+    def put(
+        self,
+        rows: "slice | Int64[np.ndarray, ' some'] | Bool[np.ndarray, ' all']",
+        links: "LinkTable",
+    ) -> None:
+        """Write the links of some rows, in place."""
+        self.indices[rows], self.distances[rows] = links.indices, links.distances
+
+    def numbered(self, ids: Int64[np.ndarray, " chosen"]) -> "LinkTable":
+        """Return the table of records that have these numbers instead of 0, 1, ..."""
+        records = np.where(self.present, ids[np.where(self.present, self.indices, 0)], NO_RECORD)
+        return LinkTable(indices=records, distances=self.distances)
 
     def without_distances(self) -> "LinkTable":
         """Return the same links with each distance replaced by its place, from 0."""
@@ -114,14 +134,6 @@ class LinkTable:
         return f"LinkTable({self.num_rows} rows, {self.num_links} links each)"
 
 
-def empty_links(rows: int, links: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices and distances of ``rows`` rows without a link, to be filled in."""
-    return (
-        np.full((rows, links), NO_RECORD, dtype=np.int64),
-        np.full((rows, links), np.inf, dtype=np.float64),
-    )
-
-
 def fill_slots(
     rows: int,
     links: int,
@@ -133,13 +145,59 @@ def fill_slots(
     counts = np.bincount(row, minlength=rows)
     slot = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     kept = slot < links
-    indices, distances = empty_links(rows, links)
-    indices[row[kept], slot[kept]] = record[kept]
-    distances[row[kept], slot[kept]] = distance[kept]
-    return LinkTable(indices=indices, distances=distances)
+    table = LinkTable.empty(rows, links)
+    table.indices[row[kept], slot[kept]] = record[kept]
+    table.distances[row[kept], slot[kept]] = distance[kept]
+    return table
 
 
 # Which of the primary's rows are aligned: linked to a record, at every secondary.
+
+
+def nearest_pairs(
+    rows: int,
+    k: int,
+    row: Int64[np.ndarray, " pairs"],
+    record: Int64[np.ndarray, " pairs"],
+    distance: Float64[np.ndarray, " pairs"],
+) -> LinkTable:
+    """Return the ``k`` nearest of each row's pairs, whose order does not matter."""
+    order = np.lexsort((record, distance, row))
+    return fill_slots(rows, k, row[order], record[order], distance[order])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RecordsByKey:
+    """Records in the order of their keys, to find those of equal keys."""
+
+    keys: Shaped[np.ndarray, " records"]
+    """One number a record, ascending."""
+
+    ids: Int64[np.ndarray, " records"]
+    """Record numbers, ascending among equal keys."""
+
+    @classmethod
+    def of(
+        cls, keys: Shaped[np.ndarray, " all_records"], ids: Int64[np.ndarray, " records"]
+    ) -> "RecordsByKey":
+        """Sort the records with these numbers, which ascend."""
+        ids = ids[np.argsort(keys[ids], kind="stable")]
+        return cls(keys=keys[ids], ids=ids)
+
+    def spans(
+        self, keys: Shaped[np.ndarray, " rows"]
+    ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
+        """Return where the records of each row's key begin, and how many there are."""
+        first = np.searchsorted(self.keys, keys, side="left")
+        return first, np.searchsorted(self.keys, keys, side="right") - first
+
+    def pairs(
+        self, first: Int64[np.ndarray, " rows"], count: Int64[np.ndarray, " rows"]
+    ) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
+        """Return row and record of every pair of these spans, row by row."""
+        row = np.repeat(np.arange(len(count)), count)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        return row, self.ids[np.repeat(first, count) + place]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -197,6 +255,13 @@ class Alignment:
 # Candidates that are sorted together, each taking about 60 bytes meanwhile.
 _SORTED_CELLS: Final = 2**20
 
+# A tree's distance and the canonical one differ by a few roundings, far below this fraction.
+_RELATIVE_SLACK: Final = 1e-9
+
+# Squares below 1e-300 lose their precision, so distances below 1e-150 may come out equal.
+_ABSOLUTE_SLACK: Final = 1e-150
+
+
 DistanceBlock = Callable[[int, int], Shaped[np.ndarray, "chunk records"]]
 """Distances of the primary rows from a start to an end, to all eligible records."""
 
@@ -221,16 +286,13 @@ def nearest_by_block(
     Returns:
         Links, ascending by (distance, record number).
     """
-    indices, distances = empty_links(rows, k)
+    links = LinkTable.empty(rows, k)
     if len(ids):
         step = max(1, chunk_cells // len(ids))
         for start in range(0, rows, step):
             end = min(start + step, rows)
-            near = nearest_in_block(block(start, end), k)
-            columns = np.where(near.present, near.indices, 0)
-            indices[start:end] = np.where(near.present, ids[columns], near.indices)
-            distances[start:end] = near.distances
-    return LinkTable(indices=indices, distances=distances)
+            links.put(slice(start, end), nearest_in_block(block(start, end), k).numbered(ids))
+    return links
 
 
 def nearest_in_block(block: Shaped[np.ndarray, "chunk records"], k: int) -> LinkTable:
@@ -240,16 +302,69 @@ def nearest_in_block(block: Shaped[np.ndarray, "chunk records"], k: int) -> Link
     together, however many distances tie.
     """
     rows, records = block.shape
-    indices, distances = empty_links(rows, k)
+    links = LinkTable.empty(rows, k)
     # Everything up to the k-th distance is sorted; ties beyond the k-th fall off the end.
     near = block <= _kth_smallest(block, k) if k < records else np.ones(block.shape, np.bool_)
     for start, end in batches(np.count_nonzero(near, axis=1), _SORTED_CELLS):
         row, column = np.divmod(np.flatnonzero(near[start:end]), records)
         distance = block[start + row, column].astype(np.float64)
-        order = np.lexsort((column, distance, row))
-        links = fill_slots(end - start, k, row[order], column[order], distance[order])
-        indices[start:end], distances[start:end] = links.indices, links.distances
-    return LinkTable(indices=indices, distances=distances)
+        links.put(slice(start, end), nearest_pairs(end - start, k, row, column, distance))
+    return links
+
+
+def write_nearest(
+    links: LinkTable,
+    rows: Int64[np.ndarray, " chosen"],
+    ids: Int64[np.ndarray, " eligible"],
+    search: Callable[[np.ndarray, int], tuple[Any, Any]],
+    measure: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+    *,
+    width: int,
+    chunk_cells: int,
+) -> None:
+    """Write the exact links of some rows, with an index that breaks ties as it likes.
+
+    Args:
+        links: Where they are written.
+        rows: Rows that are searched for.
+        ids: Record numbers of what the index holds, ascending; at least one.
+        search: Returns distances and positions in the index of so many nearest, a line each of
+            some rows; distances ascend and are off by less than a rounding or two.
+        measure: Returns the exact distances of some rows to positions, given those of ``search``.
+        width: How many are asked for at first.
+        chunk_cells: Most candidates (rows times width) that are looked at together.
+    """
+    wanted, count = min(links.num_links, len(ids)), len(ids)
+    width = min(width, count)
+    while len(rows):
+        undecided = []
+        step = max(1, chunk_cells // width)
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            found, position = map(np.asarray, search(some, width))
+            # If the last candidate is as far as the k-th, others as far may be still outside.
+            limit = found[:, wanted - 1] * (1 + _RELATIVE_SLACK) + _ABSOLUTE_SLACK
+            decided = (found[:, -1] > limit) | (width == count)
+            undecided.append(some[~decided])
+            some, position = some[decided], position[decided]
+            exact = measure(some, position, found[decided])
+            _put_in_order(position, exact)
+            links.indices[some, :wanted] = ids[position[:, :wanted]]
+            links.distances[some, :wanted] = exact[:, :wanted]
+        rows = np.concatenate(undecided)
+        width = min(2 * width, count)
+
+
+def _put_in_order(
+    position: Int64[np.ndarray, "rows width"], exact: Shaped[np.ndarray, "rows width"]
+) -> None:
+    """Sort candidates by (distance, position), in place."""
+    # Most rows come in order from an index; sorting all of them would cost as much as it.
+    unsorted = np.flatnonzero((exact[:, 1:] <= exact[:, :-1]).any(axis=1))
+    # Positions ascend with record numbers, so they break ties the same way.
+    order = np.lexsort((position[unsorted], exact[unsorted]), axis=1)
+    position[unsorted] = np.take_along_axis(position[unsorted], order, axis=1)
+    exact[unsorted] = np.take_along_axis(exact[unsorted], order, axis=1)
 
 
 def batches(sizes: Int64[np.ndarray, " rows"], most: int) -> Iterator[tuple[int, int]]:

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core import checks
 from securevfl.linkage.links import LinkTable, eligible_ids, fill_slots
-from securevfl.linkage.metrics.metric import KeyMetric
+from securevfl.linkage.metrics.metric import ComparedKeys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -95,7 +95,7 @@ class EligiblePairs:
         return replace(self, distances=places.astype(np.float64))
 
 
-def eligible_pairs(metric: KeyMetric, *, cap: int) -> EligiblePairs:
+def eligible_pairs(metric: ComparedKeys, *, cap: int) -> EligiblePairs:
     """Let every record pick its ``cap`` nearest primary rows, by (distance, row number).
 
     Every row may then keep its nearest of the records that picked it (:meth:`EligiblePairs.links`).
@@ -196,7 +196,7 @@ class RoundLinker:
 
     def __init__(
         self,
-        metric: KeyMetric,
+        metric: ComparedKeys,
         k: int,
         *,
         rate: float,
@@ -263,9 +263,7 @@ class RoundLinker:
             short = np.flatnonzero(~links.present[:, -1])
             if len(short):
                 self.redone += len(short)
-                again = self._metric.nearest(rows[short], self._k, eligible=sample)
-                links.indices[short] = again.indices
-                links.distances[short] = again.distances
+                links.put(short, self._metric.nearest(rows[short], self._k, eligible=sample))
         return links
 
 

@@ -16,7 +16,7 @@ from rapidfuzz.distance import JaroWinkler as Scorer
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.lab.links_alone import study_links
-from securevfl.linkage.links import LinkTable, eligible_ids, nearest_by_block
+from securevfl.linkage.links import LinkTable, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys, KeyKind, Keys, KeySpec, Metric
 from securevfl.linkage.stage.linking import METRICS
 from securevfl.linkage.text import checked_texts, joined_texts
@@ -26,18 +26,14 @@ from securevfl.linkage.text import checked_texts, joined_texts
 class JaroWinklerKeys(ComparedKeys):
     """Texts whose first letters matter most."""
 
-    def nearest(
-        self, rows: np.ndarray | None, k: int, *, eligible: np.ndarray | None = None
-    ) -> LinkTable:
+    def nearest_of(self, keys: list[str], ids: np.ndarray, k: int) -> LinkTable:
         """Link by all distances, in blocks that fit into memory."""
-        texts = self.primary if rows is None else [self.primary[row] for row in rows]
-        ids = eligible_ids(self.num_records, k, eligible)
         chosen = [self.records[record] for record in ids]
 
         def block(start: int, end: int) -> np.ndarray:
-            return process.cdist(texts[start:end], chosen, scorer=Scorer.distance, dtype=np.float64)
+            return process.cdist(keys[start:end], chosen, scorer=Scorer.distance, dtype=np.float64)
 
-        return nearest_by_block(block, rows=len(texts), ids=ids, k=k, chunk_cells=2**22)
+        return nearest_by_block(block, rows=len(keys), ids=ids, k=k, chunk_cells=2**22)
 
 
 class JaroWinkler(Metric):

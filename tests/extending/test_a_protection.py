@@ -18,7 +18,7 @@ from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import LinkTable, eligible_ids, nearest_by_block
+from securevfl.linkage.links import LinkTable, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys
 from securevfl.linkage.protections.hashes import ByCodes
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
@@ -31,18 +31,14 @@ from securevfl.linkage.text import joined_texts, normalise_text
 class EqualCodes(ComparedKeys):
     """Codes that are equal or have nothing in common."""
 
-    def nearest(
-        self, rows: np.ndarray | None, k: int, *, eligible: np.ndarray | None = None
-    ) -> LinkTable:
+    def nearest_of(self, keys: np.ndarray, ids: np.ndarray, k: int) -> LinkTable:
         """Link each row to records of the very same code, and to no other."""
-        codes = self.primary if rows is None else self.primary[rows]
-        ids = eligible_ids(self.num_records, k, eligible)
         theirs = self.records[ids]
 
         def block(start: int, end: int) -> np.ndarray:
-            return (codes[start:end, None] != theirs[None]).any(axis=2).astype(np.float64)
+            return (keys[start:end, None] != theirs[None]).any(axis=2).astype(np.float64)
 
-        return nearest_by_block(block, rows=len(codes), ids=ids, k=k, chunk_cells=2**20).within(0)
+        return nearest_by_block(block, rows=len(keys), ids=ids, k=k, chunk_cells=2**20).within(0)
 
 
 class SortedWords(ByCodes):

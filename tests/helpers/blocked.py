@@ -3,13 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from securevfl.linkage.blocking_rules import (
-    BlockedKeys,
-    BlockingRules,
-    RuleCandidates,
-    blocked_keys,
-)
-from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys
+from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates
+from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys, gram_matrix
 from securevfl.linkage.text import joined_texts
 
 
@@ -21,12 +16,14 @@ def by_grams(
     q: int = 3,
     least_overlap: float = 0.2,
     **measuring: Any,
-) -> BlockedKeys:
-    keys = TextKeys(primary=rows, records=records)
-    candidates = QGramCandidates.of(
-        keys.normal_primary, keys.normal_records, q=q, least_overlap=least_overlap
+) -> TextKeys:
+    keys = TextKeys.of(rows, records)
+    candidates = QGramCandidates(
+        primary=gram_matrix(keys.primary, q),
+        records=gram_matrix(keys.records, q),
+        least_overlap=least_overlap,
     )
-    return blocked_keys(keys, candidates, k, **measuring)
+    return keys.blocked(candidates, k, **measuring)
 
 
 def by_rules(
@@ -34,7 +31,7 @@ def by_rules(
     records: dict[str, list[str | None]],
     rules: Sequence[str],
     k: int,
-) -> BlockedKeys:
-    keys = TextKeys(primary=joined_texts(primary), records=joined_texts(records))
+) -> TextKeys:
+    keys = TextKeys.of(joined_texts(primary), joined_texts(records))
     parsed = BlockingRules.parse(rules, dict.fromkeys(primary, "text"))
-    return blocked_keys(keys, RuleCandidates.of(parsed, primary, records), k)
+    return keys.blocked(RuleCandidates.of(parsed, primary, records), k)

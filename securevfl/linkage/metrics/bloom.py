@@ -31,14 +31,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8, UInt16, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import LinkTable, eligible_ids, empty_links, nearest_by_block
+from securevfl.linkage.links import LinkTable, nearest_by_block, write_nearest
 from securevfl.linkage.metrics.metric import (
     ComparedKeys,
     KeyKind,
@@ -472,16 +472,34 @@ class CodeKeys(ComparedKeys):
     backend: Backend = "auto"
     """``auto`` takes faiss where it is installed."""
 
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
+    def __post_init__(self) -> None:
+        checks.one_of(get_args(Backend), backend=self.backend)
+        if 0 in self.primary.shape or 0 in self.records.shape:
+            raise DataError("codes: a table is empty")
+        if self.primary.shape[1] != self.records.shape[1]:
+            raise DataError(
+                f"codes: the primary's have {8 * self.primary.shape[1]} bits, the secondary's "
+                f"{8 * self.records.shape[1]}; both must encode the same way"
+            )
+        if 8 * self.primary.shape[1] > _MOST_BITS:
+            raise DataError(f"codes: have more than {_MOST_BITS} bits")
+
+    def nearest_of(
+        self, keys: UInt8[np.ndarray, "rows code_bytes"], ids: Int64[np.ndarray, " chosen"], k: int
     ) -> LinkTable:
-        """Link as :func:`nearest_codes` does."""
-        codes = self.primary if rows is None else self.primary[rows]
-        return nearest_codes(codes, self.records, k, eligible=eligible, backend=self.backend)
+        """Link each row to the ``k`` records whose codes differ in the fewest bits.
+
+        Raises:
+            ConfigError: If faiss is asked for and not installed.
+        """
+        if _takes_faiss(self.backend):
+            return _by_faiss(keys, self.records[ids], ids, k)
+        mine, theirs = _words(keys), np.ascontiguousarray(_words(self.records[ids]).T)
+
+        def block(start: int, end: int) -> UInt16[np.ndarray, "chunk records"]:
+            return _distances(mine[start:end], theirs)
+
+        return nearest_by_block(block, rows=len(keys), ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
 
     def figures(self) -> Mapping[str, Any]:
         """Return what searches."""
@@ -598,51 +616,6 @@ def code_bytes(spec: KeySpec) -> int:
     return sum(code.bits for code in key_codes(spec).values()) // 8
 
 
-def nearest_codes(
-    primary_codes: UInt8[np.ndarray, "rows code_bytes"],
-    record_codes: UInt8[np.ndarray, "records other_bytes"],
-    k: int,
-    *,
-    eligible: Bool[np.ndarray, " records"] | None = None,
-    backend: Backend = "auto",
-) -> LinkTable:
-    """Link every primary row to the ``k`` records whose codes differ in the fewest bits.
-
-    Args:
-        primary_codes: Packed bits, one code a primary row.
-        record_codes: Packed bits, one code a record, of the same length.
-        k: Links a row, at most the number of records.
-        eligible: Records that may be linked (a round's sample); None allows all.
-        backend: ``auto`` takes faiss where it is installed.
-
-    Returns:
-        Exact links, distances in bits, ascending by (distance, record number).
-
-    Raises:
-        ConfigError: If faiss is asked for and not installed, or an argument is out of range.
-        DataError: If a table is empty, the lengths differ, or ``k`` exceeds the records.
-    """
-    checks.one_of(("auto", "faiss", "numpy"), backend=backend)
-    if 0 in primary_codes.shape or 0 in record_codes.shape:
-        raise DataError("codes: a table is empty")
-    if primary_codes.shape[1] != record_codes.shape[1]:
-        raise DataError(
-            f"codes: the primary's have {8 * primary_codes.shape[1]} bits, the secondary's "
-            f"{8 * record_codes.shape[1]}; both must encode the same way"
-        )
-    if 8 * primary_codes.shape[1] > _MOST_BITS:
-        raise DataError(f"codes: have more than {_MOST_BITS} bits")
-    ids = eligible_ids(len(record_codes), k, eligible)
-    if _takes_faiss(backend):
-        return _by_faiss(primary_codes, record_codes, ids, k)
-    mine, theirs = _words(primary_codes), np.ascontiguousarray(_words(record_codes[ids]).T)
-
-    def block(start: int, end: int) -> UInt16[np.ndarray, "chunk records"]:
-        return _distances(mine[start:end], theirs)
-
-    return nearest_by_block(block, rows=len(primary_codes), ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
-
-
 def _distances(
     rows: UInt64[np.ndarray, "chunk words"], records: UInt64[np.ndarray, "words records"]
 ) -> UInt16[np.ndarray, "chunk records"]:
@@ -667,36 +640,27 @@ def _words(codes: UInt8[np.ndarray, "rows code_bytes"]) -> UInt64[np.ndarray, "r
 
 
 def _by_faiss(
-    primary_codes: UInt8[np.ndarray, "rows code_bytes"],
-    record_codes: UInt8[np.ndarray, "records code_bytes"],
+    rows: UInt8[np.ndarray, "rows code_bytes"],
+    records: UInt8[np.ndarray, "chosen code_bytes"],
     ids: Int64[np.ndarray, " chosen"],
     k: int,
 ) -> LinkTable:
-    indices, distances = empty_links(len(primary_codes), k)
+    links = LinkTable.empty(len(rows), k)
     if not len(ids):
-        return LinkTable(indices=indices, distances=distances)
-    index = _faiss().IndexBinaryFlat(8 * record_codes.shape[1])
-    index.add(np.ascontiguousarray(record_codes[ids]))
-    wanted = min(k, len(ids))
-    # Whole-number distances tie often, so a first look goes well beyond the k-th.
-    width = min(2 * wanted + 1, len(ids))
-    pending = np.arange(len(primary_codes))
-    while len(pending):
-        undecided = []
-        step = max(1, _FAISS_CELLS // width)
-        for start in range(0, len(pending), step):
-            rows = pending[start : start + step]
-            found, position = index.search(np.ascontiguousarray(primary_codes[rows]), width)
-            # faiss keeps any of equally far records, so all of them must be inside.
-            decided = (found[:, -1] > found[:, wanted - 1]) | (width == len(ids))
-            undecided.append(rows[~decided])
-            rows, found, position = rows[decided], found[decided], position[decided]
-            order = np.lexsort((position, found), axis=1)[:, :wanted]
-            indices[rows, :wanted] = ids[np.take_along_axis(position, order, axis=1)]
-            distances[rows, :wanted] = np.take_along_axis(found, order, axis=1)
-        pending = np.concatenate(undecided)
-        width = min(2 * width, len(ids))
-    return LinkTable(indices=indices, distances=distances)
+        return links
+    index = _faiss().IndexBinaryFlat(8 * records.shape[1])
+    index.add(np.ascontiguousarray(records))
+    write_nearest(
+        links,
+        np.arange(len(rows)),
+        ids,
+        lambda some, width: index.search(np.ascontiguousarray(rows[some]), width),
+        lambda _some, _position, found: found,
+        # Whole-number distances tie often, so a first look goes well beyond the k-th.
+        width=2 * k + 1,
+        chunk_cells=_FAISS_CELLS,
+    )
+    return links
 
 
 def _takes_faiss(backend: Backend) -> bool:

@@ -2,8 +2,8 @@
 
 All dimensions share one step, so that the distance of quantised keys is the Euclidean one, rounded.
 
-Caps, samples and quality figures are written against :class:`KeyMetric`, so each of them works with
-coordinates, texts, mixed fields and encoded keys alike.
+Caps, samples and quality figures are written against :class:`ComparedKeys`, so each of them works
+with coordinates, texts, mixed fields and encoded keys alike.
 """
 
 import math
@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import LinkTable, eligible_ids
 from securevfl.linkage.text import Spelling
 
 # Numeric keys as whole numbers of 16 bits, as cryptographic linkage needs them.
@@ -127,42 +127,9 @@ class Field:
             checks.positive(scale=self.scale)
 
 
-@runtime_checkable
-class KeyMetric(Protocol):
-    """Two parties' keys and a symmetric distance between them."""
-
-    @property
-    def num_rows(self) -> int:
-        """Primary rows."""
-        ...
-
-    @property
-    def num_records(self) -> int:
-        """Records of the secondary."""
-        ...
-
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
-    ) -> LinkTable:
-        """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
-        ...
-
-    def swapped(self) -> "KeyMetric":
-        """Return the same with the parties' roles exchanged: records link to rows."""
-        ...
-
-    def figures(self) -> Mapping[str, Any]:
-        """Return figures for the log on how keys were compared."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ComparedKeys(ABC):
-    """A :class:`KeyMetric` of two tables of keys; a subclass says how rows are linked."""
+    """Two parties' keys and a symmetric distance; a subclass says which records are nearest."""
 
     primary: Any
     """The primary's keys, one a row."""
@@ -180,7 +147,6 @@ class ComparedKeys(ABC):
         """Records of the secondary."""
         return len(self.records)
 
-    @abstractmethod
     def nearest(
         self,
         rows: Int64[np.ndarray, " chosen"] | None,
@@ -188,7 +154,24 @@ class ComparedKeys(ABC):
         *,
         eligible: Bool[np.ndarray, " records"] | None = None,
     ) -> LinkTable:
-        """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
+        """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly.
+
+        Returns:
+            Links, ascending by (distance, record number). Rows are left with fewer than ``k`` if
+            fewer records are eligible (None: all are).
+
+        Raises:
+            ConfigError: If ``k`` is below 1, or ``eligible`` has another length.
+            DataError: If there are fewer than ``k`` records.
+        """
+        ids, keys = eligible_ids(self.num_records, k, eligible), self.primary
+        if rows is not None:
+            keys = [keys[row] for row in rows] if isinstance(keys, list) else keys[rows]
+        return self.nearest_of(keys, ids, k)
+
+    @abstractmethod
+    def nearest_of(self, keys: Any, ids: Int64[np.ndarray, " chosen"], k: int) -> LinkTable:
+        """Link each of some rows' keys to the ``k`` nearest of the records with these numbers."""
 
     def swapped(self: Own) -> Own:
         """Exchange the parties' roles."""
@@ -272,7 +255,7 @@ class Metric(ABC):
     @abstractmethod
     def compare(
         self, spec: "KeySpec", primary: Keys, records: Keys, *, neighbours: int
-    ) -> KeyMetric:
+    ) -> ComparedKeys:
         """Return two parties' keys with the distance between them.
 
         Args:

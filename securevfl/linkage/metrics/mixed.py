@@ -7,26 +7,17 @@ distances, and three times as much for one field's similarities, besides the mem
 (:func:`~securevfl.linkage.links.nearest_in_block`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64, Shaped
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates, blocked_keys
-from securevfl.linkage.links import LinkTable, eligible_ids, nearest_by_block
-from securevfl.linkage.metrics.metric import (
-    Columns,
-    ComparedKeys,
-    Field,
-    KeyMetric,
-    Keys,
-    KeySpec,
-    Metric,
-)
+from securevfl.linkage.blocking_rules import BlockingRules, PairwiseKeys, RuleCandidates
+from securevfl.linkage.links import LinkTable, nearest_by_block
+from securevfl.linkage.metrics.metric import Columns, Field, Keys, KeySpec, Metric
 from securevfl.linkage.metrics.texts import edit_distances, pair_edits
 from securevfl.linkage.text import present_texts
 
@@ -34,13 +25,13 @@ _CHUNK_CELLS: Final = 2**21
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MixedKeys(ComparedKeys):
-    """Several fields a row."""
+class MixedKeys(PairwiseKeys):
+    """Several fields a row. Make it with :meth:`of`."""
 
-    primary: Columns
+    primary: "_Table"
     """The primary's key columns."""
 
-    records: Columns
+    records: "_Table"
     """The secondary's key columns."""
 
     fields: tuple[Field, ...]
@@ -49,64 +40,72 @@ class MixedKeys(ComparedKeys):
     missing_similarity: float = 0.5
     """Similarity of a field that one of two rows does not have, in [0, 1]."""
 
-    @property
-    def num_rows(self) -> int:
-        """Primary rows."""
-        return len(self.primary[self.fields[0].name])
-
-    @property
-    def num_records(self) -> int:
-        """Records of the secondary."""
-        return len(self.records[self.fields[0].name])
-
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
+    @classmethod
+    def of(
+        cls,
+        primary: Columns,
+        records: Columns,
+        fields: Sequence[Field],
         *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
-    ) -> LinkTable:
-        """Link as :func:`nearest_mixed` does."""
-        columns = self.primary
-        if rows is not None:
-            columns = {name: _rows_of(column, rows) for name, column in self.primary.items()}
-        return nearest_mixed(
-            columns,
-            self.records,
-            self.fields,
-            k,
-            missing_similarity=self.missing_similarity,
-            eligible=eligible,
+        missing_similarity: float = 0.5,
+    ) -> "MixedKeys":
+        """Read both parties' key columns.
+
+        Raises:
+            ConfigError: If no field is given, one is given twice, or a number is out of range.
+            DataError: If a column is missing, of the wrong kind or another length.
+        """
+        if not fields or len({field.name for field in fields}) < len(fields):
+            raise ConfigError("fields: must name at least one key column, and each once")
+        if not 0 <= missing_similarity <= 1:
+            raise ConfigError(f"missing_similarity must lie in [0, 1], got {missing_similarity!r}")
+        return cls(
+            primary=_Table.read(primary, fields, whose="the primary"),
+            records=_Table.read(records, fields, whose="the secondary"),
+            fields=tuple(fields),
+            missing_similarity=missing_similarity,
         )
+
+    def nearest_of(self, keys: "_Table", ids: Int64[np.ndarray, " chosen"], k: int) -> LinkTable:
+        """Link every row to the ``k`` records of the smallest weighted distance, in [0, 1]."""
+        records = self.records[ids]
+
+        def block(start: int, end: int) -> Float64[np.ndarray, "chunk records"]:
+            part, distance = keys[np.arange(start, end)], np.zeros((end - start, len(ids)))
+            for field, weight, mine, theirs in self._fields_of(part, records):
+                similarity = _similarity(mine, theirs, field, self.missing_similarity)
+                distance += weight * (1 - similarity)
+            return distance
+
+        return nearest_by_block(block, rows=len(keys), ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
 
     def distances(
         self, rows: Int64[np.ndarray, " pairs"], records: Int64[np.ndarray, " pairs"]
     ) -> Float64[np.ndarray, " pairs"]:
         """Return the weighted distance of each row to the record at its place."""
-        total = sum(field.weight for field in self.fields)
         distance = np.zeros(len(rows))
-        for field, (mine, theirs) in zip(self.fields, self._read, strict=True):
-            similarity = _pair_similarity(
-                mine,
-                theirs,
-                mine.value_of[rows],
-                theirs.value_of[records],
-                field,
-                self.missing_similarity,
+        for field, weight, mine, theirs in self._fields_of(self.primary, self.records):
+            row_value, record_value = mine.value_of[rows], theirs.value_of[records]
+            similarity = np.full(len(rows), self.missing_similarity)
+            there = (row_value >= 0) & (record_value >= 0)
+            # Two values as one number; the pairs of different values are far fewer than the pairs.
+            both, of_pair = np.unique(
+                row_value[there] * len(theirs.values) + record_value[there], return_inverse=True
             )
-            distance += field.weight / total * (1 - similarity)
+            one, other = np.divmod(both, max(len(theirs.values), 1))
+            found = _alike(mine.values[one], theirs.values[other], field, pair_edits)
+            similarity[there] = found[of_pair]
+            distance += weight * (1 - similarity)
         return distance
 
-    @cached_property
-    def _read(self) -> "list[tuple[_Column, _Column]]":
-        """Both tables' columns, field by field."""
-        return [
-            (
-                _Column.read(self.primary[field.name], field, whose="the primary"),
-                _Column.read(self.records[field.name], field, whose="the secondary"),
-            )
-            for field in self.fields
-        ]
+    def _fields_of(
+        self, primary: "_Table", records: "_Table"
+    ) -> Iterator[tuple[Field, float, "_Column", "_Column"]]:
+        """Yield each field with its share of the mean and both parties' columns."""
+        total = sum(field.weight for field in self.fields)
+        columns = zip(primary.columns, records.columns, strict=True)
+        for field, (mine, theirs) in zip(self.fields, columns, strict=True):
+            yield field, field.weight / total, mine, theirs
 
 
 class Mixed(Metric):
@@ -134,85 +133,26 @@ class Mixed(Metric):
         records: Keys,
         *,
         neighbours: int,
-    ) -> KeyMetric:
+    ) -> MixedKeys:
         """Compare field by field; with rules that block, say what leaving pairs out loses."""
-        keys = MixedKeys(
-            primary=primary.columns,
-            records=records.columns,
-            fields=spec.fields or (),
+        keys = MixedKeys.of(
+            primary.columns,
+            records.columns,
+            spec.fields or (),
             missing_similarity=spec.missing_similarity,
         )
         if not isinstance(spec.blocking, tuple):
             return keys
         rules = BlockingRules.parse(spec.blocking, spec.kinds)
         candidates = RuleCandidates.of(rules, primary.columns, records.columns)
-        return blocked_keys(keys, candidates, neighbours)
-
-
-def _rows_of(column: Any, rows: Int64[np.ndarray, " chosen"]) -> Any:
-    if isinstance(column, np.ndarray):
-        return column[rows]
-    return [column[row] for row in rows]
-
-
-def nearest_mixed(
-    primary: Columns,
-    records: Columns,
-    fields: Sequence[Field],
-    k: int,
-    *,
-    missing_similarity: float = 0.5,
-    eligible: Bool[np.ndarray, " records"] | None = None,
-) -> LinkTable:
-    """Link every primary row to the ``k`` records of the smallest weighted distance.
-
-    Args:
-        primary: The primary's key columns.
-        records: The secondary's key columns.
-        fields: Which columns are compared, and how.
-        k: Links a row, at most the number of records.
-        missing_similarity: Similarity of a field that one of the two does not have, in [0, 1].
-        eligible: Records that may be linked (a round's sample); None allows all.
-
-    Returns:
-        Exact links, distances in [0, 1], ascending by (distance, record number).
-
-    Raises:
-        ConfigError: If no field is given, one is given twice, or an argument is out of range.
-        DataError: If a column is missing, of the wrong kind or another length.
-    """
-    if not fields or len({field.name for field in fields}) < len(fields):
-        raise ConfigError("fields: must name at least one key column, and each once")
-    if not 0 <= missing_similarity <= 1:
-        raise ConfigError(f"missing_similarity must lie in [0, 1], got {missing_similarity!r}")
-    rows = _length(primary, fields, whose="the primary")
-    ids = eligible_ids(_length(records, fields, whose="the secondary"), k, eligible)
-    total = sum(field.weight for field in fields)
-    pairs = [
-        (
-            field,
-            _Column.read(primary[field.name], field, whose="the primary"),
-            _Column.read(records[field.name], field, whose="the secondary").take(ids),
-        )
-        for field in fields
-    ]
-
-    def block(start: int, end: int) -> Float64[np.ndarray, "chunk records"]:
-        distance = np.zeros((end - start, len(ids)))
-        for field, mine, theirs in pairs:
-            part = mine.take(np.arange(start, end))
-            similarity = _similarity(part, theirs, field, missing_similarity)
-            distance += field.weight / total * (1 - similarity)
-        return distance
-
-    return nearest_by_block(block, rows=rows, ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
+        return keys.blocked(candidates, neighbours)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Column:
     """A column as its different values, and which of them each row has."""
 
-    values: list[str] | Float64[np.ndarray, " values"]
+    values: Shaped[np.ndarray, " values"]
     value_of: Int64[np.ndarray, " rows"]
     """Position in ``values``; -1 where the value is missing."""
 
@@ -229,12 +169,12 @@ class _Column:
             value_of[present] = inverse
             return cls(values=values, value_of=value_of)
         words = present_texts(column, whose=where)
-        different = sorted({word for word in words if word})
+        different: list[str] = sorted({word for word in words if word})
         # A blank text says no more than a missing one.
         position: dict[str | None, int] = {None: -1, "": -1}
         position |= {word: number for number, word in enumerate(different)}
         value_of = np.array([position[word] for word in words], dtype=np.int64)
-        return cls(values=different, value_of=value_of)
+        return cls(values=np.array(different, dtype=object), value_of=value_of)
 
     def take(self, rows: Int64[np.ndarray, " chosen"]) -> "_Column":
         """Return the column of the chosen rows, with the values that they have."""
@@ -243,12 +183,32 @@ class _Column:
         used, inverse = np.unique(chosen[present], return_inverse=True)
         value_of = np.full(len(rows), -1, dtype=np.int64)
         value_of[present] = inverse
-        values: list[str] | np.ndarray
-        if isinstance(self.values, list):
-            values = [self.values[number] for number in used]
-        else:
-            values = self.values[used]
-        return _Column(values=values, value_of=value_of)
+        return _Column(values=self.values[used], value_of=value_of)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """A party's fields; indexed by rows."""
+
+    columns: Sequence[_Column]
+
+    @classmethod
+    def read(cls, columns: Columns, fields: Sequence[Field], *, whose: str) -> "_Table":
+        for field in fields:
+            if field.name not in columns:
+                raise DataError(
+                    f"keys of {whose}: have no field {field.name!r}; there are {', '.join(columns)}"
+                )
+        lengths = {len(columns[field.name]) for field in fields}
+        if len(lengths) > 1 or lengths == {0}:
+            raise DataError(f"keys of {whose}: fields must have one length above 0, got {lengths}")
+        return cls([_Column.read(columns[field.name], field, whose=whose) for field in fields])
+
+    def __len__(self) -> int:
+        return len(self.columns[0].value_of)
+
+    def __getitem__(self, rows: Int64[np.ndarray, " chosen"]) -> "_Table":
+        return _Table([column.take(rows) for column in self.columns])
 
 
 def _similarity(
@@ -257,65 +217,22 @@ def _similarity(
     """Return similarities of all pairs: compared once for each pair of different values."""
     table = np.full((len(mine.values) + 1, len(theirs.values) + 1), missing)
     if len(mine.values) and len(theirs.values):
-        table[:-1, :-1] = _value_similarity(mine.values, theirs.values, field)
+        table[:-1, :-1] = _alike(mine.values[:, None], theirs.values[None], field, edit_distances)
     # -1 picks the last row or column, which stands for a missing value.
     return table[mine.value_of][:, theirs.value_of]
 
 
-def _pair_similarity(
-    mine: _Column,
-    theirs: _Column,
-    row_value: Int64[np.ndarray, " pairs"],
-    record_value: Int64[np.ndarray, " pairs"],
+def _alike(
+    mine: Shaped[np.ndarray, "*shape"],
+    theirs: Shaped[np.ndarray, "*shape_2"],
     field: Field,
-    missing: float,
-) -> Float64[np.ndarray, " pairs"]:
-    """Return similarities pair by pair: compared once for each pair of different values."""
-    similarity = np.full(len(row_value), missing)
-    there = (row_value >= 0) & (record_value >= 0)
-    # Two values as one number; the pairs of different values are far fewer than the pairs.
-    both, of_pair = np.unique(
-        row_value[there] * len(theirs.values) + record_value[there], return_inverse=True
-    )
-    one, other = np.divmod(both, max(len(theirs.values), 1))
+    edits: Callable[[Sequence[str], Sequence[str]], np.ndarray],
+) -> Float64[np.ndarray, "*joint"]:
+    """Return similarities of values that broadcast to one another, of which ``edits`` knows how."""
     if field.kind == "number":
         assert field.scale is not None
-        apart = np.abs(np.asarray(mine.values)[one] - np.asarray(theirs.values)[other])
-        found = np.maximum(0, 1 - apart / field.scale)
-    else:
-        first = [mine.values[number] for number in one.tolist()]
-        second = [theirs.values[number] for number in other.tolist()]
-        if field.kind == "exact":
-            equal = [a == b for a, b in zip(first, second, strict=True)]
-            found = np.array(equal, dtype=np.float64)
-        else:
-            pairs = zip(first, second, strict=True)
-            longest = np.array([max(len(a), len(b), 1) for a, b in pairs], dtype=np.int64)
-            found = 1 - pair_edits(first, second) / np.maximum(longest, 1)
-    similarity[there] = found[of_pair]
-    return similarity
-
-
-def _value_similarity(mine: Any, theirs: Any, field: Field) -> np.ndarray:
-    if field.kind == "number":
-        assert field.scale is not None
-        return np.maximum(0, 1 - np.abs(mine[:, None] - theirs[None]) / field.scale)
+        return np.maximum(0, 1 - np.abs(mine - theirs) / field.scale)
     if field.kind == "exact":
-        return (np.array(mine)[:, None] == np.array(theirs)[None]).astype(np.float64)
-    longest = np.maximum(
-        np.array([len(word) for word in mine])[:, None], np.array([len(word) for word in theirs])
-    )
-    return 1 - edit_distances(mine, theirs) / longest
-
-
-def _length(columns: Columns, fields: Sequence[Field], *, whose: str) -> int:
-    lengths = set()
-    for field in fields:
-        if field.name not in columns:
-            raise DataError(
-                f"keys of {whose}: have no field {field.name!r}; there are {', '.join(columns)}"
-            )
-        lengths.add(len(columns[field.name]))
-    if len(lengths) > 1 or lengths == {0}:
-        raise DataError(f"keys of {whose}: fields must have one length above 0, got {lengths}")
-    return lengths.pop()
+        return np.asarray(mine == theirs, dtype=np.float64)
+    lengths = (np.vectorize(len, otypes=[np.int64])(words) for words in (mine, theirs))
+    return 1 - edits(mine.ravel().tolist(), theirs.ravel().tolist()) / np.maximum(*lengths)

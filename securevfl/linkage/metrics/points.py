@@ -19,21 +19,15 @@ from typing import ClassVar, Final
 
 import numpy as np
 import scipy  # its trees load when they are first named
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from securevfl.core.column_names import axis_of
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import LinkTable, eligible_ids, empty_links
+from securevfl.linkage.links import LinkTable, write_nearest
 from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec, Metric, numbers_of
 
 # Candidates (rows x width) that are looked at together: about 40 MB at two dimensions.
 _CHUNK_CELLS: Final = 2**19
-
-# A tree's distance and the canonical one differ by a few roundings, far below this fraction.
-_RELATIVE_SLACK: Final = 1e-9
-
-# Squares below 1e-300 lose their precision, so distances below 1e-150 may come out equal.
-_ABSOLUTE_SLACK: Final = 1e-150
 
 # Squares of larger keys overflow float64.
 _LARGEST_KEY: Final = 1e150
@@ -52,23 +46,19 @@ class EuclideanKeys(ComparedKeys):
     def __post_init__(self) -> None:
         check_keys(self.primary, self.records)
 
-    def nearest(
+    def nearest_of(
         self,
-        rows: Int64[np.ndarray, " chosen"] | None,
+        keys: Float64[np.ndarray, "rows key_dim"],
+        ids: Int64[np.ndarray, " chosen"],
         k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
     ) -> LinkTable:
-        """Link as :func:`nearest_records` does."""
-        keys = self.primary if rows is None else self.primary[rows]
-        if eligible is not None:
-            index = RecordIndex(self.records, k, eligible=eligible)
-        elif k not in self._indexes:
+        """Link by a tree of the records."""
+        if len(ids) < self.num_records:
+            return RecordIndex(self.records, ids, k).links(keys)
+        if k not in self._indexes:
             self._indexes.clear()
-            index = self._indexes[k] = RecordIndex(self.records, k)
-        else:
-            index = self._indexes[k]
-        return index.links(keys)
+            self._indexes[k] = RecordIndex(self.records, ids, k)
+        return self._indexes[k].links(keys)
 
     @cached_property
     def _indexes(self) -> dict[int, "RecordIndex"]:
@@ -96,118 +86,52 @@ class Euclidean(Metric):
         return EuclideanKeys(primary=numbers_of(primary), records=numbers_of(records))
 
 
-def nearest_records(
-    primary_keys: Float64[np.ndarray, "rows key_dim"],
-    record_keys: Float64[np.ndarray, "records other_dim"],
-    k: int,
-    *,
-    eligible: Bool[np.ndarray, " records"] | None = None,
-) -> LinkTable:
-    """Link every primary row to its ``k`` nearest records.
-
-    Args:
-        primary_keys: Keys of the primary's rows, finite.
-        record_keys: Keys of the secondary's records, finite, of the same dimension and unit.
-        k: Links a row, at most the number of records.
-        eligible: Records that may be linked (a round's sample); None allows all. Rows are left
-            with fewer than ``k`` links if fewer records are eligible.
-
-    Returns:
-        Exact links, ascending by (distance, record number).
-
-    Raises:
-        DataError: If a table is empty, the dimensions differ, a key is not finite or beyond
-            1e150, or ``k`` exceeds the number of records.
-    """
-    check_keys(primary_keys, record_keys)
-    return RecordIndex(record_keys, k, eligible=eligible).links(primary_keys)
-
-
 class RecordIndex:
     """Records in a tree, to be searched for up to ``k`` of them."""
 
     def __init__(
         self,
         record_keys: Float64[np.ndarray, "records key_dim"],
+        ids: Int64[np.ndarray, " chosen"],
         k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
     ) -> None:
         """Build the tree.
 
         Args:
             record_keys: Keys of the secondary's records, checked (:func:`check_keys`).
+            ids: Numbers of the records that may be linked, ascending.
             k: Links a row.
-            eligible: Records that may be linked; None allows all.
-
-        Raises:
-            ConfigError: If ``k`` is below 1 or ``eligible`` has another length.
-            DataError: If ``k`` exceeds the number of records.
         """
-        ids = eligible_ids(len(record_keys), k, eligible)
         self._k = k
-        self._wanted = min(k, len(ids))
         self._ids = _first_copies(record_keys, ids, k) if len(ids) else ids
         self._points = record_keys[self._ids]
         self._tree = scipy.spatial.cKDTree(self._points) if len(ids) else None
 
     def links(self, primary_keys: Float64[np.ndarray, "rows key_dim"]) -> LinkTable:
-        """Return the exact links of rows with these keys; see :func:`nearest_records`."""
-        indices, distances = empty_links(len(primary_keys), self._k)
-        if not len(self._ids):
-            return LinkTable(indices=indices, distances=distances)
+        """Return the exact links of rows with these keys."""
+        links, tree = LinkTable.empty(len(primary_keys), self._k), self._tree
+        if tree is None:
+            return links
         # Rows at one place (flats of one block) have one answer, so each place is searched once.
         first_row, place_of = _places(primary_keys)
-        self._search(primary_keys, first_row, indices, distances)
+        write_nearest(
+            links,
+            first_row,
+            self._ids,
+            lambda rows, width: tree.query(primary_keys[rows], k=np.arange(1, width + 1)),
+            lambda rows, position, _found: canonical_distances(
+                self._points[position], primary_keys[rows][:, None]
+            ),
+            width=self._k + 1,
+            chunk_cells=_CHUNK_CELLS,
+        )
         found_at = first_row[place_of]
         copies = np.flatnonzero(found_at != np.arange(len(primary_keys)))
         step = max(1, _CHUNK_CELLS // self._k)
         for start in range(0, len(copies), step):
             rows = copies[start : start + step]
-            indices[rows], distances[rows] = indices[found_at[rows]], distances[found_at[rows]]
-        return LinkTable(indices=indices, distances=distances)
-
-    def _search(
-        self,
-        primary_keys: Float64[np.ndarray, "rows key_dim"],
-        pending: Int64[np.ndarray, " chosen"],
-        indices: Int64[np.ndarray, "rows links"],
-        distances: Float64[np.ndarray, "rows links"],
-    ) -> None:
-        """Write the links of the pending rows to their places in ``indices`` and ``distances``."""
-        assert self._tree is not None, "there are records"
-        wanted, count = self._wanted, len(self._ids)
-        width = min(wanted + 1, count)
-        while len(pending):
-            undecided = []
-            step = max(1, _CHUNK_CELLS // width)
-            for start in range(0, len(pending), step):
-                rows = pending[start : start + step]
-                answer = self._tree.query(primary_keys[rows], k=np.arange(1, width + 1))
-                found, position = np.asarray(answer[0]), np.asarray(answer[1])
-                # If the last candidate is as far as the k-th, others as far may be still outside.
-                limit = found[:, wanted - 1] * (1 + _RELATIVE_SLACK) + _ABSOLUTE_SLACK
-                decided = (found[:, -1] > limit) | (width == count)
-                undecided.append(rows[~decided])
-                rows, position = rows[decided], position[decided]
-                exact = canonical_distances(self._points[position], primary_keys[rows][:, None])
-                _put_in_order(position, exact)
-                indices[rows, :wanted] = self._ids[position[:, :wanted]]
-                distances[rows, :wanted] = exact[:, :wanted]
-            pending = np.concatenate(undecided)
-            width = min(2 * width, count)
-
-
-def _put_in_order(
-    position: Int64[np.ndarray, "rows width"], exact: Float64[np.ndarray, "rows width"]
-) -> None:
-    """Sort candidates by (distance, position), in place."""
-    # Most rows come in order from the tree; sorting all of them would cost as much as it.
-    unsorted = np.flatnonzero((exact[:, 1:] <= exact[:, :-1]).any(axis=1))
-    # Positions ascend with record numbers, so they break ties the same way.
-    order = np.lexsort((position[unsorted], exact[unsorted]), axis=1)
-    position[unsorted] = np.take_along_axis(position[unsorted], order, axis=1)
-    exact[unsorted] = np.take_along_axis(exact[unsorted], order, axis=1)
+            links.put(rows, links.take(found_at[rows]))
+        return links
 
 
 def check_keys(
@@ -281,47 +205,37 @@ EARTH_RADIUS_M: Final = 6_371_008.8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EarthKeys(ComparedKeys):
-    """Longitudes and latitudes in degrees."""
+class EarthKeys(EuclideanKeys):
+    """Places as points on the unit sphere, linked by metres along the surface of the earth."""
 
-    primary: Float64[np.ndarray, "rows 2"]
-    """The primary's keys."""
-
-    records: Float64[np.ndarray, "records 2"]
-    """The secondary's keys."""
-
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
-    ) -> LinkTable:
-        """Link the chosen rows (None: all) to their ``k`` nearest eligible records.
-
-        Distances are metres along the surface, right to about a millimetre between neighbours.
+    @classmethod
+    def of(
+        cls, primary: Float64[np.ndarray, "rows 2"], records: Float64[np.ndarray, "records 2"]
+    ) -> "EarthKeys":
+        """Read longitudes and latitudes in degrees.
 
         Raises:
-            DataError: As :func:`~securevfl.linkage.metrics.points.nearest_records`, or if a
-                longitude is outside [-180, 180] (:meth:`GreatCircle.normal`
-                turns 180 to 360 into these) or a latitude outside [-90, 90].
+            DataError: As :func:`check_keys`, or if a longitude is outside [-180, 180]
+                (:meth:`GreatCircle.normal` turns 180 to 360 into these) or a latitude outside
+                [-90, 90].
         """
-        links = self._in_space.nearest(rows, k, eligible=eligible)
+        check_keys(primary, records)
+        return cls(
+            primary=unit_vectors(primary, whose="the primary"),
+            records=unit_vectors(records, whose="the secondary"),
+        )
+
+    def nearest_of(
+        self, keys: Float64[np.ndarray, "rows 3"], ids: Int64[np.ndarray, " chosen"], k: int
+    ) -> LinkTable:
+        """Link by the tree; distances are right to about a millimetre between neighbours."""
+        links = super().nearest_of(keys, ids, k)
         present, arc = links.present, links.distances
         # The table was made for this call, and three more of its size would be much.
         np.minimum(np.divide(arc, 2, out=arc), 1, out=arc)
         np.multiply(np.arcsin(arc, out=arc), 2 * EARTH_RADIUS_M, out=arc)
         arc[~present] = np.inf
         return links
-
-    @cached_property
-    def _in_space(self) -> EuclideanKeys:
-        """Both parties' points on the unit sphere."""
-        check_keys(self.primary, self.records)
-        return EuclideanKeys(
-            primary=unit_vectors(self.primary, whose="the primary"),
-            records=unit_vectors(self.records, whose="the secondary"),
-        )
 
 
 class GreatCircle(Metric):
@@ -365,7 +279,7 @@ class GreatCircle(Metric):
         neighbours: int,  # noqa: ARG002
     ) -> EarthKeys:
         """Take the first column for the longitude, the second one for the latitude."""
-        return EarthKeys(primary=numbers_of(primary), records=numbers_of(records))
+        return EarthKeys.of(numbers_of(primary), numbers_of(records))
 
 
 def unit_vectors(

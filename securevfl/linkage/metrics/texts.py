@@ -16,7 +16,7 @@ large tables. Memory, besides the texts and their q-grams: :data:`_GRAM_CELLS` p
 them) of about 60 bytes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -30,19 +30,11 @@ from securevfl.linkage.blocking_rules import (
     BlockingRules,
     CandidatePairs,
     Pairs,
+    PairwiseKeys,
     RuleCandidates,
-    blocked_keys,
 )
-from securevfl.linkage.links import LinkTable, batches, eligible_ids, fill_slots, nearest_by_block
-from securevfl.linkage.metrics.metric import (
-    Columns,
-    ComparedKeys,
-    KeyKind,
-    KeyMetric,
-    Keys,
-    KeySpec,
-    Metric,
-)
+from securevfl.linkage.links import LinkTable, RecordsByKey, batches, fill_slots, nearest_by_block
+from securevfl.linkage.metrics.metric import Columns, ComparedKeys, KeyKind, Keys, KeySpec, Metric
 from securevfl.linkage.text import checked_texts, joined_texts, normalise_text, trimmed_text
 
 _MISSING = -1
@@ -58,30 +50,20 @@ class ExactKeys(ComparedKeys):
     records: Int64[np.ndarray, " records"]
     """The secondary's; -1 where the key is missing."""
 
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
+    def nearest_of(
+        self, keys: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " chosen"], k: int
     ) -> LinkTable:
         """Link each row to the first ``k`` records of the same key, by number, at distance 0."""
-        keys = self.primary if rows is None else self.primary[rows]
-        ids = eligible_ids(self.num_records, k, eligible)
-        order = self._order if eligible is None else np.argsort(self.records[ids], kind="stable")
-        sorted_keys = self.records[ids[order]]
-        first = np.searchsorted(sorted_keys, keys, side="left")
-        equal = np.searchsorted(sorted_keys, keys, side="right") - first
-        count = np.where(keys == _MISSING, 0, np.minimum(equal, k))
-        row = np.repeat(np.arange(len(keys)), count)
-        place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-        record = ids[order[np.repeat(first, count) + place]]
+        whole = len(ids) == self.num_records
+        records = self._all_records if whole else RecordsByKey.of(self.records, ids)
+        first, equal = records.spans(keys)
+        row, record = records.pairs(first, np.where(keys == _MISSING, 0, np.minimum(equal, k)))
         return fill_slots(len(keys), k, row, record, np.zeros(len(row)))
 
     @cached_property
-    def _order(self) -> Int64[np.ndarray, " records"]:
-        """All records by key, then number: rows are often linked part by part."""
-        return np.argsort(self.records, kind="stable")
+    def _all_records(self) -> RecordsByKey:
+        """Kept because rows are often linked part by part."""
+        return RecordsByKey.of(self.records, np.arange(self.num_records, dtype=np.int64))
 
 
 class Exact(Metric):
@@ -172,59 +154,6 @@ _CHUNK_CELLS: Final = 2**24
 _LONGEST_FOR_ONE_BYTE: Final = 255
 
 
-def nearest_texts(
-    primary_texts: Sequence[str],
-    record_texts: Sequence[str],
-    k: int,
-    *,
-    eligible: Bool[np.ndarray, " records"] | None = None,
-) -> LinkTable:
-    """Link every primary row to the ``k`` records whose texts need the fewest edits.
-
-    Texts are compared as :func:`~securevfl.linkage.text.normalise_text` gives them.
-
-    Args:
-        primary_texts: One text a primary row; empty ones are allowed.
-        record_texts: One text a record.
-        k: Links a row, at most the number of records.
-        eligible: Records that may be linked (a round's sample); None allows all.
-
-    Returns:
-        Exact links, ascending by (distance, record number).
-
-    Raises:
-        ConfigError: If rapidfuzz is not installed, or an argument is out of range.
-        DataError: If a table is empty, a value is no text or too long, or ``k`` is too large.
-    """
-    return nearest_normal_texts(
-        checked_texts(primary_texts, whose="the primary"),
-        checked_texts(record_texts, whose="the secondary"),
-        k,
-        eligible=eligible,
-    )
-
-
-def nearest_normal_texts(
-    rows: Sequence[str],
-    records: Sequence[str],
-    k: int,
-    *,
-    eligible: Bool[np.ndarray, " records"] | None = None,
-) -> LinkTable:
-    """Link texts that are in normal form already; see :func:`nearest_texts`."""
-    ids = eligible_ids(len(records), k, eligible)
-    # Rows with one text have one answer, so each text is compared once.
-    different = sorted(set(rows))
-    position = {text: number for number, text in enumerate(different)}
-    chosen = [records[record] for record in ids]
-
-    def block(start: int, end: int) -> UInt[np.ndarray, "chunk records"]:
-        return edit_distances(different[start:end], chosen)
-
-    links = nearest_by_block(block, rows=len(different), ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
-    return links.take(np.array([position[text] for text in rows], dtype=np.int64))
-
-
 def edit_distances(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarray, "rows records"]:
     """Return the Levenshtein distance of every pair, in the fewest bytes that hold it.
 
@@ -273,58 +202,35 @@ _START, _END = "\x02", "\x03"
 _Q: Final = 3
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Grams:
-    """Texts, and which q-grams each has: a sparse matrix of zeros and ones."""
+def gram_matrix(texts: Sequence[str], q: int = _Q) -> Any:
+    """Return which q-grams of ``q`` letters each normalised text has: a sparse matrix of 0 and 1.
 
-    texts: Sequence[str]
-    matrix: Any
-    count: Float64[np.ndarray, " rows"]
+    Longer q-grams are shared by fewer texts.
+    """
+    from sklearn.feature_extraction.text import HashingVectorizer
 
-    @cached_property
-    def by_gram(self) -> Any:
-        """The transposed matrix, kept because rows are often linked part by part."""
-        return self.matrix.T.tocsr()
-
-    @classmethod
-    def of(cls, texts: Sequence[str], q: int) -> "Grams":
-        """Take normalised texts apart into q-grams of ``q`` letters."""
-        from sklearn.feature_extraction.text import HashingVectorizer
-
-        vectors = HashingVectorizer(
-            analyzer="char",
-            ngram_range=(q, q),
-            n_features=_COLUMNS,
-            lowercase=False,
-            binary=True,
-            norm=None,
-            alternate_sign=False,
-            dtype=np.float32,
-        )
-        # Signs at both ends give the first and the last letters q-grams of their own.
-        width = max(q - 1, 1)
-        matrix = vectors.transform(f"{_START * width}{text}{_END * width}" for text in texts)
-        count = np.asarray(matrix.sum(axis=1), dtype=np.float64).ravel()
-        return cls(texts=texts, matrix=matrix, count=count)
-
-    def take(self, rows: Int64[np.ndarray, " chosen"]) -> "Grams":
-        """Return the chosen texts."""
-        return Grams(
-            texts=[self.texts[row] for row in rows],
-            matrix=self.matrix[rows],
-            count=self.count[rows],
-        )
+    checks.at_least(1, q=q)
+    vectors = HashingVectorizer(
+        analyzer="char",
+        ngram_range=(q, q),
+        n_features=_COLUMNS,
+        lowercase=False,
+        binary=True,
+        norm=None,
+        alternate_sign=False,
+        dtype=np.float32,
+    )
+    # Signs at both ends give the first and the last letters q-grams of their own.
+    width = max(q - 1, 1)
+    return vectors.transform(f"{_START * width}{text}{_END * width}" for text in texts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class QGramCandidates:
-    """Pairs of texts whose sets of q-grams have at least some cosine."""
+class QGramCandidates(CandidatePairs):
+    """Pairs of texts whose sets of q-grams have at least some cosine.
 
-    primary: Grams
-    """The primary's texts."""
-
-    records: Grams
-    """The secondary's."""
+    ``primary`` and ``records`` are :func:`gram_matrix` of their texts.
+    """
 
     least_overlap: float
     """Least cosine, in (0, 1): less of it compares and finds more."""
@@ -332,114 +238,87 @@ class QGramCandidates:
     def __post_init__(self) -> None:
         checks.open_unit(least_overlap=self.least_overlap)
 
-    @classmethod
-    def of(
-        cls, primary: Sequence[str], records: Sequence[str], *, least_overlap: float, q: int = _Q
-    ) -> "QGramCandidates":
-        """Take normalised texts apart.
-
-        Args:
-            primary: One text a primary row.
-            records: One text a record.
-            least_overlap: Least cosine, in (0, 1).
-            q: Letters of a q-gram, >= 1; longer ones are shared by fewer texts.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
-        checks.at_least(1, q=q)
-        return cls(
-            primary=Grams.of(primary, q),
-            records=Grams.of(records, q),
-            least_overlap=least_overlap,
-        )
-
     def pairs(
         self,
         rows: Int64[np.ndarray, " chosen"] | None,
         eligible: Bool[np.ndarray, " records"] | None,
     ) -> Iterator[Pairs]:
         """Yield candidates; see :class:`~securevfl.linkage.blocking_rules.CandidatePairs`."""
-        mine = self.primary if rows is None else self.primary.take(rows)
-        theirs, ids = self.records, None
+        mine, theirs = self.primary if rows is None else self.primary[rows], self._by_gram
+        ids = np.arange(self.records.shape[0], dtype=np.int64)
         if eligible is not None:
-            ids = np.flatnonzero(eligible)
-            theirs = self.records.take(ids)
-        if not len(theirs.texts):
+            ids = ids[eligible]
+            theirs = self.records[ids].T.tocsr()
+        if not len(ids):
             return
-        texts_with = np.diff(theirs.by_gram.indptr).astype(np.float64)
+        texts_with = np.diff(theirs.indptr).astype(np.float64)
         # A row has at most as many pairs as its q-grams have texts.
-        most_pairs = np.asarray(mine.matrix @ texts_with).astype(np.int64)
-        for start, end in batches(most_pairs, _GRAM_CELLS):
-            common = (mine.matrix[start:end] @ theirs.by_gram).tocoo()
-            # Counts are whole numbers, so this is the same whichever party's text comes first.
-            sizes = mine.count[start + common.row] * theirs.count[common.col]
-            near = common.data >= self.least_overlap * np.sqrt(sizes)
-            record = common.col[near].astype(np.int64)
-            yield Pairs(
-                start=start,
-                end=end,
-                row=common.row[near].astype(np.int64),
-                record=record if ids is None else ids[record],
-            )
-
-    def swapped(self) -> "QGramCandidates":
-        """Exchange the parties' roles."""
-        return QGramCandidates(
-            primary=self.records, records=self.primary, least_overlap=self.least_overlap
+        most_pairs = np.asarray(mine @ texts_with).astype(np.int64)
+        of_row, of_record = (
+            np.asarray(one.sum(axis=axis), dtype=np.float64).ravel()
+            for one, axis in ((mine, 1), (theirs, 0))
         )
+        for start, end in batches(most_pairs, _GRAM_CELLS):
+            common = (mine[start:end] @ theirs).tocoo()
+            # Counts are whole numbers, so this is the same whichever party's text comes first.
+            sizes = of_row[start + common.row] * of_record[common.col]
+            near = common.data >= self.least_overlap * np.sqrt(sizes)
+            row, column = (place[near].astype(np.int64) for place in (common.row, common.col))
+            yield Pairs(start=start, end=end, row=row, record=ids[column])
 
-    def figures(self) -> Mapping[str, Any]:
-        """Return nothing more."""
-        return {}
+    @cached_property
+    def _by_gram(self) -> Any:
+        """All records' q-grams, transposed; kept because rows are often linked part by part."""
+        return self.records.T.tocsr()
 
 
 # The edits from one text to another: all key columns of a row are read as one text.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TextKeys(ComparedKeys):
-    """One text a row; see :mod:`securevfl.linkage.metrics.texts`."""
+class TextKeys(PairwiseKeys):
+    """One text a row, in normal form (:func:`~securevfl.linkage.text.normalise_text`)."""
 
-    primary: Sequence[str]
-    """The primary's texts."""
+    primary: list[str]
+    """The primary's texts; empty ones are allowed."""
 
-    records: Sequence[str]
+    records: list[str]
     """The secondary's texts."""
 
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
-    ) -> LinkTable:
-        """Link as :func:`~securevfl.linkage.metrics.texts.nearest_texts` does."""
-        texts = self.normal_primary
-        if rows is not None:
-            texts = [texts[row] for row in rows]
-        return nearest_normal_texts(texts, self.normal_records, k, eligible=eligible)
+    @classmethod
+    def of(cls, primary: Sequence[str], records: Sequence[str]) -> "TextKeys":
+        """Bring both parties' texts into normal form.
+
+        Raises:
+            DataError: If a table is empty, or a value is no text or too long.
+        """
+        return cls(
+            primary=checked_texts(primary, whose="the primary"),
+            records=checked_texts(records, whose="the secondary"),
+        )
+
+    def nearest_of(self, keys: list[str], ids: Int64[np.ndarray, " chosen"], k: int) -> LinkTable:
+        """Link each text to the ``k`` records whose texts need the fewest edits."""
+        # Rows with one text have one answer, so each text is compared once.
+        different = sorted(set(keys))
+        position = {text: number for number, text in enumerate(different)}
+        chosen = [self.records[record] for record in ids]
+
+        def block(start: int, end: int) -> UInt[np.ndarray, "chunk records"]:
+            return edit_distances(different[start:end], chosen)
+
+        links = nearest_by_block(block, rows=len(different), ids=ids, k=k, chunk_cells=_CHUNK_CELLS)
+        return links.take(np.array([position[text] for text in keys], dtype=np.int64))
 
     def distances(
         self, rows: Int64[np.ndarray, " pairs"], records: Int64[np.ndarray, " pairs"]
     ) -> Float64[np.ndarray, " pairs"]:
         """Return the edits from each row to the record at its place."""
-        mine, theirs = self.normal_primary, self.normal_records
         edits = pair_edits(
-            [mine[row] for row in rows.tolist()],
-            [theirs[record] for record in records.tolist()],
+            [self.primary[row] for row in rows.tolist()],
+            [self.records[record] for record in records.tolist()],
         )
         return edits.astype(np.float64)
-
-    @cached_property
-    def normal_primary(self) -> list[str]:
-        """The primary's texts as they are compared."""
-        return checked_texts(self.primary, whose="the primary")
-
-    @cached_property
-    def normal_records(self) -> list[str]:
-        """The secondary's texts as they are compared."""
-        return checked_texts(self.records, whose="the secondary")
 
 
 class Levenshtein(Metric):
@@ -459,10 +338,9 @@ class Levenshtein(Metric):
         if isinstance(spec.blocking, tuple):
             BlockingRules.parse(spec.blocking, spec.kinds)
 
-    def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> KeyMetric:
+    def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> TextKeys:
         """Join each row's columns; with ``blocking``, say what leaving pairs out loses."""
-        mine, theirs = joined_texts(primary.columns), joined_texts(records.columns)
-        keys = TextKeys(primary=mine, records=theirs)
+        keys = TextKeys.of(joined_texts(primary.columns), joined_texts(records.columns))
         if spec.blocking is None:
             return keys
         candidates: CandidatePairs
@@ -470,7 +348,9 @@ class Levenshtein(Metric):
             rules = BlockingRules.parse(spec.blocking, spec.kinds)
             candidates = RuleCandidates.of(rules, primary.columns, records.columns)
         else:
-            candidates = QGramCandidates.of(
-                keys.normal_primary, keys.normal_records, least_overlap=spec.blocking
+            candidates = QGramCandidates(
+                primary=gram_matrix(keys.primary),
+                records=gram_matrix(keys.records),
+                least_overlap=spec.blocking,
             )
-        return blocked_keys(keys, candidates, neighbours)
+        return keys.blocked(candidates, neighbours)

@@ -29,7 +29,7 @@ from jaxtyping import Int64, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import DataError, ProtocolError
-from securevfl.linkage.links import LinkTable, eligible_ids, empty_links, nearest_in_block
+from securevfl.linkage.links import LinkTable, eligible_ids, nearest_in_block
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.sampling import pairs_of_picks
 from securevfl.linkage.spec import LinkSpec
@@ -109,8 +109,7 @@ def links_by_cell(
     eligible_ids(len(record_cells), k, None)
     seeking, members = _by_cell(row_cells)
     grid = _Grid(record_cells, width=width)
-    indices, distances = empty_links(len(row_cells), k)
-    links = LinkTable(indices=indices, distances=distances)
+    links = LinkTable.empty(len(row_cells), k)
     first = grid.nearest(seeking, k)
     _compare(links, members, [grid.records_of(cells) for cells in first], link)
     bounds = [float(links.distances[rows, -1].max()) for rows in members]
@@ -175,8 +174,8 @@ def _compare(
         if len(records)
     ]
     for block, near in zip(blocks, link(blocks, links.num_links), strict=True):
-        records = np.where(near.present, block.records[near.indices], near.indices)
-        indices = np.concatenate([links.indices[block.rows], records], axis=1)
+        near = near.numbered(block.records)
+        indices = np.concatenate([links.indices[block.rows], near.indices], axis=1)
         distances = np.concatenate([links.distances[block.rows], near.distances], axis=1)
         order = np.lexsort((indices, distances), axis=1)[:, : links.num_links]
         links.indices[block.rows] = np.take_along_axis(indices, order, axis=1)

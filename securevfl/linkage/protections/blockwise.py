@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.progress import LinksMade, Pace
@@ -145,15 +145,9 @@ class QuantisedKeys(EuclideanKeys):
     step: float
     """Width of a unit, in the keys' unit."""
 
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
-    ) -> LinkTable:
+    def nearest_of(self, keys: np.ndarray, ids: Int64[np.ndarray, " chosen"], k: int) -> LinkTable:
         """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
-        links = EuclideanKeys.nearest(self, rows, k, eligible=eligible)
+        links = super().nearest_of(keys, ids, k)
         return LinkTable(indices=links.indices, distances=links.distances * self.step)
 
 

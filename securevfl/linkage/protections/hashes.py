@@ -14,7 +14,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.bloom import Bloom as CodeMetric
 from securevfl.linkage.metrics.bloom import CodeKeys, code_bytes, encode, require_coded_ranges
-from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.metrics.texts import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
@@ -62,12 +62,12 @@ class ByCodes(Coordinated):
         """Return the length of a code."""
 
     @abstractmethod
-    def compare_codes(self, rows: Bytes, records: Bytes) -> KeyMetric:
+    def compare_codes(self, rows: Bytes, records: Bytes) -> ComparedKeys:
         """Return codes with the distance between them."""
 
     def compare(
         self, spec: LinkSpec, primary: KeyTable, records: KeyTable, secret: LinkageSecret
-    ) -> KeyMetric:
+    ) -> ComparedKeys:
         """Encode both tables and compare their codes."""
         return self.compare_codes(
             self.encode(spec, primary, secret), self.encode(spec, records, secret)

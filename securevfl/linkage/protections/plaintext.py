@@ -10,8 +10,8 @@ from jaxtyping import Bool, Int64
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import LinkTable, empty_links
-from securevfl.linkage.metrics.metric import ComparedKeys, KeyMetric, Keys, KeySpec
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec
 from securevfl.linkage.protections.protection import (
     DataParty,
     Protection,
@@ -30,7 +30,9 @@ from securevfl.transport.message import Message, TypedMessage
 # Keys that are there: a row or record without any key is linked to nothing, by every metric.
 
 
-def compare_present(spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> KeyMetric:
+def compare_present(
+    spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int
+) -> ComparedKeys:
     """Compare two parties' keys by the file's metric; rows and records without a key link nowhere.
 
     Args:
@@ -46,7 +48,8 @@ def compare_present(spec: KeySpec, primary: Keys, records: Keys, *, neighbours: 
     mine, theirs = have_keys(primary), have_keys(records)
     if mine.all() and theirs.all():
         return metric
-    return PresentKeys(metric=metric, primary=mine, records=theirs)
+    rows, numbers = (np.where(one, np.arange(len(one)), _MISSING) for one in (mine, theirs))
+    return PresentKeys(metric=metric, primary=rows, records=numbers)
 
 
 def have_keys(keys: Keys) -> Bool[np.ndarray, " rows"]:
@@ -69,31 +72,25 @@ def _says_something(text: str) -> bool:
 class PresentKeys(ComparedKeys):
     """Keys where some rows or records are missing: these are linked to nothing."""
 
-    primary: Bool[np.ndarray, " rows"]
-    """Which rows have a key."""
+    primary: Int64[np.ndarray, " rows"]
+    """Each row's number; -1 where it has no key."""
 
-    records: Bool[np.ndarray, " records"]
-    """Which records have one."""
+    records: Int64[np.ndarray, " records"]
+    """Each record's number; -1 where it has no key."""
 
-    metric: KeyMetric
+    metric: ComparedKeys
     """Distances of all keys, in which a missing one is some text or number."""
 
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
+    def nearest_of(
+        self, keys: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " chosen"], k: int
     ) -> LinkTable:
-        """Link the chosen rows that have a key to their nearest eligible records that have one."""
-        chosen = np.arange(self.num_rows, dtype=np.int64) if rows is None else rows
-        there = self.primary[chosen]
-        indices, distances = empty_links(len(chosen), k)
-        records = self.records if eligible is None else self.records & eligible
+        """Link the rows that have a key to the nearest of those records that have one."""
+        links, there = LinkTable.empty(len(keys), k), keys >= 0
         if there.any():
-            found = self.metric.nearest(chosen[there], k, eligible=records)
-            indices[there], distances[there] = found.indices, found.distances
-        return LinkTable(indices=indices, distances=distances)
+            eligible = np.zeros(self.num_records, dtype=np.bool_)
+            eligible[ids] = self.records[ids] >= 0
+            links.put(there, self.metric.nearest(keys[there], k, eligible=eligible))
+        return links
 
     def swapped(self) -> "PresentKeys":
         """Exchange the parties' roles."""
@@ -185,7 +182,7 @@ class Plaintext(Protection):
         primary: KeyTable,
         records: KeyTable,
         secret: LinkageSecret | None = None,  # noqa: ARG002
-    ) -> KeyMetric:
+    ) -> ComparedKeys:
         """Compare keys as they are."""
         neighbours = spec.choice.neighbours
         return compare_present(spec.keys, primary, records, neighbours=neighbours)

@@ -17,7 +17,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import (
@@ -297,7 +297,7 @@ class Protection(ABC):
     @abstractmethod
     def compare(
         self, spec: LinkSpec, primary: KeyTable, records: KeyTable, secret: LinkageSecret
-    ) -> KeyMetric:
+    ) -> ComparedKeys:
         """Return the distances that its parties find, where both tables may be seen.
 
         Raises:

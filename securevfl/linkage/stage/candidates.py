@@ -12,7 +12,7 @@ from securevfl.core.errors import DataError
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.metric import KeyMetric, KeySpec
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.sampling import (
     EligiblePairs,
     FixedLinks,
@@ -63,7 +63,7 @@ def ranked_length(spec: LinkSpec, records: int) -> int:
     )
 
 
-def find_candidates(spec: LinkSpec, metric: KeyMetric) -> Candidates:
+def find_candidates(spec: LinkSpec, metric: ComparedKeys) -> Candidates:
     """Find candidates where both parties' keys, codes or shares are at hand.
 
     Raises:
@@ -75,7 +75,7 @@ def find_candidates(spec: LinkSpec, metric: KeyMetric) -> Candidates:
     return metric.nearest(None, ranked_length(spec, metric.num_records)).within(limit)
 
 
-def source_of_metric(spec: LinkSpec, metric: KeyMetric) -> LinkSource:
+def source_of_metric(spec: LinkSpec, metric: ComparedKeys) -> LinkSource:
     """Link by distance, under the cap and from the secret samples that the promise rests on.
 
     Raises:

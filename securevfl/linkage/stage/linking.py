@@ -13,7 +13,7 @@ from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import SimilarityScale
 from securevfl.linkage.metrics.bloom import Bloom
-from securevfl.linkage.metrics.metric import KeyMetric, Metric
+from securevfl.linkage.metrics.metric import ComparedKeys, Metric
 from securevfl.linkage.metrics.mixed import Mixed
 from securevfl.linkage.metrics.points import Euclidean, GreatCircle
 from securevfl.linkage.metrics.texts import Exact, Levenshtein
@@ -305,6 +305,6 @@ class Linker:
         """Return the key of a secondary's links in its cache."""
         return self._protection.key(self._spec, self._keys, own, self._secret)
 
-    def metric(self, own: KeyTable) -> KeyMetric:
+    def metric(self, own: KeyTable) -> ComparedKeys:
         """Return what is compared under the file's protection."""
         return self._protection.compare(self._spec, self._keys, own, self._secret)

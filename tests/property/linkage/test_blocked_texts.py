@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 from helpers.blocked import by_grams, by_rules
+from helpers.nearest import nearest_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.blocking_rules import BlockedKeys
 from securevfl.linkage.links import NO_RECORD
-from securevfl.linkage.metrics.metric import KeyMetric
-from securevfl.linkage.metrics.texts import nearest_texts
+from securevfl.linkage.metrics.metric import ComparedKeys
+from securevfl.linkage.metrics.texts import TextKeys
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker, eligible_pairs
 
 TEXTS = st.lists(st.text(alphabet="abcé ", max_size=7), min_size=1, max_size=15)
@@ -80,7 +80,7 @@ def test_figures_come_from_as_many_rows_as_asked_for() -> None:
     assert by_grams(rows, records, 1, rows_measured=70).quality.rows_measured == 50
 
 
-def blocked(way: str, *, without: int | None = None) -> BlockedKeys:
+def blocked(way: str, *, without: int | None = None) -> TextKeys:
     rng = np.random.default_rng(7)
     words = ["".join(rng.choice(list("abc"), rng.integers(1, 7))) for _ in range(100)]
     rows, records = words[:40], words[40:]
@@ -97,7 +97,7 @@ WAYS = ("grams", "rules")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_cap_bounds_what_any_record_changes(way: str) -> None:
     """A record's candidates do not depend on other records: at most m rows change."""
-    assert isinstance(blocked(way), KeyMetric)
+    assert isinstance(blocked(way), ComparedKeys)
     before = eligible_pairs(blocked(way), cap=2).links(np.arange(40), 3).indices
     changed = []
     for removed in range(0, 60, 5):

@@ -5,7 +5,7 @@ import pytest
 
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics.bloom import CodeKeys, TextCode, encode_keys
-from securevfl.linkage.metrics.metric import Field, KeyMetric
+from securevfl.linkage.metrics.metric import ComparedKeys, Field
 from securevfl.linkage.metrics.mixed import MixedKeys
 from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
 from securevfl.linkage.metrics.texts import TextKeys, numbered_keys
@@ -21,7 +21,7 @@ def words(count: int, rng: np.random.Generator) -> list[str]:
     return ["".join(rng.choice(list("abc"), rng.integers(1, 7))) for _ in range(count)]
 
 
-def make(kind: str, *, without: int | None = None) -> KeyMetric:
+def make(kind: str, *, without: int | None = None) -> ComparedKeys:
     """Return the same small tables as keys of one kind, perhaps without one record."""
     rng = np.random.default_rng(7)
     points = [np.round(rng.uniform(-80, 80, size=(count, 2))) for count in (ROWS, RECORDS)]
@@ -32,15 +32,15 @@ def make(kind: str, *, without: int | None = None) -> KeyMetric:
     if kind == "euclidean":
         return EuclideanKeys(primary=points[0], records=points[1])
     if kind == "earth":
-        return EarthKeys(primary=points[0], records=points[1])
+        return EarthKeys.of(points[0], points[1])
     if kind == "text":
-        return TextKeys(primary=names[0], records=names[1])
+        return TextKeys.of(names[0], names[1])
     if kind == "exact":
         return numbered_keys(*([word[:2] for word in column] for column in names))
     columns = [{"name": n, "x": p[:, 0].copy()} for n, p in zip(names, points, strict=True)]
     if kind == "mixed":
         fields = (Field(name="name", kind="text"), Field(name="x", kind="number", scale=50.0))
-        return MixedKeys(primary=columns[0], records=columns[1], fields=fields)
+        return MixedKeys.of(columns[0], columns[1], fields)
     codes, secret = {"name": TextCode(bits=128)}, LinkageSecret(b"s" * 32)
     mine, theirs = (encode_keys(column, codes, secret) for column in columns)
     return CodeKeys(primary=mine, records=theirs, backend="numpy")
@@ -67,7 +67,7 @@ def test_a_metric_counts_and_swaps(kind: str) -> None:
     assert (metric.num_rows, metric.num_records) == (ROWS, RECORDS)
     assert (metric.swapped().num_rows, metric.swapped().num_records) == (RECORDS, ROWS)
     assert np.array_equal(distance, swapped.T)
-    assert isinstance(metric, KeyMetric)
+    assert isinstance(metric, ComparedKeys)
 
 
 @pytest.mark.parametrize("kind", ALL_METRICS)

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pytest
+from helpers.nearest import nearest_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.linkage.metrics.points import nearest_records
 from securevfl.linkage.protections.blocks import (
     CellBlock,
     PassLinker,

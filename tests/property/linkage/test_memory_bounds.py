@@ -6,11 +6,9 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from helpers.nearest import nearest_codes, nearest_records, nearest_texts
 
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.bloom import nearest_codes
-from securevfl.linkage.metrics.points import nearest_records
-from securevfl.linkage.metrics.texts import nearest_texts
 
 MIB = 2**20
 K = 10

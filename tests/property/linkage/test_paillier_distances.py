@@ -7,11 +7,11 @@ import pytest
 
 pytest.importorskip("phe", reason="phe is an optional dependency")
 
+from helpers.nearest import nearest_records
 from phe import paillier
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.linkage.metrics.points import nearest_records
 from securevfl.linkage.protections.blocks import links_from_shares
 from securevfl.linkage.protections.paillier import (
     Keyholder,

@@ -2,11 +2,12 @@
 
 import numpy as np
 from helpers.linking import round_linker
+from helpers.nearest import nearest_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.metrics.points import EuclideanKeys, nearest_records
+from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.sampling import PoissonSampler, eligible_pairs
 
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from helpers.nearest import nearest_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT, KeyRange
-from securevfl.linkage.metrics.points import nearest_records
 from securevfl.linkage.protections.blocks import links_from_shares
 from securevfl.linkage.protections.shares import (
     Dealing,

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from helpers.nearest import nearest_records
 from scipy.optimize import least_squares
 from scipy.spatial import cKDTree
 
 from securevfl.linkage.links import LinkTable, SimilarityScale, noised_similarities
-from securevfl.linkage.metrics.points import nearest_records
 
 RECORDS, PLACES, ROWS, K, SIGMA = 150, 1500, 800, 20, 0.4
 

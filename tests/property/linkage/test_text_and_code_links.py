@@ -4,14 +4,12 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from helpers.nearest import nearest_codes, nearest_mixed, nearest_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.metrics.bloom import nearest_codes
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.metrics.mixed import nearest_mixed
-from securevfl.linkage.metrics.texts import nearest_texts
 from securevfl.linkage.text import normalise_text
 
 WORDS = st.text(alphabet="abcé ß", max_size=6)

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.nearest import nearest_codes, nearest_mixed, nearest_texts
 
 from securevfl.core.errors import DataError
 from securevfl.data.keys_and_labels import KeyTable, read_key_table
 from securevfl.lab.datasets import data_folder
 from securevfl.lab.links_alone import link_quality
-from securevfl.linkage.metrics.bloom import TextCode, encode_keys, nearest_codes
+from securevfl.linkage.metrics.bloom import TextCode, encode_keys
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.metrics.mixed import nearest_mixed
-from securevfl.linkage.metrics.texts import nearest_texts
 from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.text import joined_texts
 

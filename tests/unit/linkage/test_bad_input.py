@@ -9,7 +9,7 @@ from helpers.blocked import by_grams
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.bloom import CodeKeys, TextCode, encode_keys
-from securevfl.linkage.metrics.metric import Field, KeyMetric, KeyRange
+from securevfl.linkage.metrics.metric import ComparedKeys, Field, KeyRange
 from securevfl.linkage.metrics.mixed import MixedKeys
 from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
 from securevfl.linkage.metrics.texts import TextKeys
@@ -34,17 +34,15 @@ def shared(mine: np.ndarray, theirs: np.ndarray, k: int) -> LinkTable:
     return links_from_shares(one, other, k, key_dim=mine.shape[1])
 
 
-Make = Callable[[int, int], KeyMetric]
+Make = Callable[[int, int], ComparedKeys]
 """Keys of so many rows and records, all alike."""
 
 METRICS: dict[str, Make] = {
     "euclidean": lambda a, b: EuclideanKeys(primary=np.ones((a, 2)), records=np.ones((b, 2))),
-    "earth": lambda a, b: EarthKeys(primary=np.ones((a, 2)), records=np.ones((b, 2))),
-    "text": lambda a, b: TextKeys(primary=["anna"] * a, records=["anna"] * b),
+    "earth": lambda a, b: EarthKeys.of(np.ones((a, 2)), np.ones((b, 2))),
+    "text": lambda a, b: TextKeys.of(["anna"] * a, ["anna"] * b),
     "blocked": lambda a, b: by_grams(["anna"] * a, ["anna"] * b, 1),
-    "mixed": lambda a, b: MixedKeys(
-        primary={"name": ["anna"] * a}, records={"name": ["anna"] * b}, fields=NAME
-    ),
+    "mixed": lambda a, b: MixedKeys.of({"name": ["anna"] * a}, {"name": ["anna"] * b}, NAME),
     "code": lambda a, b: CodeKeys(
         primary=np.ones((a, 8), dtype=np.uint8), records=np.ones((b, 8), dtype=np.uint8)
     ),
@@ -118,12 +116,12 @@ SPELLINGS = ["Ame\u0301lie  STRASSE", "\uff21m\u00e9lie stra\u00dfe"]
 
 def links_of_texts(name: str, mine: list[str], theirs: list[str], k: int) -> LinkTable:
     if name == "text":
-        return TextKeys(primary=mine, records=theirs).nearest(None, k)
+        return TextKeys.of(mine, theirs).nearest(None, k)
     if name == "blocked":
         return by_grams(mine, theirs, k).nearest(None, k)
     if name == "mixed":
         columns = {"name": mine}, {"name": theirs}
-        return MixedKeys(primary=columns[0], records=columns[1], fields=NAME).nearest(None, k)
+        return MixedKeys.of(columns[0], columns[1], NAME).nearest(None, k)
     return CodeKeys(primary=coded(mine), records=coded(theirs)).nearest(None, k)
 
 
@@ -157,6 +155,6 @@ def test_mixed_types_are_refused(value: object) -> None:
     columns = {"name": ["anna"]}, {"name": ["anna", value]}
     message = f"row 2: must be text, got {type(value).__name__}"
     with pytest.raises(DataError, match=message):
-        MixedKeys(primary=columns[0], records=columns[1], fields=NAME).nearest(None, 1)
+        MixedKeys.of(columns[0], columns[1], NAME).nearest(None, 1)
     with pytest.raises(DataError, match=message):
         encode_keys(columns[1], {"name": TextCode(bits=256)}, SECRET)

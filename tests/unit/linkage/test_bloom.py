@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from helpers.nearest import nearest_codes
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.metrics.bloom import NumberCode, TextCode, encode_keys, nearest_codes
+from securevfl.linkage.metrics.bloom import NumberCode, TextCode, encode_keys
 from securevfl.linkage.spec import LinkageSecret
 
 SECRET = LinkageSecret(b"s" * 32)

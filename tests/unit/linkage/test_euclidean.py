@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import scipy
+from helpers.nearest import nearest_records
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import NO_RECORD
-from securevfl.linkage.metrics.points import EuclideanKeys, nearest_records
+from securevfl.linkage.metrics.points import EuclideanKeys
 
 
 def points(*values: float) -> np.ndarray:

@@ -24,7 +24,7 @@ def test_distances_are_those_of_the_haversine_formula() -> None:
     """Over random places all over the earth, to a millimetre and a part in a million."""
     rng = np.random.default_rng(0)
     places = np.column_stack([rng.uniform(-180, 180, 50), rng.uniform(-90, 90, 50)])
-    links = EarthKeys(primary=SINGAPORE, records=places).nearest(None, 50)
+    links = EarthKeys.of(SINGAPORE, places).nearest(None, 50)
     expected = sorted(haversine(SINGAPORE[0], place) for place in places)
 
     assert links.distances[0] == pytest.approx(expected, rel=1e-6, abs=1e-3)
@@ -33,7 +33,7 @@ def test_distances_are_those_of_the_haversine_formula() -> None:
 def test_the_date_line_is_no_border() -> None:
     """179.9 degrees east is near 179.9 degrees west; raw degrees would say otherwise."""
     places = np.array([[170.0, 0.0], [-179.9, 0.0]])
-    links = EarthKeys(primary=np.array([[179.9, 0.0]]), records=places).nearest(None, 1)
+    links = EarthKeys.of(np.array([[179.9, 0.0]]), places).nearest(None, 1)
 
     assert links.indices.tolist() == [[1]]
     assert links.distances[0, 0] == pytest.approx(0.2 * np.pi / 180 * EARTH_RADIUS_M)
@@ -42,14 +42,14 @@ def test_the_date_line_is_no_border() -> None:
 def test_a_degree_of_longitude_shrinks_towards_the_poles() -> None:
     """At 60 degrees north, 1.5 degrees east is nearer than 1 degree north."""
     places = np.array([[10.0, 61.0], [11.5, 60.0]])
-    links = EarthKeys(primary=np.array([[10.0, 60.0]]), records=places).nearest(None, 1)
+    links = EarthKeys.of(np.array([[10.0, 60.0]]), places).nearest(None, 1)
 
     assert links.indices.tolist() == [[1]]
 
 
 def test_missing_links_stay_infinitely_far() -> None:
     """No record, no metres."""
-    keys = EarthKeys(primary=SINGAPORE, records=np.array([[0.0, 0.0], [1.0, 1.0]]))
+    keys = EarthKeys.of(SINGAPORE, np.array([[0.0, 0.0], [1.0, 1.0]]))
     links = keys.nearest(None, 2, eligible=np.array([True, False]))
 
     assert links.distances[0, 1] == np.inf
@@ -58,7 +58,7 @@ def test_missing_links_stay_infinitely_far() -> None:
 def test_swapped_columns_are_noticed() -> None:
     """A latitude of 103 degrees is none."""
     with pytest.raises(DataError, match=r"row 1: .* are the two columns swapped\?"):
-        EarthKeys(primary=SINGAPORE[:, ::-1].copy(), records=SINGAPORE).nearest(None, 1)
+        EarthKeys.of(SINGAPORE[:, ::-1].copy(), SINGAPORE).nearest(None, 1)
 
 
 def test_longitudes_of_0_to_360_are_those_west_of_greenwich() -> None:

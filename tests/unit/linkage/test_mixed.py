@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.nearest import nearest_mixed
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.keys_and_labels import KeyKind, read_key_table
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.metrics.mixed import MixedKeys, nearest_mixed
+from securevfl.linkage.metrics.mixed import MixedKeys
 from securevfl.linkage.sampling import eligible_pairs
 
 NAME = Field(name="name", kind="text")
@@ -71,7 +72,7 @@ def test_a_cap_works_with_any_metric() -> None:
     """Records pick their nearest rows by names, and rows keep what picked them."""
     rows = {"name": ["anna", "anne", "hans"]}
     records = {"name": ["anna", "ann", "hanse", "hansen"]}
-    pairs = eligible_pairs(MixedKeys(primary=rows, records=records, fields=(NAME,)), cap=1)
+    pairs = eligible_pairs(MixedKeys.of(rows, records, (NAME,)), cap=1)
     links = pairs.links(np.arange(3), 2)
 
     assert links.indices.tolist() == [[0, 1], [-1, -1], [2, 3]]

@@ -2,16 +2,10 @@
 
 import numpy as np
 import pytest
+from helpers.nearest import nearest_codes, nearest_records
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.metrics.bloom import (
-    NumberCode,
-    PointCode,
-    encode_keys,
-    nearest_codes,
-    secret_directions,
-)
-from securevfl.linkage.metrics.points import nearest_records
+from securevfl.linkage.metrics.bloom import NumberCode, PointCode, encode_keys, secret_directions
 from securevfl.linkage.spec import LinkageSecret
 
 SECRET = LinkageSecret(b"s" * 32)

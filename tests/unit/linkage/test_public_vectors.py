@@ -9,8 +9,9 @@ phe's example is in ``tests/property/linkage/test_paillier_distances.py``.
 
 import numpy as np
 import pytest
+from helpers.nearest import nearest_codes
 
-from securevfl.linkage.metrics.bloom import nearest_codes, occurrences, q_grams
+from securevfl.linkage.metrics.bloom import occurrences, q_grams
 
 
 def differing_bits(one: str, other: str) -> float:

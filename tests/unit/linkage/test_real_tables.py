@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.nearest import nearest_codes, nearest_records, nearest_texts
 
-from securevfl.linkage.metrics.bloom import PointCode, TextCode, encode_keys, nearest_codes
-from securevfl.linkage.metrics.points import nearest_records
-from securevfl.linkage.metrics.texts import nearest_texts
+from securevfl.linkage.metrics.bloom import PointCode, TextCode, encode_keys
 from securevfl.linkage.spec import LinkageSecret
 
 DATA = Path(os.environ.get("SECUREVFL_DATA", "no data"))

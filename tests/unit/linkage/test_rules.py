@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.blocked import by_rules
+from helpers.nearest import nearest_mixed
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates
 from securevfl.linkage.links import NO_RECORD
 from securevfl.linkage.metrics.metric import Field, Keys, KeySpec
-from securevfl.linkage.metrics.mixed import Mixed, nearest_mixed
+from securevfl.linkage.metrics.mixed import Mixed
 from securevfl.linkage.metrics.texts import Levenshtein
 
 KINDS: dict[str, Any] = {"surname": "text", "given name": "text", "born": "number"}

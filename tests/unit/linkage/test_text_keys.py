@@ -1,9 +1,9 @@
 """Text keys: one form for what is one text, and refusal of what is none."""
 
 import pytest
+from helpers.nearest import nearest_texts
 
 from securevfl.core.errors import DataError
-from securevfl.linkage.metrics.texts import nearest_texts
 from securevfl.linkage.text import checked_texts, normalise_text
 
 
