@@ -177,7 +177,9 @@ def test_what_others_say_of_their_file_is_no_text_for_a_terminal() -> None:
     message = hello.example.to_message()
     for digest in ("\x1b[2J", "d" * 63, "D" * 64, "d" * 64 + "\n"):
         told = replace(message, meta={**message.meta, "digest": digest}, sender="rental")
-        with pytest.raises(ProtocolError, match=r"^party 'rental' sent an invalid digest of its file$"):
+        with pytest.raises(
+            ProtocolError, match=r"^party 'rental' sent an invalid digest of its file$"
+        ):
             Hello.from_message(told, **hello.knows)
 
 
