@@ -56,6 +56,7 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 docs-pages: install ## write the pages that are made from docstrings
 	$(BIN)/python tools/make_federation_file_page.py
 	$(BIN)/python tools/make_message_table.py
+	$(BIN)/python tools/make_errors_page.py
 
 bench-gpu: install ## time, utilisation and memory of whole runs on a GPU; needs SECUREVFL_DATA
 	$(BIN)/python benchmarks/gpu.py

@@ -9,8 +9,10 @@ without a docstring ends the program, and so does a section that this file does 
 import dataclasses
 import json
 import re
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from federation_schema import federation_schema, section_classes, settings_schema
 
@@ -25,95 +27,93 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/federation-file.md"
 SCHEMA = ROOT / "securevfl/config/federation-file.schema.json"
 
+_TABLE: Final = "| setting | takes | meaning |\n| --- | --- | --- |\n"
+
 HEAD = """\
-# The federation file
+# Federation file
 
 <!-- Made by `python tools/make_federation_file_page.py` (`make docs-pages`). Edit the docstrings
 of the settings instead of this page. -->
 
-One TOML file says what a federation does. Every party has the same one and compares its hash with
-the others' when they meet; nothing private is in it. An unknown section or setting is refused, with
-the nearest name that exists. The shortest file that trains is in [starting](starting.md#by-hand);
-a walk through one is the [tutorial](tutorial.md).
+After this page you know every setting of the one TOML file that says what a federation does.
 
-Editors with TOML schemas (Even Better TOML, Taplo) complete and check a file that begins with
-`#:schema federation-file.schema.json`; `securevfl check --schema > federation-file.schema.json`
-writes that schema.
+Every party has the same file, and parties compare its hash when they meet. Nothing private is in
+it. An unknown setting is refused, with the nearest name that exists. [Own tables](starting.md)
+has a short file, the [tutorial](tutorial.md) a walk through one.
 
-This page lists every setting. `[federation]`, `[model]`, `[privacy]`, `[linkage]` and one
-`[[party]]` for each party must be there; the other sections may be left out. Settings without a
-default must be written. Names in square brackets, such as [FedSim], are papers of
-[references](references.md).
+`[federation]`, `[privacy]`, `[linkage]` and one `[[party]]` for each party must be there, and
+`[model]` unless `encoder.method = "auto"`. Below, `epochs = 20` shows a default. `1..9` are whole
+numbers, `[0, 1)` all numbers from 0 to below 1. Names such as [FedSim] are papers of
+[references](references.md). `securevfl check --schema > federation-file.schema.json` writes a
+schema. Editors complete a file that begins with `#:schema federation-file.schema.json`.
+
+## The settings that most files have
 """
 
 SECTIONS = {
     "federation": "What is learned.",
     "party": """\
-One table for each party, opened by `[[party]]`. Exactly one is the primary; at least one is a
-secondary. A primary or secondary needs `data` and `key`; the primary also `address`, and `label`
-where something is trained. A coordinator or a dealer has a `name`, a `role` and an `identity`, and
-no table.""",
+One table for each party. Exactly one is the primary, and at least one is a secondary. The primary
+needs `address`, and `label` where something is trained. A coordinator or a dealer has a `name`, a
+`role` and an `identity`, and no table.""",
     "model": """\
-`family` names the model; what else the table may say depends on the family. `preset = "paper"`
-fills in what the file leaves out with what the family's paper writes, in other sections too; what
-that is stands below each family's settings.
+What the table may say depends on the family. `preset = "paper"` fills in what the file leaves out
+with the paper's settings; they stand below each family, where they differ from the defaults.
 
-With `privacy.encoder = "frozen"` every family but those that pretrain may have `top = "boosting"`
-(scikit-learn's histogram boosting) or `top = "linear"` (ridge or logistic regression): an estimator
-in place of its top network, fitted once to the primary's own columns, numeric keys (whatever
-`keys_as_features` says), the released numbers, and links' similarities in families that read them.
-`epochs`, `learning_rate` and the like then mean nothing. What each is worth:
-[frontier](../notebook/frontier.md#estimators-on-top). `python: ...` stands there in the file of a
-run whose estimator `securevfl.simulate(top=...)` was handed.""",
+With `privacy.encoder = "frozen"`, `top` may be `"boosting"` or `"linear"`, except in families that
+pretrain. Scikit-learn's estimator then replaces the top network. It is fitted once, to the
+primary's columns and numeric keys, the released numbers and the similarities.
+[What each is worth](../notebook/frontier.md#estimators-on-top).""",
     "training": "How every family is trained.",
     "base": """\
-What the joint model is averaged with, and what it must beat to be used
-([base](local-baseline.md)).""",
+What the joint model is averaged with, and what it must beat ([gain](local-baseline.md)).""",
     "privacy": """\
-What is promised, and about what. Read [privacy](privacy.md) before you choose. With
-`mechanism = "gaussian"` exactly one of `epsilon` and `noise_multiplier` must be given; a frozen or
-dp-trained encoder also needs `links_per_record`, unless the unit is `linked-row`.""",
+What is promised, and about what: [privacy](privacy.md). With noise, give one of `epsilon` and
+`noise_multiplier`. A frozen or dp-trained encoder needs `links_per_record`, unless the unit is
+`linked-row`.""",
     "linkage": """\
-How rows and records find one another, and how keys are hidden meanwhile. What each protection
-shows, and to whom, is in [linkage](linkage.md).""",
+How rows and records find one another, and how keys are hidden: [linkage](linkage.md).""",
     "encoder": """\
-How frozen encoders are made; the section may be left out. It goes with `privacy.encoder =
-"frozen"` and `model.release = "pooled"`. At a small epsilon it matters more than anything else:
-[frontier](results.md#accuracy-against-epsilon).""",
-    "prediction": "What a kept model may be asked for ([predictions](predictions.md)).",
-    "runtime": "How long a party waits before it gives another one up. All times are in seconds.",
+How frozen encoders are made; goes with `privacy.encoder = "frozen"` and `model.release =
+"pooled"`. At a small epsilon it matters most ([class means](class-means.md)).""",
+    "prediction": "What a saved model may be asked for ([predictions](predictions.md)).",
+    "runtime": "How long a party waits for others ([lost parties](losses.md)). `_s`: seconds.",
     "pretraining": """\
-For the families `fedhssl`, `fedgssl`, `fedcssl` and `fedlocalssl`, which learn without labels
-before they are trained; the others read nothing of it. See [pretraining](fedhssl.md).""",
+For `fedhssl`, `fedgssl`, `fedcssl` and `fedlocalssl` alone ([FedHSSL](fedhssl.md)).""",
 }
 """Sections in the order of the page, with the sentence that opens each."""
 
+FIRST = {
+    "federation": ("name", "task"),
+    "party": ("name", "role", "data", "key", "label", "address", "scaling", "bounds", "exclude"),
+    "model": ("family", "neighbours"),
+    "training": ("epochs", "metric"),
+    "privacy": ("epsilon", "delta", "unit", "encoder", "links_per_record", "colluding"),
+    "linkage": ("metric", "protection", "max_distance"),
+    "encoder": ("method",),
+}
+"""Settings that most files have, section by section; the sections' own tables leave them out."""
+
 READING = """\
-A table in the party's own, such as `reading = { separator = ";", decimal = "," }`. Nothing in it is
-needed where a file can be read in one way only: [tables](tables.md)."""
+A table in the party's own, such as `reading = { separator = ";", decimal = "," }`, for files that
+can be read in several ways ([tables](starting.md#dialects-of-text-files))."""
 
 SOURCE = """\
-A file of its party alone, which `data` names; no other party reads it. All settings of `reading`
-may stand in it, at its top, and one of `file` and `url` must."""
+A file of its party alone, which `data` names. It takes the settings of `reading` too, and must have
+`file` or `url`."""
 
 FIELDS = """\
-With `metric = "mixed"` every key column has such a table, under the primary's name of the column;
-the name is not a setting."""
+With `metric = "mixed"` every key column has such a table, by the primary's name of the column."""
 
 TASK_METRICS_OPENING = """\
-Every run reports all metrics of its task on validation and test rows; `training.metric` is the one
-that chooses the best epoch and ends training, the first of each task unless the file says
-otherwise. They are scikit-learn's; of two labels the second class is the one that `positive` of
-the primary's party names, or else the one that sorts last. Where a split's labels do not have what
-a metric needs, it is not defined: null in files. The chosen one must be defined on training,
-validation and test rows, or the run is refused before anything is released."""
+Every run reports all metrics of its task; `training.metric` chooses the best epoch. They are
+scikit-learn's. Where a split's labels lack what a metric needs, it is null. The chosen metric must
+be defined on all three splits, or the run is refused before anything is released."""
 
 METHODS = """\
-`securevfl lab compare` gives a method these settings on top of the file's own; see
-[experiments](experiments.md#compare). `NAME` is a family, one of the baselines below, or a name of
-your choice with `family = "…"` in the table. A family takes settings of `[training]` and of its
-`[model]` here, side by side, and those of `[pretraining]` in `[methods.NAME.pretraining]`. The
-baselines train with all that they need in one place, and take the following."""
+Settings that `securevfl lab compare` gives a method ([experiments](experiments.md#compare)). `NAME`
+is a family, a baseline below, or your own word with `family = "…"` in the table. A family takes
+settings of `[training]` and `[model]`, and of `[pretraining]` in `[methods.NAME.pretraining]`."""
 
 
 def main() -> None:
@@ -137,16 +137,16 @@ def page() -> str:
     unknown = sorted({*classes, "model"} ^ set(SECTIONS))
     if unknown:
         raise LookupError(f"SECTIONS and the sections of a federation file differ in {unknown}")
-    parts = [HEAD]
+    parts = [HEAD, first_settings(classes), "The other settings follow, by section.\n"]
     for section, opening in SECTIONS.items():
         brackets = "[[party]]" if section == "party" else f"[{section}]"
         parts.append(f"## `{brackets}`\n\n{opening}\n")
         if section == "model":
-            parts += [family_part(families) for families in families_by_settings()]
+            parts += model_parts()
         else:
-            parts.append(table_of(classes[section]))
+            parts.append(table_of(classes[section], set(FIRST.get(section, ()))))
         if section == "training":
-            parts += [f"### metrics by task\n\n{TASK_METRICS_OPENING}\n", task_metrics()]
+            parts += [f"### Metrics by task\n\n{TASK_METRICS_OPENING}\n", task_metrics()]
         if section == "party":
             parts += [f"### `reading`\n\n{READING}\n", table_of(Reading)]
             parts += [
@@ -161,6 +161,55 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def first_settings(classes: Mapping[str, type[Any]]) -> str:
+    """Return the table of :data:`FIRST`."""
+    lines = []
+    for section, names in FIRST.items():
+        rows = _model_rows() if section == "model" else _rows_of(classes[section])
+        lines += [rows[name].replace("| `", f"| `{section}.", 1) for name in names]
+    return _TABLE + "\n".join(lines) + "\n"
+
+
+def _model_rows() -> dict[str, str]:
+    """Return the rows of the settings that every family has, whose defaults are the family's."""
+    defaults: dict[int, list[str]] = {}
+    for name, family in FAMILIES.items():
+        settings = settings_schema(family.settings_class)["properties"]
+        if "neighbours" in settings:
+            defaults.setdefault(settings["neighbours"]["default"], []).append(name)
+    several = "; ".join(f"{value} in {_listed(names)}" for value, names in defaults.items())
+    return {
+        "family": f"| `family` | {_listed(list(FAMILIES))} | The kind of model. |",
+        "neighbours": f"| `neighbours` | 1..10000 | K, links of a row at every secondary; default: "
+        f"{several}. |",
+    }
+
+
+def model_parts() -> list[str]:
+    """Return the tables of ``[model]``: of several families first, then of each."""
+    groups = families_by_settings()
+    tables = [
+        {
+            name: row
+            for name, row in _rows_of(one[0].settings_class).items()
+            if name not in FIRST["model"]
+        }
+        for one in groups
+    ]
+    often = Counter(row for table in tables for row in table.values())
+    shared = {row: None for table in tables for row in table.values() if often[row] > 1}
+    parts = ["### Several families\n", _TABLE + "\n".join(shared) + "\n"]
+    for families, table in zip(groups, tables, strict=True):
+        named = _listed([family.name for family in families])
+        above = [name for name, row in table.items() if row in shared]
+        own = [row for row in table.values() if row not in shared]
+        parts.append(f"### family {named}\n")
+        if above:
+            parts.append(f"Above: {_listed(above)}.\n")
+        parts.append((_TABLE + "\n".join(own) + "\n" if own else "") + presets_of(families))
+    return parts
+
+
 def families_by_settings() -> list[list[AnyFamily]]:
     """Return all families, those with the same settings together."""
     groups: dict[str, list[AnyFamily]] = {}
@@ -169,56 +218,56 @@ def families_by_settings() -> list[list[AnyFamily]]:
     return list(groups.values())
 
 
-def family_part(families: list[AnyFamily]) -> str:
-    """Return a heading and a table for families with the same settings."""
-    names = _listed([family.name for family in families])
-    return f"### family {names}\n\n{table_of(families[0].settings_class)}{presets_of(families)}"
-
-
 def presets_of(families: list[AnyFamily]) -> str:
-    """Return a list of what the families' presets stand for, equal ones together."""
+    """Return what the families' presets stand for, equal ones together."""
+    classes = section_classes()
     lines: dict[str, list[str]] = {}
     for family in families:
         for name, preset in family.presets.items():
             sections = {
-                "model": preset.model,
-                "training": preset.training,
-                "pretraining": preset.pretraining,
+                "model": (preset.model, family.settings_class),
+                "training": (preset.training, classes["training"]),
+                "pretraining": (preset.pretraining, classes["pretraining"]),
                 **{
-                    f'pretraining` with `algorithm = "{algorithm}"': fields
+                    f"pretraining], {algorithm}": (fields, classes["pretraining"])
                     for algorithm, fields in preset.algorithms.items()
                 },
             }
-            parts = [
-                f"in `[{section}]`: "
-                + ", ".join(f"`{key} = {_toml(value)}`" for key, value in fields.items())
-                for section, fields in sections.items()
-                if fields
-            ]
-            lines.setdefault(f'`preset = "{name}"` is {"; ".join(parts)}', []).append(family.name)
-    if not lines:
-        return ""
-    return (
-        "\n"
-        + "\n".join(
-            f"- Of {_listed(names)}, {text}; without noise `privacy.clip_norm` never bites."
-            for text, names in lines.items()
-        )
-        + "\n"
+            parts = []
+            for section, (fields, kind) in sections.items():
+                usual = {
+                    key: one.get("default")
+                    for key, one in settings_schema(kind)["properties"].items()
+                }
+                other = [
+                    f"{key} = {_toml(value)}"
+                    for key, value in fields.items()
+                    if usual.get(key) != (list(value) if isinstance(value, tuple) else value)
+                ]
+                if other:
+                    brackets = f"[{section}" if "]" in section else f"[{section}]"
+                    parts.append(f"{brackets} `{', '.join(other)}`")
+            lines.setdefault(f'`preset = "{name}"`: {"; ".join(parts)}', []).append(family.name)
+    several = len(lines) > 1
+    return "".join(
+        f"\n{f'Of {_listed(names)}, ' if several else ''}{text}.\n" for text, names in lines.items()
     )
 
 
 def task_metrics() -> str:
-    """Return the Markdown table of every task's metrics."""
-    lines = ["| task | metric | what it is | unit | values | better | needs |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
+    """Return the Markdown table of every task's metrics, one metric of several tasks once."""
+    lines: dict[str, list[str]] = {}
     for task, metrics in TASK_METRICS.items():
         for one in metrics:
-            unit = "the label's" if one.unit == "label" else one.unit
             better = "higher" if one.higher_is_better else "lower"
-            cells = (task, f"`{one.name}`", one.meaning, unit, one.values, better, one.needs)
-            lines.append(f"| {' | '.join(map(_cell, cells))} |")
-    return "\n".join(lines) + "\n"
+            needs = "" if one.needs == "a row" else f"; needs {one.needs}"
+            unit = {"label": ", in the label's unit", "none": ""}.get(one.unit, f" {one.unit}")
+            text = (
+                f"| `{one.name}` | {one.meaning}: {one.values}{unit}, {better} is better{needs} |"
+            )
+            lines.setdefault(text, []).append(task)
+    head = "| task | metric | meaning |\n| --- | --- | --- |\n"
+    return head + "\n".join(f"| {', '.join(tasks)} {row}" for row, tasks in lines.items()) + "\n"
 
 
 def baselines() -> dict[type[Any], list[str]]:
@@ -239,47 +288,52 @@ def table_of(kind: type[Any], without: set[str] | None = None) -> str:
     Raises:
         LookupError: If a field has no docstring.
     """
-    table = settings_schema(kind, without=without or ())
-    lines = ["| setting | takes | default | meaning |", "| --- | --- | --- | --- |"]
+    return _TABLE + "\n".join(_rows_of(kind, without or set()).values()) + "\n"
+
+
+def _rows_of(kind: type[Any], without: Collection[str] = ()) -> dict[str, str]:
+    """Return the row of each of a dataclass's settings, by name."""
+    table = settings_schema(kind, without=without)
+    rows = {}
     for name, setting in table["properties"].items():
-        default = "must be given" if name in table["required"] else "not set"
-        if "default" in setting:
-            default = f"`{json.dumps(setting['default'])}`"
+        default = setting.get("default", "")
+        written = name if default in ("", {}) else f"{name} = {json.dumps(default)}"
+        takes = f"{_takes(setting)}; required" if name in table["required"] else _takes(setting)
         meaning = re.sub(r"``(.+?)``", r"`\1`", setting["description"])
-        lines.append(f"| `{name}` | {_takes(setting)} | {default} | {_cell(meaning)} |")
-    return "\n".join(lines) + "\n"
+        rows[name] = f"| `{written}` | {takes} | {_cell(meaning)} |"
+    return rows
 
 
 def _takes(setting: dict[str, Any]) -> str:
-    """Return what a setting takes, in the words of somebody who writes TOML."""
+    """Return what a setting takes, in the words of a person who writes TOML."""
     if "anyOf" in setting:
         return " or ".join(map(_takes, setting["anyOf"]))
     if "enum" in setting:
         return ", ".join(f"`{json.dumps(value)}`" for value in setting["enum"])
     match setting["type"]:
         case "array":
-            return f"a list of {_plural(setting['items'])}"
+            return f"list of {_plural(setting['items'])}"
         case "object" if isinstance(setting.get("additionalProperties"), dict):
-            return f"a table of {_plural(setting['additionalProperties'])}"
+            return f"table of {_plural(setting['additionalProperties'])}"
         case "object":
-            return "a table"
+            return "table"
         case "boolean":
             return "`true`, `false`"
         case "string":
             return "text"
         case kind:
-            return f"{'whole number' if kind == 'integer' else 'number'}{_limits(setting)}"
+            return _limits(setting) or ("whole number" if kind == "integer" else "number")
 
 
 def _limits(number: dict[str, Any]) -> str:
     low, least = number.get("exclusiveMinimum"), number.get("minimum")
     high, most = number.get("exclusiveMaximum"), number.get("maximum")
+    if number["type"] == "integer":
+        return "" if least is None else f"{least:g}.." + ("" if most is None else f"{most:.0f}")
     if high is None and most is None:
-        return "" if low is least is None else f" > {low:g}" if least is None else f" ≥ {least:g}"
-    if least is not None and most is not None:
-        return f" {least:g} to {most:,.0f}"
+        return "" if low is least is None else f">{low:g}" if least is None else f"≥{least:g}"
     begin = f"[{least:g}" if low is None else f"({low:g}"
-    return f" in {begin}, {f'{most:,g}]' if high is None else f'{high:g})'}"
+    return f"{begin}, {f'{most:g}]' if high is None else f'{high:g})'}"
 
 
 def _plural(items: dict[str, Any]) -> str:
@@ -290,7 +344,7 @@ def _plural(items: dict[str, Any]) -> str:
     if items["type"] == "object":
         return "tables"
     words = {"string": "texts", "integer": "whole numbers", "number": "numbers"}
-    return f"{words[items['type']]}{_limits(items)}"
+    return f"{words[items['type']]} {_limits(items)}".rstrip()
 
 
 def _cell(text: str) -> str:

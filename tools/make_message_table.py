@@ -1,6 +1,6 @@
 """Write the table of ``docs/messages.md``: ``python tools/make_message_table.py``.
 
-It is made of the code: each message's kind, who tells whom, and what its docstring says.
+It is made of the code: each message's kind, who sends it to whom, and its docstring.
 """
 
 import importlib
@@ -35,10 +35,10 @@ def message_types() -> list[type[TypedMessage]]:
 
 def table() -> str:
     """Return the table in Markdown."""
-    lines = ["| code | message | who tells whom | what it tells |", "| --- | --- | --- | --- |"]
+    lines = ["| message | from and to | content |", "| --- | --- | --- |"]
     for one in message_types():
-        tells = " ".join((inspect.getdoc(one) or "").split()).replace("``", "`")
-        lines.append(f"| {one.KIND.value} | {one.KIND.name} | {one.WAY} | {tells} |")
+        content = " ".join((inspect.getdoc(one) or "").split()).replace("``", "`")
+        lines.append(f"| {one.KIND.value} {one.KIND.name} | {one.WAY} | {content} |")
     return "\n".join(lines) + "\n"
 
 

@@ -28,31 +28,29 @@ class EncoderSettings:
     """
 
     method: Literal["random", "principal", "votes"]
-    """``random`` draws a projection without data. The others are fitted to each secondary's own
-    records, behind noise that the run's epsilon counts: ``principal`` to their leading principal
-    components, ``votes`` to class means, the sums of records by the class of their linked row:
-    ``hidden`` numbers, one for each class, that all secondaries write into."""
+    """``random``: a projection drawn without data. Others are fitted to each secondary's records
+    behind noise that epsilon counts. ``principal``: leading principal components. ``votes``: class
+    means, ``hidden`` numbers, one for each class, that all secondaries write into."""
 
     layout: Literal["blocks", "sum"] | None = None
-    """``blocks`` gives every secondary its own coordinates of the sum, ``hidden`` over their
-    number each; with ``sum`` all of them write into all. Unless written, ``sum`` for
-    ``method = "votes"`` and ``blocks`` for others."""
+    """``blocks``: every secondary has its own coordinates, ``hidden`` over their number. ``sum``:
+    all write into all. Default: ``sum`` for ``votes``, else ``blocks``."""
 
     labels: Literal["shares", "randomised", "shown"] | None = None
-    """How class means use the primary's labels. With ``shares`` class sums are computed under
-    masks of a dealer, no secondary sees a label, and the sums that come back carry noise;
-    ``randomised`` sends labels behind randomised response; ``shown`` sends them as they are."""
+    """How class means use labels. ``shares``: under a dealer's masks; noised sums come back, and no
+    secondary sees a label. ``randomised``: labels behind randomised response. ``shown``: labels as
+    they are."""
 
     label_epsilon: float = 2.0
-    """Epsilon of the labels that class means use: with ``shares`` against each single secondary,
-    with ``randomised`` against all of them together."""
+    """Epsilon of these labels: for ``shares`` against each secondary, for ``randomised`` against
+    all together."""
 
     whiten: bool = False
-    """Whether to project on a linear discriminant's directions, for which half of ``share`` goes to
-    a covariance, instead of on class means."""
+    """Project on a linear discriminant's directions instead of class means; half of ``share`` then
+    pays for a covariance."""
 
     share: float = 0.05
-    """Part of the run's privacy, in squared mu, that fitting may use, in (0, 1)."""
+    """Part of the run's privacy, in squared mu, that fitting may use."""
 
     def __post_init__(self) -> None:
         checks.one_of(("random", "principal", "votes"), method=self.method)

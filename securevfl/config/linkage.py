@@ -19,95 +19,87 @@ class LinkageSettings:
     """The ``[linkage]`` table."""
 
     metric: str = "euclidean"
-    """How far two keys are apart. ``levenshtein`` reads all key columns as one text, ``mixed``
-    compares them one by one (``fields``), ``bloom`` compares their Bloom-filter codes, ``exact``
-    links rows and records whose key columns are all equal as texts, and leaves the others without a
-    link. Ids are of this kind: no digit is lost, and "0123" is not 123."""
+    """How far keys are apart: numbers, places, ``levenshtein`` on all key columns as one text,
+    ``mixed`` column by column (``fields``), ``bloom`` on Bloom codes. ``exact`` links keys that are
+    equal as texts: "0123" is not 123."""
 
     protection: str
     """How keys are hidden while linking. ``none``: every secondary sees the primary's keys."""
 
     choose: Literal["rows", "records"] = "rows"
-    """Who chooses: each primary row its K nearest records, or each record its
-    ``privacy.links_per_record`` nearest rows. The latter halves what one record can change, and
-    needs a frozen encoder with pooled rows."""
+    """Each row chooses its K nearest records, or each record its ``privacy.links_per_record``
+    nearest rows. The latter halves what a record can change; it needs a frozen encoder with pooled
+    rows."""
 
     max_distance: float | None = None
-    """The farthest that a link may be, >= 0: farther ones are none, and 0 leaves those of equal
-    keys, as ``exact`` does anyway. In the metric's unit: edits (``levenshtein``), a share of 1
-    (``mixed``), metres (``great-circle``), the unit in which tables hold the keys, not scaled
-    (``euclidean``); and differing bits wherever codes are compared (``bloom``, as metric or as
-    protection)."""
+    """Farther records are no links. In the metric's unit: edits (``levenshtein``), a share of 1
+    (``mixed``), metres (``great-circle``), the keys' own unit (``euclidean``), differing bits where
+    codes are compared (``bloom``)."""
 
     least_linked: float = 0.05
-    """The least share of the primary's rows, or else of a secondary's records, that must be linked,
-    in [0, 1]; where records choose, of the rows that they could choose at most. With fewer a run
-    ends before anything is charged, since parties that do not find each other learn nothing of each
-    other; 0 allows everything. Each secondary asks this of its own links. Predictions do not
-    ask."""
+    """Least share of the rows, or else of a secondary's records, that must be linked, in [0, 1].
+    With fewer a run ends before anything is charged; 0 allows all. Each secondary asks it of its
+    own links, predictions do not."""
 
     truth: str | None = None
-    """Column that identifies true matches; never a feature."""
+    """Column of true matches, for measuring links; never a feature."""
 
     fields: dict[str, dict[str, Any]] | None = None
-    """For ``mixed``: kind, weight and scale of every key column, by the primary's column names."""
+    """For ``mixed``: kind, weight and scale by the primary's column names."""
 
     missing_similarity: float = 0.5
-    """For ``mixed``: similarity of a field that one of two rows does not have, in [0, 1]."""
+    """For ``mixed``: similarity of a field that one side lacks, in [0, 1]."""
 
     ranges: tuple[tuple[float, ...], ...] | None = None
-    """``[low, high]`` of every numeric key column, agreed without looking at the data; a value
-    outside is refused. Protected linkage of numbers needs it."""
+    """``[low, high]`` of every numeric key column, agreed without looking; values outside are
+    refused. Protected linkage of numbers needs it."""
 
     secret: str | None = None
-    """File with the linkage secret, on every data party's own machine (``bloom``, ``hashes``)."""
+    """File of the linkage secret at every data party (``bloom``, ``hashes``)."""
 
     fold: bool = False
-    """For ``exact``: whether upper and lower case, full-width letters and runs of blanks count as
-    equal. Blanks at a key's ends never count."""
+    """For ``exact``: case, full-width letters and runs of blanks count as equal. Blanks at the ends
+    never count."""
 
     strip_zeros: bool = False
-    """Whether leading zeros of text keys are left out: ``00025`` equals ``25``. Like the next two
-    for keys that parties write differently; check and init say which of them links more."""
+    """Text keys without leading zeros: ``00025`` equals ``25``. check and init say whether it links
+    more."""
 
     digits_only: bool = False
-    """Whether all but the digits of text keys is left out: ``C-123`` equals ``123``."""
+    """Digits of text keys alone: ``C-123`` equals ``123``."""
 
     dates: DateOrder | None = None
-    """``day-first`` or ``month-first``: text keys such as 28.03.1956 or 03/28/1956 are dates, and
-    equal 1956-03-28."""
+    """Text keys such as 28.03.1956 or 03/28/1956 equal 1956-03-28."""
 
     blocking: float | tuple[str, ...] | None = None
-    """Which pairs are compared; without it, all are. For ``levenshtein`` and ``mixed``, rules over
-    key columns (``["postcode, left(surname, 3)", "born, given"]``): rows and records are compared
-    that have equal, present values of all terms of at least one rule. They need
-    ``securevfl[sql]``. For ``levenshtein`` also a number in (0, 1): the least cosine of two texts'
-    sets of q-grams. What either loses is measured and reported."""
+    """Which pairs are compared; by default all. Rules over key columns for ``levenshtein`` and
+    ``mixed``: pairs that agree on all terms of one rule (``["postcode, left(surname, 3)", "born,
+    given"]``; needs ``securevfl[sql]``). A number for ``levenshtein``: least cosine of q-gram sets.
+    What is lost is measured and reported."""
 
     code_bits: int | None = None
-    """Bits of a code (``bloom``): 1024 for texts as one and for each field, 2048 for a point."""
+    """Bits of a code (``bloom``): 1024 for texts and for each field, 2048 for a point."""
 
     code_concentration: float | None = None
-    """Share of a code's bits that are set; default 0.35 for texts and 0.25 for numbers."""
+    """Share of a code's bits that are set; default 0.35 for texts, 0.25 for numbers."""
 
     cell: float | None = None
-    """For ``shares`` and ``paillier``: width of a grid cell, in the keys' unit. Only rows and
-    records of near cells are compared; the links stay the same. The coordinator learns which cell
-    each row and record is in, the primary how many records are near its rows; under
-    ``privacy.links_per_record``, also how many are in each cell, and which rows are near it."""
+    """For ``shares`` and ``paillier``: width of a grid cell, in the keys' unit. Only near cells are
+    compared; links stay the same. The coordinator learns every cell; the primary how many records
+    are near its rows, and with ``links_per_record`` how many are in each cell."""
 
     key_bits: Literal[2048, 3072, 4096] = 2048
     """Bits of the modulus (``paillier``)."""
 
     similarity_noise: float | None = None
-    """sigma of the noise on similarities, in units of sigma_0; 0 adds none."""
+    """sigma of the noise on similarities, in units of sigma_0."""
 
     similarity_tau: float | None = None
     """FedSim's bound on one greedy attacker, from which sigma follows."""
 
     cache: str | None = None
-    """Folder on every party's own machine that keeps links, and similarities with their noise,
-    between runs. Without it, every new run folder draws fresh noise, which averages out."""
+    """Folder on every party's machine that keeps links, and similarities with their noise, between
+    runs. Without it every new run folder draws fresh noise, which averages out."""
 
     def __post_init__(self) -> None:
         for name, value, known in (

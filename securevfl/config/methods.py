@@ -103,19 +103,19 @@ class BoostingConfig:
     """Trees and how they are grown."""
 
     iterations: int = 5000
-    """Rounds of boosting, at most; one tree a class each. Validation rows end them earlier."""
+    """Rounds at most, one tree a class each. Validation rows end them earlier."""
 
     learning_rate: float = 0.1
     """Weight of a tree."""
 
     leaves: tuple[int, ...] = (31, 63)
-    """Leaves of a tree, at most; the validation rows choose one of these."""
+    """Leaves of a tree, at most; validation rows choose."""
 
     patience: int = 20
-    """Rounds without a better loss of the validation rows before boosting ends."""
+    """Rounds without a better validation loss."""
 
     smallest_leaf: int = 5
-    """Rows of a leaf, at least; scikit-learn's own 20 can't split twenty labelled rows."""
+    """Rows of a leaf, at least."""
 
     def __post_init__(self) -> None:
         checks.within(1, checks.MOST_TIMES, iterations=self.iterations, patience=self.patience)
@@ -144,7 +144,7 @@ class FedCVTConfig:
     """Optimizer steps, at least."""
 
     batch_size: int = 128
-    """Rows of a step from each of: labelled, aligned, the primary's own, the secondary's own."""
+    """Rows of a step from each of: labelled, aligned, primary's own, secondary's own."""
 
     learning_rate: float = 1e-3
     """Step size of AdamW."""
@@ -153,19 +153,19 @@ class FedCVTConfig:
     """Decoupled weight decay."""
 
     sharpening: float = 0.1
-    """Temperature of the attention that estimates a missing representation."""
+    """Temperature of the attention that estimates missing representations."""
 
     confidence: float = 0.5
-    """Least probability at each of the three classifiers for a row to get a label from them."""
+    """Least probability at all three classifiers for a row to get a label."""
 
     common: float = 0.1
-    """Weight of: common representations of one row are equal at both parties."""
+    """Weight of: common representations of a row are equal."""
 
     distinct: float = 0.1
-    """Weight of: a party's common and unique representations are orthogonal."""
+    """Weight of: common and unique representations are orthogonal."""
 
     estimation: float = 0.1
-    """Weight of: aligned rows' estimated representations are their real ones."""
+    """Weight of: estimated representations are the real ones."""
 
     def __post_init__(self) -> None:
         checks.within(1, checks.MOST_WIDTH, hidden=self.hidden, width=self.width)

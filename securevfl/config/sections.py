@@ -25,13 +25,12 @@ class BaseSettings:
     """The ``[base]`` table: the local model that the joint model is weighed against."""
 
     estimator: Literal["best", "boosting", "linear", "none", "python"] = "best"
-    """The model of the primary's own columns and numeric keys: ``boosting``, scikit-learn's
-    histogram boosting; ``linear``, a ridge or logistic regression; ``best``, the best of these and
-    a perceptron, or an average of those that are level on the validation rows; ``none``, as in the
-    papers: outputs are those of the family alone, and nothing decides whether they are used.
-    With a base, the joint model answers only where it is better than the primary's local baseline
-    and than the same network without partners on validation rows. ``python`` stands in the file of
-    a run for an estimator that :func:`securevfl.simulate` was handed."""
+    """The model of the primary's own columns and numeric keys. ``best``: the best of linear model,
+    boosted trees and perceptron, or an average of level ones. ``boosting`` and ``linear`` are one
+    of them, scikit-learn's. ``none``, as in the papers: the network answers always. Otherwise the
+    joint model answers only where it beats the local baseline and the network without partners on
+    validation rows. ``python`` stands in the file of a run on an estimator given to
+    :func:`securevfl.simulate`."""
 
     described: str | None = None
     """Of ``python``: the estimator's class and parameters."""
@@ -91,18 +90,17 @@ class FederationSettings:
     """The ``[federation]`` table."""
 
     name: str
-    """What the federation is called in reports and logs, and its run folders by default: a plain
-    file name."""
+    """Its name in reports, logs and default run folders: a plain file name."""
 
     task: Task
-    """What the label is: a number, one of two classes, or one of several."""
+    """The label is a number, one of two classes, or one of several."""
 
     classes: int | None = None
-    """How many classes the label of a multiclass task has. Only ``encoder.method = "auto"`` needs
-    it; where it is written, the primary's label must have as many."""
+    """Classes of a multiclass label, which must have as many. Only ``encoder.method = "auto"``
+    needs it."""
 
     seed: int = 0
-    """Run seed of initialisation, shuffling and dropout; noise never comes from it."""
+    """Seed of initialisation, shuffling and dropout, never of noise."""
 
     def __post_init__(self) -> None:
         checks.file_name(name=self.name)
@@ -121,75 +119,67 @@ class TrainingSettings:
     """The ``[training]`` table."""
 
     epochs: int = 20
-    """Passes over the primary's training rows, at most."""
+    """Passes over the training rows, at most."""
 
     batch_size: int = 128
     """Rows of the primary in a round."""
 
     learning_rate: float | None = None
-    """Step size of every party's optimizer. Default: 0.003; of ``fedhssl`` and its parts 0.001."""
+    """Step size of every optimizer; default 0.003, for ``fedhssl`` and its parts 0.001."""
 
     schedule: Schedule = "constant"
-    """Step sizes from epoch to epoch: ``constant``, or ``cosine``, half a period of it
-    from ``learning_rate`` down, which would reach 0 one epoch after the last of ``epochs`` ([SGDR]
-    equation 5, by epochs)."""
+    """Step sizes over epochs: ``constant``, or ``cosine``, half a period down from
+    ``learning_rate`` that ends before 0 ([SGDR] equation 5)."""
 
     optimizer: Literal["adamw", "adam", "lamb", "sgd"] = "adamw"
     """Every party's optimizer."""
 
     weight_decay: float = 0.0
-    """Decoupled weight decay of every party's optimizer."""
+    """Decoupled weight decay."""
 
     metric: str | None = None
-    """Which of the task's metrics chooses the best epoch, ends training by ``patience``, and stands
-    first in results; the others are reported too. Default: rmse, auc (binary) or accuracy
-    (multiclass)."""
+    """The metric that chooses the best epoch and stands first in results. Default: rmse, auc
+    (binary) or accuracy (multiclass)."""
 
     threshold: Rule = "half"
-    """From which probability on a row of a binary task counts as one of the second class: ``half``,
-    0.5; a number in (0, 1); or what is best on the validation rows of each epoch, ``f1`` by F1 and
-    ``youden`` by the true positives' rate minus the false positives'. All metrics that need a
-    decision go by it, and results name it."""
+    """The probability from which a binary row counts as positive: ``half`` (0.5), a number, or the
+    best on each epoch's validation rows, by F1 (``f1``) or by true minus false positives' rate
+    (``youden``)."""
 
     iso_gradients: float = 0.0
-    """lambda of the ISO noise on the gradients that the primary returns to secondaries ([FedHSSL]
-    section VI); the longest in the batch sets its size, 0 adds none. It hides labels by a
-    heuristic, and promises nothing."""
+    """lambda of the ISO noise on gradients to secondaries ([FedHSSL] section VI), scaled by the
+    longest in the batch. A heuristic that promises nothing."""
 
     patience: int = 10
     """Epochs without a better validation metric before training stops."""
 
     validation_fraction: float = 0.1
-    """Share of the primary's rows that choose the best epoch."""
+    """Share of the rows that choose the best epoch."""
 
     test_fraction: float = 0.2
-    """Share of the primary's rows that are held out to the end."""
+    """Share of the rows that are held out to the end."""
 
     split: Literal["stratified", "random", "group", "time"] | None = None
-    """How the primary's rows are split. ``stratified``: each class has its share of every part, and
-    a class of few rows reaches training first, then testing, then validation; ``random``;
-    ``group``: all rows of a group (one value of ``split_column``) are in one part, and the
-    fractions are shares of the groups; ``time``: the rows with the latest ``split_column`` are for
-    testing, those before them for validation. Default: stratified for classes, random for numbers.
-    Where labels have an epsilon (``label_epsilon``) the default is random and ``stratified`` is
-    refused: every party knows the seed, so a split by classes would show labels."""
+    """How rows are split. ``stratified``: classes keep their shares; a rare class reaches training
+    first, then testing. ``group``: rows of one ``split_column`` value stay together, and fractions
+    are shares of groups. ``time``: the latest rows by ``split_column`` test, those before validate.
+    Default: stratified for classes, random for numbers and under ``label_epsilon``. There
+    stratified is refused: every party knows the seed, so the split would show labels."""
 
     split_column: str | None = None
-    """Column of the primary's table that ``group`` or ``time`` goes by: texts or whole numbers; or
-    numbers or dates in ISO form. It may be a key and is never a feature; no value may be
-    missing."""
+    """The primary's column for ``group`` (texts or whole numbers) or ``time`` (numbers or ISO
+    dates), without missing values. It may be a key and is never a feature."""
 
     labelled_rows: int | None = None
-    """How many training rows keep their labels; default: all. Pretraining uses the others too."""
+    """How many training rows keep their labels, by default all. Pretraining uses the others too."""
 
     rows: Literal["all", "aligned"] = "all"
-    """Which labelled training rows the joint model learns from: ``all``, where a secondary without
-    a link gives zeros; or those that are ``aligned``, linked at every secondary. The primary then
-    learns which these are, which no noise covers. Validation and test rows stay all of them."""
+    """Labelled rows that train: ``all``, where a missing link gives zeros, or ``aligned``, those
+    linked at every secondary. The primary then learns which these are, uncovered by noise.
+    Validation and test rows stay all."""
 
     empty_labels: Literal["refuse", "unlabelled"] = "refuse"
-    """What an empty label cell is: a mistake, or a training row without a label, for pretraining.
-    Validation and test rows are drawn from those that have one."""
+    """An empty label is a mistake, or a training row for pretraining alone."""
 
     def split_of(self, task: Task) -> SplitKind:
         """Return how rows are split where the label is of that kind."""
@@ -226,20 +216,17 @@ class PredictionSettings:
 
     epsilon: float | None = None
     """Epsilon of all predictions of the model together, at ``privacy.delta`` and apart from
-    training; default: ``privacy.epsilon`` once more. Each request is charged to every party's
-    ledger like a run."""
+    training. Default: ``privacy.epsilon`` once more. Every request is charged to each ledger."""
 
     rows: int | None = None
-    """How many rows all predictions of the model may ask for, as every party counts in its own
-    ledger; default: any number. Where nothing is promised, it is the one bound on how often a
-    primary may ask, of any place that it likes."""
+    """Rows that all predictions of the model may ask for, counted in every ledger; default: any
+    number. Without a promise it is the only bound on what a primary may ask."""
 
     least_secondaries: int | None = None
-    """How few secondaries may answer where others are absent; default: with noise one more than
-    ``privacy.colluding``; without it as few as a training round may have (``model.party_dropout``,
-    ``runtime.least_secondaries``), and of frozen encoders all of them, or one with
-    ``encoder.layout = "blocks"``. Where one alone answers, the primary sees its numbers by
-    themselves, behind its own noise if there is any."""
+    """Fewest secondaries that may answer. Default with noise: ``privacy.colluding`` plus one.
+    Without noise: as few as a training round may have; of frozen encoders all, or one with
+    ``encoder.layout = "blocks"``. Where one answers alone, the primary sees its numbers, behind its
+    own noise if any."""
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
@@ -259,52 +246,47 @@ class RuntimeSettings:
     """The ``[runtime]`` table: how long a party waits before it gives another one up."""
 
     join_timeout_s: float = 120.0
-    """Seconds to wait until every party has joined."""
+    """Wait until every party has joined."""
 
     round_timeout_s: float = 120.0
-    """Seconds to wait for the next message of a round."""
+    """Wait for the next message of a round."""
 
     idle_timeout_s: float = 3600.0
-    """Seconds to wait for the primary's next round, while heartbeats say that it is alive."""
+    """Wait for the primary's next round while its heartbeats arrive."""
 
     silence_timeout_s: float = 10.0
-    """Seconds without a heartbeat after which a party counts as lost."""
+    """Time without a heartbeat after which a party is lost."""
 
     lowest_rate: float = 1000.0
-    """Bytes a second that a party must take of what waits to be sent to it, over
-    ``silence_timeout_s``; a slower one counts as lost. How long a whole round may take is
-    ``round_timeout_s``."""
+    """Bytes a second that a party must read of what waits for it, over ``silence_timeout_s``; a
+    slower one is lost."""
 
     largest_message_mib: int = 256
-    """MiB of the largest message that a party takes in, where it does not know from the numbers of
-    rows that more is due. Codes or cells of a secondary's records are one message: about 2 million
-    records at 1,000 bits each."""
+    """MiB of the largest message taken in, unless row counts say that more is due. Codes or cells
+    of a table are one message: some 2 million records at 1,000 bits."""
 
     on_loss: OnLoss = "stop"
-    """What becomes of the run when a party is killed, hangs, is cut off or is too slow: ``stop``
-    ends it, and ``--resume`` continues it; with ``wait`` all others keep what they have, wait
-    until the party is there again, and continue from the last epoch that all have saved, or the
-    last row that was released; with ``continue`` a secondary that is not back within
-    ``continue_after_s`` is left out, and may come back whenever an epoch ends. What is done again
-    is charged again, within the run's budget; with ``privacy.epsilon`` and an encoder that trains,
-    ``wait`` and ``continue`` plan noise for one pass over the rows more, so that a run that is lost
-    near its end still has room for its test rows."""
+    """When a party is killed, hangs, is cut off or too slow. ``stop``: the run ends, and
+    ``--resume`` continues it. ``wait``: the others wait, and continue from the last epoch or
+    released row that all saved. ``continue``: a secondary that is not back in ``continue_after_s``
+    is left out, and may join when an epoch ends. Repeats are charged, within the budget. With
+    epsilon and a trained encoder, ``wait`` and ``continue`` plan noise for one more pass, so that
+    test rows can still be paid for."""
 
     wait_s: float = 3600.0
-    """Seconds that a party which is lost may take to come back."""
+    """Time that a lost party may take to come back."""
 
     continue_after_s: float = 60.0
-    """With ``on_loss = "continue"``: seconds that a lost secondary may take to come back before the
-    others continue without it."""
+    """With ``continue``: time that a lost secondary may take before the others continue."""
 
     least_secondaries: int | None = None
-    """With ``on_loss = "continue"``: the fewest secondaries that may continue; noise is made for so
-    few from the first round on. Every secondary holds the primary to it. Default: all but one,
-    but at least two more than ``privacy.colluding``. With noise it may be one more: that one's
-    numbers are then hidden by its own noise alone."""
+    """With ``continue``: fewest secondaries that may continue. Noise is made for so few from the
+    first round, and every secondary enforces it. Default: all but one, at least
+    ``privacy.colluding`` plus two. With noise it may be one more than ``colluding``: that one's
+    numbers are hidden by its noise alone."""
 
     most_losses: int = 20
-    """After how many losses a run that waits, or continues, ends all the same."""
+    """More losses than this end the run."""
 
     def __post_init__(self) -> None:
         checks.one_of(get_args(OnLoss), on_loss=self.on_loss)
@@ -347,18 +329,16 @@ class PartySettings:
     """Unique in the federation; also the party's folder in the run folder."""
 
     role: Literal["primary", "secondary", "coordinator", "dealer"]
-    """The primary holds the labels, a secondary further columns; a coordinator and a dealer hold no
+    """The primary has the labels, a secondary further columns. Coordinator and dealer have no
     table: both help to link, and a dealer makes the masks of ``encoder.labels = "shares"``."""
 
     data: str = ""
-    """The party's table: a text file of separated cells (compressed or not), Parquet, Arrow,
-    Feather, DuckDB or SQLite; or a ``NAME.source.toml`` file that says where the table lies, for
-    what other parties need not read, such as a database's address. Looked for on the party's own
-    machine only, relative to ``--data-root``, or to the federation file."""
+    """The party's table: text file, Parquet, Arrow, Feather, workbook, DuckDB or SQLite; or a
+    ``NAME.source.toml``, which others need not read. Looked for on its own machine, relative to
+    ``--data-root`` or this file."""
 
     reading: Reading = AS_IT_IS
-    """How a text file is written, or which table of a database is meant; see below. A source file
-    says it itself."""
+    """How a text file is written, or which table of a database is meant."""
 
     key: tuple[str, ...] = ()
     """Columns that parties link by; the n-th of one party means the n-th of another."""
@@ -367,42 +347,40 @@ class PartySettings:
     """The primary's label column."""
 
     positive: str | bool | int | float | None = None
-    """Of a binary task, the label that probabilities, F1, thresholds and calibration are about:
-    ``positive = "yes"``. Without it, it is the one that sorts last."""
+    """The label that a binary task's probabilities and metrics are about. Default: the one that
+    sorts last."""
 
     address: str | None = None
     """The primary's ``host:port``; secondaries only dial out."""
 
     identity: str | None = None
-    """``ed25519:…``, the party's long-term public key (``securevfl identity create``)."""
+    """``ed25519:…``, the party's public key (``securevfl identity create``)."""
 
     scaling: Literal["standard", "clamped", "bounds", "none"] = "standard"
-    """``standard``: own mean and deviation; ``clamped``: the same, and no value further than five
-    deviations from the mean, for tables with rare words or outliers; ``bounds``: declared ranges,
-    the same for any data; ``none``: features as they are."""
+    """``standard``: own mean and deviation. ``clamped``: the same, cut at five deviations, for rare
+    words and outliers. ``bounds``: declared ranges, the same for any data. ``none``: as they
+    are."""
 
     bounds: tuple[float, ...] | dict[str, tuple[float | str, ...]] | None = None
-    """For ``scaling = "bounds"``: ``[low, high]`` of every column of numbers, or such a pair by
-    column; of dates as texts, ``["2015-01-01", "2025-12-31"]``, with a time of day if that is to be
-    a feature. Truth values, words and flags of missing values need none."""
+    """For ``scaling = "bounds"``: ``[low, high]`` of all columns of numbers, or such a pair by
+    column. Dates are texts: ``["2015-01-01", "2025-12-31"]``, with a time of day where that is a
+    feature. Truth values, words and flags of missing values need none."""
 
     categories: dict[str, tuple[str, ...]] | None = None
-    """Words of text columns by column, agreed without looking at the data. Other words are refused
-    in training, unless ``other`` is in the list: then that word stands for them."""
+    """Words by text column, agreed without looking. Other words are refused, unless ``other`` is in
+    the list and takes them in."""
 
     max_categories: int = MAX_CATEGORIES
-    """Of a column of words without a list, so many of the most frequent words are features of their
-    own; the rest is ``other``."""
+    """Most frequent words that become features where no list is given; the rest is ``other``."""
 
     missing: Literal["fill", "refuse"] = "fill"
-    """What becomes of an empty cell. ``fill``: a feature says that it is empty, and the middle of
-    the column's declared bounds stands in, or without bounds its median (no word, no place in the
-    year, halfway between true and false); ``refuse``: the table is refused."""
+    """What an empty cell becomes. ``fill``: a feature says so, and the middle of the declared
+    bounds stands in, else the median; 0 for words and places in the year, 0.5 for truth values.
+    ``refuse``: the table is refused."""
 
     missing_columns: tuple[str, ...] = ()
-    """Columns whose cells may be empty, known without looking: they get the feature that says so
-    whether a cell is empty or not. A promise about a secondary's records needs it; otherwise
-    columns with empty cells are found."""
+    """Columns that may have empty cells, known without looking; each gets the feature that says so.
+    A promise about a secondary's records needs it. Otherwise they are found."""
 
     exclude: tuple[str, ...] = ()
     """Columns that are neither keys nor features."""

@@ -86,30 +86,50 @@ class SecureVflError(Exception):
 
 
 class ConfigError(SecureVflError, ValueError):
-    """A setting is impossible."""
+    """A setting is impossible.
+
+    To do:
+        Change the setting or the option that the line names; ``securevfl check`` finds all of them.
+    """
 
     exit_code: ClassVar[int] = 2
     TOLD: ClassVar[str | None] = None
 
 
 class DataError(SecureVflError, ValueError):
-    """A party's table is not what it should be."""
+    """A party's table is not what it should be.
+
+    To do:
+        Mend the column or the cells that the line names, or leave the column out by ``exclude``.
+    """
 
     exit_code: ClassVar[int] = 2
 
 
 class NoRowsError(DataError):
-    """A table of new rows has its columns, and no row."""
+    """A table of new rows has its columns, and no row.
+
+    To do:
+        Give rows; ``predict`` takes such a table, and answers it at no cost.
+    """
 
 
 class EncodingRangeError(SecureVflError, ValueError):
-    """A value does not fit the fixed-point ring; nothing was sent."""
+    """A value does not fit the fixed-point ring; nothing was sent.
+
+    To do:
+        Change what the line names: lower ``privacy.clip_norm``, or change the noise.
+    """
 
     exit_code: ClassVar[int] = 2
 
 
 class StorageError(SecureVflError):
-    """A file of this party's own cannot be written; what was there before is still there."""
+    """A file of this party's own cannot be written; what was there before is still there.
+
+    To do:
+        Make room or give access, and run again with ``--resume``.
+    """
 
     exit_code: ClassVar[int] = 2
     TOLD: ClassVar[str | None] = "it cannot write to its own disk"
@@ -134,7 +154,11 @@ class StorageError(SecureVflError):
 
 
 class OutOfMemoryError(SecureVflError):
-    """This party's machine gives it no more memory; what is on its disk is whole."""
+    """This party's machine gives it no more memory; what is on its disk is whole.
+
+    To do:
+        End other programs, take smaller batches or fewer ``model.neighbours``, and ``--resume``.
+    """
 
     exit_code: ClassVar[int] = 2
     TOLD: ClassVar[str | None] = "it has run out of memory"
@@ -178,20 +202,32 @@ def of_this_machine(
 
 
 class PrivacyError(SecureVflError):
-    """The guarantee that was asked for does not hold for what would run."""
+    """The guarantee that was asked for does not hold for what would run.
+
+    To do:
+        Change what the line names, or promise less.
+    """
 
     exit_code: ClassVar[int] = 4
     TOLD: ClassVar[str | None] = None
 
 
 class BudgetExceededError(PrivacyError):
-    """A release would spend more privacy than was granted; nothing was released."""
+    """A release would spend more privacy than was granted; nothing was released.
+
+    To do:
+        Ask for less, or let the owner of the table raise the limit or ``prediction.epsilon``.
+    """
 
     TOLD: ClassVar[str | None] = "its privacy budget does not cover this run"
 
 
 class ProtocolError(SecureVflError, RuntimeError):
-    """The parties disagree about what happens next."""
+    """The parties disagree about what happens next.
+
+    To do:
+        Compare files and versions of all parties; the log of the named party says more.
+    """
 
     exit_code: ClassVar[int] = 3
     TOLD: ClassVar[str | None] = None
@@ -201,27 +237,51 @@ class ProtocolError(SecureVflError, RuntimeError):
 
 
 class AuthenticationError(ProtocolError):
-    """A peer's identity is not the one that the federation file pins."""
+    """A peer's identity is not the one that the federation file pins.
+
+    To do:
+        Compare the ``identity`` lines by telephone; do not start before they agree.
+    """
 
 
 class PartyFailedError(ProtocolError):
-    """Another party raised or died."""
+    """Another party raised or died.
+
+    To do:
+        Ask the named party for its log; then start all again with ``--resume``.
+    """
 
 
 class PartyLostError(PartyFailedError):
-    """Another party is gone for a reason of its machine or its line, and may come back."""
+    """Another party is gone for a reason of its machine or its line, and may come back.
+
+    To do:
+        Start that party again with ``--resume``, or set ``runtime.on_loss``.
+    """
 
 
 class PartyTwiceError(PartyLostError):
-    """A party of this name is in the session: another one, or what is left of this very one."""
+    """A party of this name is in the session: another one, or what is left of this very one.
+
+    To do:
+        End the other process, or wait ``runtime.silence_timeout_s``, and start again.
+    """
 
 
 class PartyTimeoutError(ProtocolError):
-    """Another party was silent past its deadline."""
+    """Another party was silent past its deadline.
+
+    To do:
+        Look at its machine and line; raise ``runtime.round_timeout_s`` if it is only slow.
+    """
 
 
 class PartyAbsentError(PartyTimeoutError):
-    """Another party has not come, or not come back, within the time for that."""
+    """Another party has not come, or not come back, within the time for that.
+
+    To do:
+        Start all within ``runtime.join_timeout_s``; ``runtime.wait_s`` waits longer.
+    """
 
 
 def in_one_line(error: Exception) -> str:

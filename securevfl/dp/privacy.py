@@ -18,60 +18,57 @@ class Privacy:
     """Protection of representations, and the required guarantee (docs/privacy.md)."""
 
     mechanism: Mechanism = "gaussian"
-    """``gaussian`` adds noise to every average; ``none`` adds no noise, gives no guarantee, and
-    must be written out."""
+    """``gaussian`` adds noise to every average; ``none`` adds no noise and gives no guarantee."""
 
     epsilon: float | None = None
-    """Privacy-loss bound of the run, in nats; noise is calibrated to it."""
+    """Bound on the run's privacy loss, from which noise follows."""
 
     noise_multiplier: float | None = None
-    """Instead of ``epsilon``: noise on the sum over the sum's sensitivity, dimensionless."""
+    """Instead of ``epsilon``: noise on the sum over the sum's sensitivity."""
 
     delta: float = 1e-5
-    """Failure probability of the guarantee, in (0, 1); well below 1 over the number of records."""
+    """Failure probability of the guarantee; well below 1 over the number of records."""
 
     clip_norm: float = 1.0
-    """``C``: largest L2 norm of a row's representation at one secondary, in its own units."""
+    """C: largest L2 norm of a row's representation at one secondary."""
 
     unit: UnitName = "secondary-record"
-    """What the guarantee hides the presence of: one record of one secondary, one entity's
-    records at every secondary, or all links of one row of the primary."""
+    """What is hidden: one record of one secondary, one entity's records at every secondary, or all
+    links of one row."""
 
     encoder: Encoder = "trained"
-    """How bottom models' weights depend on private records, which decides the accounting:
-    ``frozen`` only through what ``[encoder]`` fits with noise; ``dp-trained`` through noised
-    updates; ``trained`` freely, at an epsilon that is usually very large."""
+    """How weights of bottom models depend on records, which decides the accounting. ``frozen``:
+    only through what ``[encoder]`` fits with noise. ``dp-trained``: through noised updates.
+    ``trained``: freely, at an epsilon that is usually very large."""
 
     links_per_record: int | None = None
-    """``m``: most primary rows, over all uses, that one secondary record can be linked to."""
+    """m: most rows, over all uses, that one record can be linked to."""
 
     sampling_rate: float = 1.0
-    """``q``: rate of the secret Poisson sample of records that is linked, in (0, 1]."""
+    """q: rate of the secret Poisson sample of records that is linked."""
 
     colluding: int = 0
-    """``c``: secondaries that may help the primary; the others' noise must be enough."""
+    """c: secondaries that may help the primary; the others' noise must be enough."""
 
     mask_degree: int | None = None
-    """Number of other secondaries with which each one shares masks in a round: even, above
-    ``colluding``, offered from 17 secondaries on. Fewer than so many that help the primary see
-    only the sum of the others' terms; so many can isolate one secondary's term, which then has its
-    own noise alone. Default: all others, and no secondary can be isolated."""
+    """Secondaries with which each one shares masks: even, above ``colluding``, from 17 secondaries
+    on. Fewer helpers of the primary see only the others' sum; so many can isolate one term, which
+    then has its own noise alone. Default: all others."""
 
     gradient_clip_norm: float | None = None
-    """``C_g``, for ``dp-trained``: largest L2 norm of the gradient that one row of the primary
-    gives a bottom model, for a loss that is not divided by the rows of the batch, > 0.
-    Default 1."""
+    """C_g, for ``dp-trained``: largest L2 norm of one row's gradient, of a loss that is summed over
+    rows. Default 1."""
 
     gradient_noise_multiplier: float | None = None
-    """For ``dp-trained`` with ``noise_multiplier``: noise on the sum of a batch's clipped gradients
-    over that sum's sensitivity, dimensionless, > 0. Default: what ``gradient_share`` gives."""
+    """For ``dp-trained`` with ``noise_multiplier``: noise on a batch's summed clipped gradients
+    over that sum's sensitivity. Default: by ``gradient_share``."""
 
     gradient_share: float | None = None
-    """For ``dp-trained``: part of the budget that updates of the bottom models use, in (0, 1);
-    releases use the rest. It is a part of ``1/z^2``, in which budgets add up. Default 0.5."""
+    """For ``dp-trained``: updates' part of the budget, as a part of ``1/z^2``; releases use the
+    rest. Default 0.5."""
 
     accounting: Accounting = "sound"
-    """``as-published`` calibrates by the papers' formulas, which are not a guarantee."""
+    """``as-published`` calibrates by the papers' formulas, which are no guarantee."""
 
     def __post_init__(self) -> None:
         checks.one_of(("gaussian", "none"), mechanism=self.mechanism)

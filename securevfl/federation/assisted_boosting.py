@@ -97,7 +97,7 @@ class Residuals(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFitted(DeclaredMessage):
-    """The secondary has fitted a model to the round's residuals. Tells nothing else."""
+    """The secondary has fitted a model to the round's residuals."""
 
     KIND: ClassVar = AssistKind.FITTED
     WAY: ClassVar = "secondary to primary"

@@ -52,8 +52,7 @@ class RoundKind(MessageKind):
 class Hello(TypedMessage):
     """The protocol's version, the federation file's digest, and a signed key of the session.
 
-    The key is the caller's public one. With it come the id of the run that the caller goes on with,
-    if it does, and the epochs and the iterations of pretraining that it could resume.
+    To resume: the run's id, and the epochs and iterations of pretraining that the caller has.
     """
 
     KIND: ClassVar = RoundKind.HELLO
@@ -128,8 +127,8 @@ class Hello(TypedMessage):
 class Welcome(TypedMessage):
     """All have joined: every caller's signed public key of the session.
 
-    With them come the run's id, how many rows the primary has for training, validation and test,
-    and where the run goes on; and which secondaries take part, where these are not all.
+    Also the run's id, the primary's row counts for training, validation and test, where the run
+    continues, and which secondaries take part.
     """
 
     KIND: ClassVar = RoundKind.WELCOME
@@ -195,7 +194,7 @@ class Welcome(TypedMessage):
 
 @dataclass(frozen=True, slots=True)
 class Ready(DeclaredMessage):
-    """The caller's table and its budget have room for the run. Tells nothing else."""
+    """The caller's table and its budget have room for the run."""
 
     KIND: ClassVar = RoundKind.READY
     WAY: ClassVar = "caller to primary"
@@ -277,7 +276,7 @@ class Gradient(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AverageRequest(DeclaredMessage):
-    """Send your positional encodings' words. Tells nothing else."""
+    """Send your positional encodings' words."""
 
     KIND: ClassVar = RoundKind.AVERAGE
     WAY: ClassVar = "primary to every secondary"

@@ -78,8 +78,8 @@ class SignedHead:
 class Memories(TypedMessage):
     """Which heads of the others' ledgers the sender remembers from earlier runs, signed.
 
-    With them comes a fresh random number. It reveals whom the sender has met before, and how many
-    lines their ledgers had then.
+    And a fresh random number. It shows whom the sender has met before, and how many lines their
+    ledgers had.
     """
 
     KIND: ClassVar = LedgerKind.MEMORIES
@@ -131,9 +131,8 @@ class Memories(TypedMessage):
 class Heads(TypedMessage):
     """The head of the sender's ledger and its number of lines, signed.
 
-    With them come salted hashes of the lines that are new to the others, as proof that the ledger
-    continues what they remember. They reveal how many lines were added, so how often something
-    was charged, in other federations too; not what, for whom or how much.
+    Salted hashes of the lines that are new to the others prove that the ledger continues. They show
+    how often something was charged, in other federations too; not what, for whom or how much.
     """
 
     KIND: ClassVar = LedgerKind.HEADS

@@ -29,41 +29,38 @@ class AssistConfig:
     """The ``[model]`` table of ``family = "assist"``."""
 
     outputs: int = 1
-    """Width of a score: the classes of a multiclass task, otherwise 1. All parties must agree, and
-    the primary refuses a width that does not fit its labels."""
+    """Width of a score: the classes of a multiclass task, otherwise 1. A width that does not fit
+    the labels is refused."""
 
     rounds: int = 4
-    """T, most rounds in which the primary sends residuals and every secondary fits a model to them.
-    Replaces ``training.epochs``."""
+    """T, most rounds of residuals and fits. Replaces ``training.epochs``."""
 
     neighbours: int = 1
     """K, links of a row at every secondary."""
 
     estimator: Literal["boosting", "forest", "linear"] = "boosting"
-    """A secondary's model: ``boosting``, histogram boosting with separate trees for each output;
-    ``forest``, a random forest for all outputs together, much faster with many classes;
-    ``linear``, ridge regression whose penalty is chosen by generalised cross-validation."""
+    """A secondary's model: boosted trees for each output, a random forest for all outputs (faster
+    with many classes), or ridge regression."""
 
     trees: int = 50
-    """Trees of a round's model, for each output where they are boosted."""
+    """Trees of a round's model; boosted ones for each output."""
 
     leaves: int = 15
     """Leaves of a tree, at most."""
 
     label_epsilon: float | None = None
-    """What secondaries may learn of how any one training row is labelled, all of them together and
-    over all rounds: labels are randomised once, and nothing that is sent is made of others. None:
-    what is sent shows labels."""
+    """What all secondaries together may learn of one training row's label, over all rounds: labels
+    are randomised once. Not set: residuals show labels."""
 
     label_lower: float | None = None
-    """Least label of a regression that counts under ``label_epsilon``, in the label's own unit:
-    lower ones are raised to it. Not to be taken from the labels."""
+    """Least label that counts under ``label_epsilon``; lower ones are raised to it. Not to be taken
+    from the labels."""
 
     label_upper: float | None = None
     """Largest label that counts under ``label_epsilon``; higher ones are lowered to it."""
 
     keys_as_features: bool = False
-    """Whether a record's keys are inputs in addition to its features; they must be numbers then."""
+    """Keys, which must be numbers, are inputs too."""
 
     party_dropout: ClassVar[float] = 0.0
     """All secondaries take part in every round."""

@@ -166,31 +166,31 @@ class PretrainingSettings:
     """The ``[pretraining]`` table; defaults are the paper's where it gives them."""
 
     algorithm: Algorithm = "simsiam"
-    """Which self-supervised loss, target and predictor ([FedHSSL] Table II)."""
+    """Self-supervised loss, target and predictor ([FedHSSL] Table II)."""
 
     iterations: int = 10
-    """Global iterations: cross-party epochs, local epochs, one aggregation."""
+    """Each: cross-party epochs, local epochs, one aggregation."""
 
     cross_epochs: int = 1
-    """Passes over the aligned rows in an iteration."""
+    """Passes over aligned rows in an iteration."""
 
     local_epochs: int = 1
     """Passes over a party's own records in an iteration."""
 
     local_updates: int = 1
-    """e, updates that every party makes from one exchange ([FedHSSL] V-D)."""
+    """e, updates from one exchange ([FedHSSL] V-D)."""
 
     guidance: float = 0.5
-    """gamma, weight of the cross-party encoder's guidance in local learning; 0 switches it off."""
+    """gamma, weight of the cross-party encoder in local learning."""
 
     aligned: float = 1.0
-    """Share of the aligned training rows that parties use; below 1 for experiments."""
+    """Share of the aligned rows that is used, for experiments."""
 
     batch_size: int = 512
     """Rows of a step."""
 
     learning_rate: float = 1e-3
-    """Step size at the first iteration; a half cosine brings it to 0, except the predictor's."""
+    """First step size; a half cosine brings it to 0, except the predictor's."""
 
     optimizer: Literal["adamw", "adam", "lamb", "sgd"] = "adamw"
     """Every party's optimizer."""
@@ -199,65 +199,62 @@ class PretrainingSettings:
     """Decoupled weight decay."""
 
     momentum: float | None = None
-    """Momentum of the target encoder's moving average; default: 0.995 for byol, 0.99 for moco."""
+    """Of the target's moving average; default 0.995 for byol, 0.99 for moco."""
 
     temperature: float = 0.5
-    """Temperature of moco's InfoNCE loss."""
+    """Of moco's InfoNCE loss."""
 
     queue: int | None = None
-    """Negatives in each of moco's queues; default: 4096, or half of a party's records if fewer."""
+    """Negatives in each moco queue; default 4096, or half of a party's records."""
 
     projector: tuple[int, ...] | None = None
-    """Widths of the projector's layers; default: 512, 512, 512, and 512, 512, 128 for moco."""
+    """Widths of its layers; default 512, 512, 512, for moco 512, 512, 128."""
 
     predictor: int = 128
-    """Width of the predictor's hidden layer; moco has none."""
+    """Width of its hidden layer; moco has none."""
 
     corruption: float = 0.3
-    """Share of features that an augmented view replaces by values of other records."""
+    """Share of a view's features that other records' values replace."""
 
     views: Literal["together", "apart"] = "together"
-    """Whether a network processes both views of a batch in one pass, or each in a separate pass
-    with separate batch statistics."""
+    """Both views in one pass, or in two with separate batch statistics."""
 
     augment_aligned: bool = False
-    """Whether aligned rows are augmented too; the paper exchanges them as they are."""
+    """Aligned rows are augmented too; not in the paper."""
 
     sends: Literal["online", "target"] = "online"
-    """Whose projections byol and moco exchange: the online encoder's or its moving average's."""
+    """Byol and moco exchange projections of the online encoder, or of its moving average."""
 
     start: Literal["separate", "shared"] = "separate"
-    """Whether tops, projectors and predictors start with separate weights at each party, or with
-    equal ones."""
+    """Tops, projectors and predictors start apart at each party, or equal."""
 
     weights: Literal["parties", "records"] = "parties"
-    """Weights in the average of local tops: equal for all parties, or by their records."""
+    """In the average of local tops parties weigh equally, or by their records."""
 
     exchange: Literal["average", "plain"] = "average"
-    """Whether the primary receives only the average of the secondaries' projections, or each of
-    them. SimSiam and BYOL learn the same from both."""
+    """The primary receives the average of secondaries' projections, or each. SimSiam and BYOL learn
+    the same."""
 
     primary_sends: Literal["plain", "gaussian"] = "plain"
-    """Protection of the primary's projections for the secondaries: none but ``iso_projections``, or
-    Gaussian noise that a ledger accounts for."""
+    """The primary's projections go out with ``iso_projections`` alone, or with Gaussian noise that
+    its ledger counts."""
 
     iso_projections: float = 0.0
-    """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7), scaled by
-    the longest in the batch; 0 adds none. A heuristic without a guarantee."""
+    """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7). A heuristic
+    without a guarantee."""
 
     iso_weights: float = 0.0
-    """lambda of the ISO noise on the primary's weights before they are averaged; 0 adds none. Above
-    1 the means grow with every iteration, until one leaves the ring and the run stops. A heuristic:
-    it promises nothing. ``training.iso_gradients`` is the third place."""
+    """lambda of the ISO noise on the primary's weights before averaging. Above 1 means grow until
+    the run stops. A heuristic: it promises nothing."""
 
     epsilon: float | None = None
-    """For ``primary_sends = "gaussian"``: epsilon of all of pretraining for the primary's rows."""
+    """With ``gaussian``: epsilon of all of pretraining for the primary's rows."""
 
     delta: float = 1e-5
-    """For ``primary_sends = "gaussian"``: failure probability of that guarantee."""
+    """With ``gaussian``: failure probability of that guarantee."""
 
     checkpoint: str | None = None
-    """Run folder of an earlier pretraining, whose encoders are used instead of pretraining."""
+    """Run folder of an earlier pretraining, whose encoders are used."""
 
     def __post_init__(self) -> None:
         counts = {

@@ -38,33 +38,29 @@ class FedSimConfig(ManyLinksSettings):
     """
 
     weight: Literal["per-output", "learned", "similarity", "none"] = "per-output"
-    """Weight gate: the similarity model's weights, one for each output of a pair, or one for all of
-    them as in the paper (``learned``); similarities themselves; or none."""
+    """Weight gate: the similarity model's weight for each output of a pair, one for all
+    (``learned``, the paper's), the similarity itself, or none."""
 
     similarity_width: int = 10
     """Units of the similarity model's hidden layer."""
 
     sort: Literal["similarity", "weight", "none"] = "similarity"
-    """Sort gate: most similar first, heaviest first, or an arbitrary order, drawn afresh.
-
-    Links arrive nearest first; without the gate a merge gate must not see that order.
-    """
+    """Sort gate: most similar first, heaviest first, or an arbitrary fresh order."""
 
     merge: Literal["residual", "convolution", "perceptron", "average"] = "residual"
-    """Merge gate: a mean over places of the sorted links with the paper's convolution as its
-    correction; the paper's convolution over neighbouring links alone; a perceptron of as many
-    weights over all of them; or their mean."""
+    """Merge gate: a mean over places corrected by the paper's convolution, that convolution alone,
+    a perceptron, or the mean."""
 
     rank_decay: float = 1.0
-    """How far near links start ahead in ``residual``'s mean: place j of the sorted links starts
-    with a weight in proportion to j^-rank_decay. From 0, where all start alike, to 16."""
+    """How far near links start ahead in ``residual``: place j with a weight in proportion to
+    j^-rank_decay."""
 
     pair_outputs: int = 5
-    """l_m, outputs of the split network for one pair; ``residual`` adds the task's own number to
-    it, and ``average`` takes that number alone."""
+    """l_m, outputs for one pair; ``residual`` adds the task's number, ``average`` takes that
+    alone."""
 
     kernel: int | None = None
-    """k_conv, links that one step of the convolution sees; default: 5, or K where that is less."""
+    """k_conv, links in one step of the convolution; default 5, at most K."""
 
     channels: int = 4
     """Channels of the convolution."""
@@ -73,8 +69,8 @@ class FedSimConfig(ManyLinksSettings):
     """Units of the merge gate's hidden layer."""
 
     dropout: float | None = None
-    """Share of units dropped in training, inside the merge gate; default: 0.3 for a regression, 0.7
-    where the label is a class."""
+    """Share of units dropped inside the merge gate; default 0.3 for a regression, 0.7 for
+    classes."""
 
     def __post_init__(self) -> None:
         ManyLinksSettings.__post_init__(self)

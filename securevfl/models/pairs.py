@@ -44,17 +44,17 @@ class PairSettings:
     """H, width of every representation at the cut."""
 
     layer_width: int = 100
-    """Units of the one hidden layer of every local model and of the aggregation model."""
+    """Units of the hidden layer of local and aggregation models."""
 
     party_dropout: float = 0.0
     """Share of the secondaries left out of a training round."""
 
     keys_as_features: bool = False
-    """Whether keys are model inputs in addition to the features; not so in the papers."""
+    """Keys are inputs too; not in the papers."""
 
     pair_scale: Literal["unit", "none"] = "unit"
-    """Scale at which the primary reads a row of the aggregate: a root mean square of one, since a
-    clipped row has norm C for every K; or unscaled, as in the papers."""
+    """The primary scales a row of the aggregate to a root mean square of 1, since clipping took its
+    scale; or not, as in the papers."""
 
     frozen_map: Literal["fourier", "linear"] = "fourier"
     """Random features of a frozen encoder: cosines, or a projection."""

@@ -385,7 +385,7 @@ class Ping(TypedMessage):
 
 @dataclass(frozen=True, slots=True)
 class Leave(TypedMessage):
-    """The sender is done; the connection closes after it. Tells nothing else."""
+    """The sender is done; the connection closes after it."""
 
     KIND: ClassVar = StarKind.LEAVE
     WAY: ClassVar = "either way"
@@ -393,7 +393,7 @@ class Leave(TypedMessage):
 
 @dataclass(frozen=True, slots=True)
 class Done(TypedMessage):
-    """The run, or the linkage, is over. Tells nothing else."""
+    """The run, or the linkage, is over."""
 
     KIND: ClassVar = StarKind.DONE
     WAY: ClassVar = "primary to every caller"

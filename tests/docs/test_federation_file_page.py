@@ -25,6 +25,11 @@ def tool() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "tools" / "make_federation_file_page.py"))
 
 
+def settings_in(table: str) -> list[str]:
+    """Return the names of a table's first column, whose cells may show a default."""
+    return re.findall(r"^\| `(\w+)(?: = .*?)?` \|", table, re.MULTILINE)
+
+
 def allowed_by_the_reader(source: dict[str, Any]) -> set[str]:
     """What a refusal says is allowed where something unknown stands."""
     with pytest.raises(ConfigError, match="Allowed: ") as refused:
@@ -104,17 +109,40 @@ def test_every_setting_of_a_family_that_the_reader_takes_is_in_its_table(family:
     (heading,) = (
         one for one in re.findall(r"^### family .*$", PAGE, re.MULTILINE) if f"`{family}`" in one
     )
-    table = PAGE.split(heading)[1].split("\n#")[0]
+    part = PAGE.split(heading)[1].split("\n#")[0]
+    several = set(settings_in(PAGE.split("### Several families")[1].split("\n#")[0]))
+    lines = re.findall(r"^Above: (.*)$", part, re.MULTILINE)
+    above = {name for line in lines for name in line.split("`")[1::2]}
 
-    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == allowed_by_the_reader(source)
+    assert above <= several
+    allowed = allowed_by_the_reader(source)
+    assert {*settings_in(part), *above} == allowed - {"neighbours"}
+    if "neighbours" in allowed:
+        (row,) = re.findall(r"^\| `model.neighbours`.*$", PAGE, re.MULTILINE)
+        assert f"`{family}`" in row
 
 
-@pytest.mark.parametrize("section", ["federation", "training", "privacy", "runtime", "encoder"])
+SECTIONS = (
+    *("federation", "party", "training", "base", "privacy", "linkage", "encoder", "prediction"),
+    *("runtime", "pretraining"),
+)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
 def test_every_setting_of_a_section_is_in_its_table(section: str) -> None:
-    fields = {field.name for field in dataclasses.fields(section_classes()[section])}
-    table = PAGE.split(f"## `[{section}]`")[1].split("\n## ")[0]
+    """Or in the first table, that of settings which most files have, and not in both."""
+    fields = [field.name for field in dataclasses.fields(section_classes()[section])]
+    brackets = "[[party]]" if section == "party" else f"[{section}]"
+    table = PAGE.split(f"\n## `{brackets}`")[1].split("\n## ")[0].split("\n### ")[0]
+    first = re.findall(rf"^\| `{section}\.(\w+)", PAGE, re.MULTILINE)
 
-    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == fields
+    assert sorted([*settings_in(table), *first]) == sorted(fields)
+
+
+def test_the_first_table_has_the_settings_that_a_user_meets() -> None:
+    first = PAGE.split("## The settings that most files have")[1].split("\n## ")[0]
+
+    assert len(re.findall(r"^\| `\w+\.\w+", first, re.MULTILINE)) == 25
 
 
 @dataclass

@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-STARTING = (ROOT / "docs/starting.md").read_text(encoding="utf-8")
+STARTING = (ROOT / "docs/starting.md").read_text(encoding="utf-8").split("## By hand")[1]
+STARTING = STARTING.split("\n## ")[0]
 ORDERS = (ROOT / "docs/orders.md").read_text(encoding="utf-8")
 
 

@@ -117,44 +117,37 @@ class Reading:
     """Format of a table's file. What is left out is recognised, or an error asks for it."""
 
     separator: str | None = None
-    """What stands between the cells of a text file: one character. ``,``, ``;``, tab and ``|`` are
-    recognised."""
+    """The one character between cells. ``,``, ``;``, tab and ``|`` are recognised."""
 
     decimal: Literal[".", ","] | None = None
-    """The decimal mark of a text file. A comma is recognised where no number could be read
-    otherwise; ``"1,234"`` alone is asked about."""
+    """Decimal mark. A comma is recognised where no number could be read otherwise."""
 
     thousands: Literal[",", ".", "'", " ", "_"] | None = None
-    """The mark between thousands in a text file. Never recognised: a number that has one is refused
-    until it is named here. A space stands for no-break spaces too."""
+    """Mark between thousands, never recognised; a space stands for no-break spaces too."""
 
     encoding: str | None = None
-    """Of a text file, as Python names it. UTF-8 and UTF-16 are recognised; others, such as
-    ``windows-1252``, must be named."""
+    """As Python names it. UTF-8 and UTF-16 are recognised; others must be named."""
 
     skip_lines: int | None = None
-    """Lines of a text file before its header, such as a title, that are no part of the table. A
-    first line ``sep=;``, as spreadsheets write it, needs no setting."""
+    """Lines before the header that are no part of the table; ``sep=;`` needs no setting."""
 
     header: tuple[str, ...] | None = None
-    """Column names of a text file whose first line is already a row."""
+    """Column names, where the first line is already a row."""
 
     empty: tuple[str, ...] | None = None
-    """Cells of a text file that stand for no value. Default: what pandas takes for missing, such as
-    the empty cell, ``NA`` and ``null``; where ``NA`` is a word, write ``empty = [""]``."""
+    """Cells without a value. Default: as pandas, such as the empty cell, ``NA`` and ``null``; where
+    ``NA`` is a word, write ``empty = [""]``."""
 
     dates: str | None = None
-    """How a text file writes dates, as Python's ``strptime`` names it: ``"%d.%m.%Y"`` reads
-    31.12.2020. Never recognised, as 1/2/2020 is two days, by country. Dates in ISO form
-    (2020-12-31) need no setting."""
+    """How dates are written, in ``strptime``'s letters: ``"%d.%m.%Y"`` reads 31.12.2020. ISO dates
+    need none; others are never guessed."""
 
     table: str | None = None
-    """A database's table or view, ``name`` or ``schema.name``; a workbook's sheet, where it has
-    several."""
+    """A database's table or view, ``name`` or ``schema.name``; a workbook's sheet."""
 
     query: str | None = None
-    """Instead of ``table``: one SQL query. It must have an ORDER BY, as a resumed run
-    needs the rows in the same order."""
+    """Instead of ``table``: one SQL query with an ORDER BY, since a resumed run needs the same
+    order."""
 
     def __post_init__(self) -> None:
         if self.separator is not None and (
@@ -210,12 +203,11 @@ class Source(Reading):
     """The table's file, relative to the source file."""
 
     url: str | None = None
-    """Instead of ``file``: a database, as SQLAlchemy writes its address
-    (``postgresql+psycopg://reader@db.example/bank``); never with a password."""
+    """Instead of ``file``: a database's SQLAlchemy address
+    (``postgresql+psycopg://reader@db.example/bank``), never with a password."""
 
     password_env: str | None = None
-    """The environment variable that holds the database's password. Without it the driver finds its
-    own (``~/.pgpass``, a socket, a ticket)."""
+    """Environment variable of the database's password. Without it the driver finds its own."""
 
     def __post_init__(self) -> None:
         # A slotted dataclass is made anew, so super() without arguments does not find its parent.

@@ -65,7 +65,7 @@ class ClassMeansKind(MessageKind):
 
 @dataclass(frozen=True, slots=True)
 class ClassMeansCall(DeclaredMessage):
-    """Encoders are to be fitted before the first release. Reveals nothing else."""
+    """Encoders are to be fitted before the first release."""
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_CALL
     WAY: ClassVar = "primary to every secondary"
@@ -218,7 +218,7 @@ class ClassMeansSums(DeclaredMessage):
 
 @dataclass(frozen=True, slots=True)
 class ClassMeansDone(DeclaredMessage):
-    """The secondary's encoder is fitted. Reveals nothing else."""
+    """The secondary's encoder is fitted."""
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_DONE
     WAY: ClassVar = "secondary to primary"

@@ -74,7 +74,7 @@ class Projections(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnLocally(DeclaredMessage):
-    """Learn from your own records. Tells nothing else."""
+    """Learn from your own records."""
 
     KIND: ClassVar = PretrainingKind.LOCAL
     WAY: ClassVar = "primary to every secondary"
@@ -84,7 +84,7 @@ class LearnLocally(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopsRequest(DeclaredMessage):
-    """Send your local top encoder's words. Tells nothing else."""
+    """Send your local top encoder's words."""
 
     KIND: ClassVar = PretrainingKind.TOPS
     WAY: ClassVar = "primary to every secondary"

@@ -109,14 +109,14 @@ class Field:
     """Column name, the same at both parties."""
 
     kind: Literal["text", "number", "exact"]
-    """``text``: 1 - edits / length of the longer; ``number``: 1 - difference / scale, at least 0,
-    of dates in days; ``exact``: 1 for equal texts, else 0."""
+    """``text``: 1 - edits / length of the longer; ``number``: 1 - difference / scale, dates in
+    days; ``exact``: 1 for equal texts, else 0."""
 
     weight: float = 1.0
-    """Share of the mean, > 0."""
+    """Share of the mean."""
 
     scale: float | None = None
-    """Difference from which two numbers have nothing in common; for numbers only, > 0."""
+    """Difference from which two numbers have nothing in common."""
 
     def __post_init__(self) -> None:
         checks.one_of(("text", "number", "exact"), kind=self.kind)

@@ -93,9 +93,8 @@ class OwnSimilarities(DeclaredMessage):
 class LinkedRows(DeclaredMessage):
     """For each of the primary's rows, whether it has a link at the sender.
 
-    Only where aligned rows alone are learned from: in cross-party pretraining, and with
-    ``training.rows = "aligned"``. Without ``linkage.max_distance`` it also says whether some row's
-    nearest record has another key than the row.
+    Only in cross-party pretraining and with ``training.rows = "aligned"``. Without
+    ``linkage.max_distance`` also whether some row's nearest record has another key than the row.
     """
 
     KIND = LinkingKind.LINKED_ROWS

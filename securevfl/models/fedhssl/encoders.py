@@ -313,7 +313,7 @@ class FedHSSLConfig:
     """Width of a categorical column's embedding."""
 
     norm: Norm = "batch"
-    """``batch`` mixes the rows of a batch, which no noise covers; ``layer`` and ``none`` do not."""
+    """``batch`` mixes rows of a batch, which no noise covers; the others do not."""
 
     image: tuple[int, ...] = ()
     """Channels, height and width of the image that a record is, for ``resnet18``."""
@@ -322,18 +322,17 @@ class FedHSSLConfig:
     """First layers of ``resnet18``; ``small`` for small images."""
 
     encoders: Literal["both", "cross", "local"] = "both"
-    """Which pretrained encoders are fine-tuned: a party's representation is their outputs side by
-    side."""
+    """Which pretrained encoders are fine-tuned; their outputs stand next to one another."""
 
     normalise: bool = True
-    """Whether the head gets the primary's representation and the aggregate each at mean 0 and
-    deviation 1 in every row; an aggregate is clipped, and the primary's own is not."""
+    """The head reads the primary's representation and the aggregate at mean 0 and deviation 1
+    each."""
 
     head: tuple[int, ...] = ()
-    """Widths of hidden layers between the representations and the outputs."""
+    """Widths of hidden layers of the head."""
 
     dropout: float = 0.0
-    """Share of units dropped before each layer of the head in training."""
+    """Share of units dropped before each layer of the head."""
 
     neighbours: int = 1
     """K, links of a row; an aligned row has one."""

@@ -26,7 +26,7 @@ class FeTConfig:
     """H, width of every representation."""
 
     heads: int | None = None
-    """Attention heads; they share H. Default: 4, or the most below that divide H."""
+    """Attention heads, which share H. Default: 4, or the most below that divide H."""
 
     encoder_blocks: int = 1
     """Self-attention blocks of a secondary, and of the primary's own encoder."""
@@ -35,71 +35,66 @@ class FeTConfig:
     """Blocks of the primary's decoder, which attends to the aggregate."""
 
     norm: Literal["pre", "post"] = "pre"
-    """Norms at the inputs of a block's layers, or, as in the paper, on its residual path."""
+    """Norms before a block's layers, or after them, as in the paper."""
 
     activation: Literal["gelu", "relu"] = "gelu"
     """Of the blocks' perceptrons; the paper's is ``relu``."""
 
     dropout: float = 0.1
-    """Share of units dropped in training, inside blocks; rounded to a multiple of 1/256."""
+    """Share of units dropped inside blocks; rounded to 1/256."""
 
     party_dropout: float = 0.0
     """r_d, share of the secondaries left out of a training round."""
 
     release: Literal["sequence", "pooled"] = "sequence"
-    """What a secondary releases for a row: K vectors, as in the paper, or one."""
+    """What leaves for a row: K vectors, as in the paper, or one."""
 
     dynamic_masking: bool = True
-    """Whether attention weighs links by a mask made from their keys."""
+    """Attention weighs links by a mask made from their keys."""
 
     mask_reads: Literal["offsets", "keys"] = "offsets"
-    """What the mask is made from: each key and how it lies to the centre of its row's keys, or the
-    row's K keys joined."""
+    """The mask reads each key in relation to its row's centre, or all K keys joined, as in the
+    paper."""
 
     ranked: bool = True
-    """Whether the model may learn what a link's rank is worth; links are listed nearest first. The
-    paper has no ranks."""
+    """The model may learn what a link's rank is worth; not in the paper."""
 
     rank_decay: float = 1.0
-    """How far near links start ahead, where ranks may be learned: the j-th nearest starts with a
-    share of attention, and of a pooled row, in proportion to j^-rank_decay. From 0, where all start
-    alike, to 16."""
+    """How far near links start ahead: the j-th nearest with a share in proportion to
+    j^-rank_decay."""
 
     memory_norm: bool = True
-    """Whether the primary norms the aggregate before its decoder; the paper does not."""
+    """The primary norms the aggregate before its decoder; not in the paper."""
 
     own_clip_norm: float | None = None
-    """Largest norm of the primary's own representation, the paper's C; default: not clipped."""
+    """Largest norm of the primary's own representation, the paper's C; default: none."""
 
     keys_as_features: bool = True
-    """Whether keys are model inputs in addition to the features, as in the paper. Positional
-    encoding and masking always read keys."""
+    """Keys are inputs too, as in the paper. Encodings and masks always read them."""
 
     top: Literal["attention", "additive"] = "attention"
-    """The primary's part after the cut: the paper's decoder, or own evidence plus that of the
-    aggregate, which learns more from releases that are mostly noise."""
+    """The paper's decoder, or own evidence plus the aggregate's, which learns more from noisy
+    releases."""
 
     fourier_features: int = 64
-    """Sines and cosines of the positional encoding together; an even number."""
+    """Sines and cosines of the positional encoding together; even."""
 
     fourier_width: int = 64
-    """Hidden width of the positional encoding's perceptron."""
+    """Hidden width of the encoding's perceptron."""
 
     fourier_scale: float = 1.0
-    """gamma: frequencies start as N(0, gamma^-2), in radians per unit of the (scaled) keys."""
+    """gamma: frequencies start as N(0, gamma^-2), in radians per unit of scaled keys."""
 
     fourier_octaves: int | None = None
-    """Octaves that frequencies are spread over: deviations from 1/gamma to 2^octaves/gamma, each
-    feature counting as much as one of a record's. 0, as in the paper: all have 1/gamma, and
-    features are divided by sqrt(``fourier_features``). At most 16. Default: 5 for one or two key
-    columns, 0 for more."""
+    """Octaves of the frequencies: deviations from 1/gamma to 2^octaves/gamma. 0, the paper's: all
+    1/gamma, divided by sqrt(``fourier_features``). Default: 5 for one or two key columns, else
+    0."""
 
     average_positions_every: int = 0
-    """T_pe, epochs between averagings of the positional encodings; 0 never averages."""
+    """T_pe, epochs between averagings of positional encodings; 0: never."""
 
     positions_start: Literal["shared", "separate"] = "shared"
-    """Whether all parties' positional encodings start with equal weights, or, as in the paper, each
-    with its own."""
+    """Encodings start equal at all parties, or, as in the paper, each by itself."""
 
     frozen_map: Literal["fourier", "linear"] = "fourier"
     """Random features of a frozen encoder: cosines, or a projection."""
