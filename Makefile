@@ -53,10 +53,11 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
-docs-pages: install ## write the pages that are made from docstrings
+docs-pages: install ## write the pages that are made from docstrings, and the tables of measurements
 	$(BIN)/python tools/make_federation_file_page.py
 	$(BIN)/python tools/make_message_table.py
 	$(BIN)/python tools/make_errors_page.py
+	$(BIN)/python tools/make_figures.py
 
 bench-gpu: install ## time, utilisation and memory of whole runs on a GPU; needs SECUREVFL_DATA
 	$(BIN)/python benchmarks/gpu.py

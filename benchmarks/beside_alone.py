@@ -1,12 +1,13 @@
 """Joint models, the local baseline and placebos on a dozen tables: results, gains, plot.
 
     SECUREVFL_DATA=... python benchmarks/beside_alone.py [SET[:ROWS] ...] [--methods A,B,...]
-        [--out DIR] [--seeds 5] [--rows N] [--base B] [--jobs N] [--plot FILE.svg]
+        [--out DIR] [--seeds 5] [--rows N] [--base B] [--jobs N] [--plot FILE.svg] [--keep]
 
 Without noise. A gain is over the local baseline; what of it is the partners' is over the better of
 two placebos: the same network without partners, and partners' rows permuted. Each set gets a folder
 in DIR with its tables and two federation files, one for encoders that are trained and one for
 frozen ones, and ``securevfl lab compare`` runs on both; finished runs are not trained again.
+``--keep`` writes each set's figures to ``notebook/figures/``.
 ``--list`` says which sets there are; digits, diabetes and sklearn need no ``SECUREVFL_DATA``.
 """
 
@@ -25,6 +26,7 @@ import numpy as np
 import pandas as pd
 import tomli_w
 from fedsim_tables import Tables, fate, letter, places, synthetic
+from figure_files import OF_A_RUN, keep
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -352,11 +354,21 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="write to notebook/figures/")
     options = parser.parse_args()
     if options.list:
         print("\n".join(SETS))
         return
     results = {name: measure(name, options) for name in options.sets or SETS}
+    if options.keep:
+        for name, found in results.items():
+            kept = ("metric", "sign", "seeds", "partners")
+            keep(
+                f"beside-alone-{name.replace(':', '-')}",
+                {method: {one: of[one] for one in kept} for method, of in found.items()},
+                seeds=list(range(options.seeds)),
+                code=(*OF_A_RUN, "securevfl/lab", "benchmarks/fedsim_tables.py"),
+            )
     if options.plot is not None:
         draw(results, options.plot)
     if options.json:

@@ -4,7 +4,8 @@
 
 Every row is the demo's own federation file with another epsilon; ``none`` adds no noise. The local
 baseline and combine are trained on the same rows. Gains over the local baseline, and what of them
-is the partners' (over the same run with partners' rows permuted), are paired by seed.
+is the partners' (over the same run with partners' rows permuted), are paired by seed. ``--keep``
+writes them to ``notebook/figures/``.
 """
 
 import argparse
@@ -13,6 +14,8 @@ import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from figure_files import keep
 
 from securevfl.config.reading import parse_federation
 from securevfl.federation.base import Base
@@ -81,6 +84,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epsilons", nargs="+", default=["1", "2", "4", "8", "16", "none"])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="write to notebook/figures/")
     options = parser.parse_args()
     seeds = [Seed(seed) for seed in range(options.seeds)]
     result = {}
@@ -102,6 +106,12 @@ def main() -> None:
             cells.append(" ".join(f"{gain:+.3f}" for gain in found["gain"]["seeds"]))
             cells.append(f"{found['combine']['mean']:.3f} ± {found['combine']['std']:.3f}")
             print(f"| {word} | {' | '.join(cells)} |", flush=True)
+    if options.keep:
+        figures = {
+            word: {name: of["seeds"] for name, of in found.items()}
+            for word, found in result.items()
+        }
+        keep("digits-privacy", figures, seeds=list(range(options.seeds)))
     if options.json:
         print(json.dumps(result))
 

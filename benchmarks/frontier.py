@@ -2,13 +2,14 @@
 
     SECUREVFL_DATA=... python benchmarks/frontier.py [SET ...] [--methods principal,randomised,...]
         [--store frontier.jsonl] [--epsilons 8 4 2 1] [--seeds 5]
-        [--plot notebook/figures/frontier.svg]
+        [--plot notebook/figures/frontier.svg] [--keep]
 
 Every run is a whole simulated federation: linkage, fitting of encoders, one release a row, the top
 model. ``--store`` keeps each run as a line and skips what is there, so that a call that was cut off
-goes on. Gains over alone are paired by seed. ``--processes`` runs every party, the dealer too, in a
-process of its own. ``--list`` says which sets there are; digits, diabetes and sklearn need no
-``SECUREVFL_DATA``.
+resumes. Gains over alone are paired by seed; the partners' part of them is over the same run with
+partners' rows permuted. ``--processes`` runs every party, the dealer too, in a process of its own,
+without that placebo. ``--keep`` writes each set's figures to ``notebook/figures/``.
+``--list`` says which sets there are; digits, diabetes and sklearn need no ``SECUREVFL_DATA``.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from beside_alone import SETS as BESIDE
 from fedsim_tables import Tables, write_table
+from figure_files import OF_A_RUN, keep
 from frontier_shown import Found, draw, print_table
 
 from securevfl.config.encoder import CLASSES_OF_NUMBERS
@@ -229,17 +231,24 @@ class Joint:
             run = self._between_processes if self._processes else self._simulated
             metrics = run(config, folder)
         sign, alone = 1 if metrics["higher_is_better"] else -1, metrics["alone_test"]
+        gain = sign * (metrics["test"] - alone)
+        used = (metrics.get("base") or {}).get("used") != "alone"
         return {
             "joint": metrics["test"],
             "alone": alone,
-            "gain": sign * (metrics["test"] - alone),
-            "used": float((metrics.get("base") or {}).get("used") != "alone"),
+            "gain": gain,
+            "partners": min(gain, metrics["gain"]["partners"]) if used else 0.0,
+            "used": float(used),
             "spent": metrics["privacy"]["epsilon"] or 0.0,
         }
 
     def _simulated(self, config: FederationConfig, folder: Path) -> Mapping[str, Any]:
         result = simulate_federation(
-            config, self._tables, RunOptions(run_folder=folder), own=OwnModels(fitted=self._base)
+            config,
+            self._tables,
+            RunOptions(run_folder=folder),
+            own=OwnModels(fitted=self._base),
+            with_placebo=True,
         )
         self._base = result.base
         return result.metrics
@@ -269,7 +278,8 @@ def joint_or_alone(
     except PrivacyError:
         if alone is None:
             raise
-        return {"joint": alone, "alone": alone, "gain": 0.0, "used": 0.0, "spent": 0.0}
+        nothing = {"gain": 0.0, "partners": 0.0, "used": 0.0, "spent": 0.0}
+        return {"joint": alone, "alone": alone, **nothing}
 
 
 def combine(source: dict[str, Any], tables: Tables) -> dict[str, float]:
@@ -323,6 +333,19 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
+def by_seed(found: Found) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Return every column's values by seed, by method and epsilon."""
+    return {
+        method: {
+            epsilon: {
+                name: columns[name]["seeds"] for name in ("alone", "gain", "partners", "used")
+            }
+            for epsilon, columns in by_epsilon.items()
+        }
+        for method, by_epsilon in found.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sets", nargs="*", help=f"of {', '.join(SETS)}; default: all")
@@ -341,6 +364,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     parser.add_argument("--every-seed", action="store_true", help="print each seed's gain too")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="write to notebook/figures/")
     options = parser.parse_args()
     if options.list:
         print("\n".join(SETS))
@@ -351,6 +375,14 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     store = Store(options.store)
     results = {name: measure(name, options, store) for name in options.sets or SETS}
+    if options.keep:
+        for name, found in results.items():
+            keep(
+                f"frontier-{name}",
+                by_seed(found),
+                seeds=list(range(1, options.seeds + 1)),
+                code=(*OF_A_RUN, "securevfl/lab", "benchmarks/beside_alone.py"),
+            )
     if options.plot is not None:
         draw({SETS[name].what: found for name, found in results.items()}, DELTA, options.plot)
     if options.json:

@@ -26,7 +26,7 @@ def surviving(epsilon: str, delta: float, secondaries: int) -> float:
 
 
 def print_table(what: str, found: Mapping[str, Found], delta: float, *, every_seed: bool) -> None:
-    """Print gains over alone, a row a method; bold where above two deviations.
+    """Print gains over alone, and the partners' part of them; bold where above two deviations.
 
     Below them: the share of signals that survives in numbers that secondaries share, and what each
     way to vote has kept of its own gain without noise.
@@ -42,6 +42,8 @@ def print_table(what: str, found: Mapping[str, Found], delta: float, *, every_se
     for method, by_epsilon in found.items():
         cells = [_cell(columns["gain"]) for columns in by_epsilon.values()]
         print(f"| {method} | {' | '.join(cells)} |")
+        cells = [_cell(columns["partners"]) for columns in by_epsilon.values()]
+        print(f"| {method}, of it the partners' | {' | '.join(cells)} |")
     shared = _shared(first)
     told = [f"{surviving(epsilon, delta, shared):.2f}" for epsilon in epsilons]
     print(f"| *survives, shared* | {' | '.join(told)} |")

@@ -6,7 +6,10 @@
 Each run makes a table of its own: six columns of the primary, six of one partner, linked by an
 exact position; regression and binary labels in turns. The partner's columns are pure noise,
 constant, real ones whose rows are permuted, or real. The verdict is that of ``securevfl simulate``,
-with its placebo. A line a run goes to ``--out`` as JSON, where a run that stands is not done again.
+with its placebo. A method is a family without noise, or FAMILY@EPSILON; the family ``auto`` is what
+``encoder.method = "auto"`` chooses. A line a run goes to ``--out`` as JSON, and a run that has a
+line is not done again. ``--keep`` writes counts to ``notebook/figures/null-partners.json``, and
+``--keep NAME`` to NAME there.
 """
 
 import argparse
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figure_files import keep
 
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
@@ -61,16 +65,19 @@ def tables(partner: str, *, rows: int, seed: int) -> tuple[str, list[PartyTable]
 
 
 def source(method: str, task: str, seed: int, test: float) -> dict[str, Any]:
-    """Return a federation file; ``auto@8`` has a promise of epsilon 8, all others no noise."""
+    """Return the federation file of a method."""
     family, _, epsilon = method.partition("@")
     model: dict[str, Any] = {"family": family}
-    if family != "top1sim":
+    if family not in ("top1sim", "fedhssl", "fedlocalssl"):
         model["neighbours"] = 2
     privacy: dict[str, Any] = {"mechanism": "none"}
     extra: dict[str, Any] = {}
     if epsilon:
-        model, extra = {}, {"encoder": {"method": "auto"}}
         privacy = {"epsilon": float(epsilon), "delta": 1e-5}
+        if family == "fedlocalssl":
+            model["norm"] = "layer"
+    if family == "auto":
+        model, extra = {}, {"encoder": {"method": "auto"}}
     return {
         "federation": {"name": "null", "task": task, "seed": seed},
         **({"model": model} if model else {}),
@@ -131,24 +138,36 @@ def run(method: str, partner: str, *, rows: int, test: float, seed: int) -> dict
     }
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """Return how often each verdict was said, as Markdown."""
-    head = (
-        "| method | partner | runs | joint used | **improves** | better than the local baseline "
-        "alone | worse |\n| --- | --- | --- | --- | --- | --- | --- |"
-    )
-    found = [head]
+def counted(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how often each verdict was said: a line a method and partner."""
+    found = []
     for method, partner in dict.fromkeys((one["method"], one["partner"]) for one in lines):
         some = [one for one in lines if (one["method"], one["partner"]) == (method, partner)]
         used = [one for one in some if one["used"] == "joint"]
-        counts = (
-            len(used),
-            sum(one["outcome"] == "better" for one in used),
-            sum((one["interval"] or [0])[0] > 0 for one in used),
-            sum(one["outcome"] == "worse" for one in used),
+        found.append(
+            {
+                "method": method,
+                "partner": partner,
+                "runs": len(some),
+                "used": len(used),
+                "improves": sum(one["outcome"] == "better" for one in used),
+                "without_placebo": sum((one["interval"] or [0])[0] > 0 for one in used),
+                "worse": sum(one["outcome"] == "worse" for one in used),
+            }
         )
-        shares = " | ".join(f"{count} ({count / len(some):.1%})" for count in counts)
-        found.append(f"| {method} | {partner} | {len(some)} | {shares} |")
+    return found
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return how often each verdict was said, as Markdown."""
+    found = [
+        "| method | partner | runs | joint used | **improves** | better than the local baseline "
+        "alone | worse |\n| --- | --- | --- | --- | --- | --- | --- |"
+    ]
+    for one in counted(lines):
+        counts = [one[name] for name in ("used", "improves", "without_placebo", "worse")]
+        shares = " | ".join(f"{count} ({count / one['runs']:.1%})" for count in counts)
+        found.append(f"| {one['method']} | {one['partner']} | {one['runs']} | {shares} |")
     return "\n".join(found)
 
 
@@ -161,6 +180,9 @@ def main() -> None:
     parser.add_argument("--test", type=float, default=0.4, help="share of the rows")
     parser.add_argument("--seeds-from", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/null-partners.jsonl"))
+    parser.add_argument(
+        "--keep", nargs="?", const="null-partners", metavar="NAME", help="file in notebook/figures/"
+    )
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, Any]] = []
@@ -169,15 +191,24 @@ def main() -> None:
     same = (options.rows, options.test)
     lines = [one for one in lines if (one["rows"], one["test"]) == same]
     done = {(one["method"], one["partner"], one["seed"]) for one in lines}
-    for seed in range(options.seeds_from, options.seeds_from + options.runs):
-        for method in options.methods.split(","):
-            for partner in options.partners.split(","):
+    seeds = list(range(options.seeds_from, options.seeds_from + options.runs))
+    methods, partners = options.methods.split(","), options.partners.split(",")
+    for seed in seeds:
+        for method in methods:
+            for partner in partners:
                 if (method, partner, seed) in done:
                     continue
                 lines.append(run(method, partner, rows=options.rows, test=options.test, seed=seed))
                 with options.out.open("a") as file:
                     file.write(json.dumps(lines[-1]) + "\n")
+    lines = [
+        one
+        for one in lines
+        if one["method"] in methods and one["partner"] in partners and one["seed"] in seeds
+    ]
     print(table(lines))
+    if options.keep:
+        keep(options.keep, counted(lines), seeds=seeds)
 
 
 if __name__ == "__main__":

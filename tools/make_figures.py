@@ -1,0 +1,180 @@
+"""Write the tables of measurements into the pages: ``python tools/make_figures.py``.
+
+A table stands between two comments, ``<!-- figures NAME ... -->`` and ``<!-- end of figures -->``.
+Its numbers are those of ``notebook/figures/*.json``, which benchmarks write with ``--keep``.
+"""
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+FOLDER: Final = ROOT / "notebook/figures"
+PAGES: Final = (
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("notebook/*.md")),
+)
+
+_BLOCK: Final = re.compile(
+    r"<!-- figures ([a-z-]+): written by tools/make_figures\.py -->\n.*?<!-- end of figures -->\n",
+    flags=re.DOTALL,
+)
+
+METHODS: Final = {
+    "alone": "local baseline", "fedsim": "FedSim", "top1sim": "top1sim", "fet": "FeT",
+    "fedhssl": "FedHSSL", "fedlocalssl": "FedHSSL, local pretraining alone",
+    "assist": "assisted boosting", "auto": "`auto`",
+}  # fmt: skip
+WITHOUT_NOISE: Final = {
+    "beside-alone-digits": "digits, 5 parties",
+}
+"""Tables that joint models without noise were compared on, by file."""
+
+NULL_PARTNERS: Final = ("null-partners",)
+"""Files of verdicts on partners that know nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one file holds."""
+
+    command: str
+    date: date
+    machine: str
+    seeds: Sequence[int]
+    figures: Any
+
+    @property
+    def source(self) -> str:
+        """The command, and when and where it ran."""
+        on = f"{self.date.day} {self.date:%B %Y}"
+        return f"`{self.command}`; {on}, {self.machine}."
+
+
+def measured(name: str) -> Measured:
+    """Return what NAME.json in ``notebook/figures/`` holds."""
+    content = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    del content["code"]
+    return Measured(**{**content, "date": date.fromisoformat(content["date"])})
+
+
+def spread(values: Sequence[float], *, digits: int = 3, sign: str = "") -> str:
+    """Return mean and deviation over seeds; of one seed the value."""
+    mean = f"{statistics.mean(values):{sign}.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def gain(values: Sequence[float], *, digits: int = 3) -> str:
+    """Return a gain, bold where it exceeds two deviations; 0 where every seed has 0."""
+    if not any(values):
+        return "0"
+    text = spread(values, digits=digits, sign="+")
+    clear = len(values) > 1 and statistics.mean(values) > 2 * statistics.stdev(values)
+    return f"**{text}**" if clear else text
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(
+        "|" + "".join(f" {cell} |" if cell else " |" for cell in line) + "\n" for line in lines
+    )
+
+
+def without_noise() -> str:
+    """Return what joint models gain without noise."""
+    rows = []
+    files = {title: measured(name) for name, title in WITHOUT_NOISE.items()}
+    for title, found in files.items():
+        for method, of in found.figures.items():
+            digits = _digits(of)
+            cells = [METHODS[method], spread(of["seeds"], digits=digits), "", ""]
+            if method == "alone":
+                title = f"{title} ({_unit(of)}), {len(of['seeds'])} seeds"
+            else:
+                cells[2:] = (
+                    gain(_over_baseline(found, method), digits=digits),
+                    gain(of["partners"], digits=digits),
+                )
+            rows.append([title if method == "alone" else "", *cells])
+    head = ["table", "method", "test", "gain", "from partners"]
+    return f"{table(head, rows)}\n{_sources(files.values())}"
+
+
+def null_partners() -> str:
+    """Return how often verdicts said that partners help."""
+    files = [measured(name) for name in NULL_PARTNERS]
+    lines = [one for found in files for one in found.figures]
+    rows = []
+    for method in dict.fromkeys(one["method"] for one in lines):
+        family, _, epsilon = method.partition("@")
+        some = [one for one in lines if one["method"] == method]
+        counts = [
+            sum(one[name] for one in some)
+            for name in ("used", "improves", "without_placebo", "worse")
+        ]
+        rows.append(
+            [
+                METHODS[family] + (f" at epsilon {epsilon}" if epsilon else ""),
+                ", ".join(f"{one['runs']} {one['partner']}" for one in some),
+                *map(str, counts),
+            ]
+        )
+    head = [
+        "method", "runs, by what the partner has", "joint model used", '"improves"',
+        "without a placebo", "worse",
+    ]  # fmt: skip
+    return f"{table(head, rows)}\n{_sources(files)}"
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "null-partners": null_partners,
+    "without-noise": without_noise,
+}
+
+
+def written(page: str) -> str:
+    """Return a page with the tables of today's figures in it."""
+
+    def made(block: re.Match[str]) -> str:
+        name = block.group(1)
+        begin = f"<!-- figures {name}: written by tools/make_figures.py -->\n"
+        return f"{begin}{TABLES[name]()}<!-- end of figures -->\n"
+
+    return _BLOCK.sub(made, page)
+
+
+def _sources(files: Iterable[Measured]) -> str:
+    return "".join(f"- {found.source}\n" for found in files)
+
+
+def _over_baseline(found: Measured, method: str) -> list[float]:
+    pairs = zip(found.figures[method]["seeds"], found.figures["alone"]["seeds"], strict=True)
+    return [found.figures[method]["sign"] * (own - alone) for own, alone in pairs]
+
+
+def _digits(of: Mapping[str, Any]) -> int:
+    return 2 if of["metric"] == "rmse" else 3
+
+
+def _unit(of: Mapping[str, Any]) -> str:
+    return {"rmse": "RMSE", "auc": "AUC"}.get(of["metric"], of["metric"])
+
+
+def main() -> None:
+    """Write every page."""
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        path.write_text(written(page), encoding="utf-8")
+        sys.stdout.write(f"{path}: {len(_BLOCK.findall(page))} tables\n")
+
+
+if __name__ == "__main__":
+    main()
