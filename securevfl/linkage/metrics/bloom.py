@@ -42,6 +42,7 @@ from securevfl.linkage.links import LinkTable, nearest_by_block, write_nearest
 from securevfl.linkage.metrics.metric import (
     ComparedKeys,
     KeyKind,
+    KeyRange,
     Keys,
     KeySpec,
     Metric,
@@ -57,14 +58,8 @@ _MOST_DIMENSIONS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PointCode:
+class PointCode(KeyRange):
     """How points of an agreed box, all dimensions in one unit, become bits."""
-
-    low: tuple[float, ...]
-    """Smallest value of each dimension, agreed between the parties."""
-
-    high: tuple[float, ...]
-    """Largest value of each dimension, above ``low``."""
 
     bits: int = 2048
     """Length of the code, a multiple of 8 times ``directions``."""
@@ -83,13 +78,9 @@ class PointCode:
             raise ConfigError(
                 f"bits must be a multiple of 8 x {self.directions} directions, got {self.bits}"
             )
-        if len(self.low) != len(self.high) or not 1 <= len(self.low) <= _MOST_DIMENSIONS:
-            raise ConfigError(
-                f"low and high must have one value for each of 1 to {_MOST_DIMENSIONS} dimensions"
-            )
-        for low, high in zip(self.low, self.high, strict=True):
-            if not -np.inf < low < high < np.inf:
-                raise ConfigError(f"low and high must be finite and ascend: {low}, {high}")
+        if len(self.low) > _MOST_DIMENSIONS:
+            raise ConfigError(f"low and high may have {_MOST_DIMENSIONS} dimensions at most")
+        KeyRange.__post_init__(self)
 
     @property
     def radius(self) -> float:
@@ -197,10 +188,14 @@ class NumberCode:
         checks.open_unit(concentration=self.concentration)
         if self.bits % 8:
             raise ConfigError(f"bits must be a multiple of 8, got {self.bits}")
-        if not -np.inf < self.low < self.high < np.inf:
-            raise ConfigError(f"low and high must be finite and ascend: {self.low}, {self.high}")
+        _ = self.range
         if not self.ones < self.bits:
             raise ConfigError("concentration: leaves no zeros; use more bits or a lower one")
+
+    @property
+    def range(self) -> KeyRange:
+        """The agreed range."""
+        return KeyRange(low=(self.low,), high=(self.high,))
 
     @property
     def ones(self) -> int:
@@ -256,52 +251,23 @@ def encode_keys(
             texts = checked_texts(columns[field], whose=where)
             parts.append(_encode_texts(texts, code, secret.subkey("text", field)))
         elif isinstance(code, NumberCode):
-            numbers = _checked_numbers(columns[field], code, where=where)
+            numbers = np.asarray(columns[field])
+            if numbers.dtype != np.float64 or numbers.ndim != 1:
+                raise DataError(f"keys of {where}: must be float64 numbers, got {numbers.dtype}")
+            code.range.require_inside(numbers[:, None], where=where)
             parts.append(_encode_numbers(numbers, code, secret, field))
         else:
-            points = _checked_points(columns[field], code, where=where)
+            points = np.asarray(columns[field])
+            if points.dtype != np.float64 or points.shape[1:] != (len(code.low),):
+                raise DataError(
+                    f"keys of {where}: must be rows of {len(code.low)} float64 coordinates, "
+                    f"got {points.dtype} of shape {points.shape}"
+                )
+            code.require_inside(points, where=where)
             parts.append(_encode_points(points, code, secret, field))
     if len({len(part) for part in parts}) > 1:
         raise DataError(f"keys of {whose}: fields differ in length")
     return np.concatenate(parts, axis=1)
-
-
-def _checked_numbers(column: Any, code: NumberCode, *, where: str) -> Float64[np.ndarray, " rows"]:
-    numbers = np.asarray(column)
-    if numbers.dtype != np.float64 or numbers.ndim != 1:
-        raise DataError(f"keys of {where}: must be float64 numbers, got {numbers.dtype}")
-    _require_inside(numbers[:, None], (code.low,), (code.high,), where=where)
-    return numbers
-
-
-def _checked_points(
-    column: Any, code: PointCode, *, where: str
-) -> Float64[np.ndarray, "rows key_dim"]:
-    points = np.asarray(column)
-    if points.dtype != np.float64 or points.ndim != 2 or points.shape[1] != len(code.low):
-        raise DataError(
-            f"keys of {where}: must be rows of {len(code.low)} float64 coordinates, "
-            f"got {points.dtype} of shape {points.shape}"
-        )
-    _require_inside(points, code.low, code.high, where=where)
-    return points
-
-
-def _require_inside(
-    numbers: Float64[np.ndarray, "rows key_dim"],
-    low: tuple[float, ...],
-    high: tuple[float, ...],
-    *,
-    where: str,
-) -> None:
-    # NaN fails this comparison, so a missing value is refused too.
-    outside = ~((numbers >= low) & (numbers <= high))
-    if outside.any():
-        row, axis = (int(found) for found in np.argwhere(outside)[0])
-        raise DataError(
-            f"keys of {where}: row {row + 1} is {numbers[row, axis]}, outside the agreed range "
-            f"[{low[axis]}, {high[axis]}]; agree on a wider one"
-        )
 
 
 def _encode_numbers(

@@ -52,6 +52,22 @@ class KeyRange:
         widths = np.subtract(self.high, self.low)
         return float(widths.max()) / LARGEST_UNIT
 
+    def require_inside(self, keys: Float64[np.ndarray, "rows key_dim"], *, where: str) -> None:
+        """Refuse keys outside the range, and missing ones (NaN).
+
+        Raises:
+            DataError: Naming the first.
+        """
+        outside = ~((keys >= self.low) & (keys <= self.high))
+        if outside.any():
+            row, axis = (int(found[0]) for found in np.nonzero(outside))
+            dimension = f", dimension {axis + 1}" if len(self.low) > 1 else ""
+            raise DataError(
+                f"keys of {where}: row {row + 1}{dimension} is {keys[row, axis]}, "
+                f"outside the agreed range [{self.low[axis]}, {self.high[axis]}]; "
+                f"agree on a wider one"
+            )
+
     def quantise(
         self, keys: Float64[np.ndarray, "rows key_dim"], *, whose: str = "a party"
     ) -> Int64[np.ndarray, "rows key_dim"]:
@@ -65,14 +81,7 @@ class KeyRange:
                 f"keys of {whose}: have {keys.shape[1]} dimensions, the agreed range "
                 f"{len(self.low)}"
             )
-        outside = ~((keys >= self.low) & (keys <= self.high))
-        if outside.any():
-            row, axis = (int(found[0]) for found in np.nonzero(outside))
-            raise DataError(
-                f"keys of {whose}: row {row + 1}, dimension {axis + 1} is {keys[row, axis]}, "
-                f"outside the agreed range [{self.low[axis]}, {self.high[axis]}]; "
-                f"agree on a wider one"
-            )
+        self.require_inside(keys, where=whose)
         units = np.rint((keys - np.array(self.low)) / self.step)
         return np.minimum(units, LARGEST_UNIT).astype(np.int64)
 

@@ -90,8 +90,8 @@ class Comparisons:
 Units = Int64[np.ndarray, "own key_dim"]
 """A party's keys as whole numbers."""
 
-Progress = Callable[[int, int, float], None]
-"""Gets how much is done, of how much, and the seconds left as estimated from the pace so far."""
+Progress = Callable[[int, int], None]
+"""Gets how much is done, and of how much."""
 
 PrimaryShare = Callable[[str, Shapes, list[np.ndarray], Progress], list[ShareWords]]
 """Makes the primary's share of each block of an exchange: the secondary, the sizes of the blocks,
@@ -328,8 +328,7 @@ class Blockwise(Coordinated):
             asked.admit(rows, shapes.records, sender=coordinator)
             capped = spec.choice.links_per_record is not None
             seeking = int((shapes.records if capped else shapes.rows).sum())
-            tell = partial(_tell, pace, blocks.done, seeking, blocks.of)
-            words = share(name, shapes, rows, tell)
+            words = share(name, shapes, rows, partial(_tell, pace, blocks, seeking))
             party.lines.send(DistanceShare(share=flat(words)).to_message(), coordinator)
 
     def _ask(
@@ -400,8 +399,6 @@ def fresh_shift(key_dim: int) -> Int64[np.ndarray, " key_dim"]:
     return np.array([secrets.randbelow(_SHIFT_BELOW) for _ in range(key_dim)], dtype=np.int64)
 
 
-def _tell(
-    pace: Pace, before: int, seeking: int, of: int, part: int, parts: int, _left: float
-) -> None:
+def _tell(pace: Pace, blocks: RowBlocks, seeking: int, part: int, parts: int) -> None:
     """Tell the part of a block that is done as rows of all (as records, where those seek)."""
-    pace(before + seeking * part // parts, of)
+    pace(blocks.done + seeking * part // parts, blocks.of)

@@ -31,18 +31,17 @@ References:
     [HILL99], Lemma 4.8: the leftover hash lemma.
 """
 
+import itertools
 import math
 import multiprocessing
 import os
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from itertools import islice
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -50,7 +49,7 @@ from jaxtyping import Int64, UInt8, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
-from securevfl.core.progress import CiphertextsMade
+from securevfl.core.progress import CiphertextsMade, Pace
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.protections.blocks import Shapes, ShareWords
 from securevfl.linkage.protections.blockwise import (
@@ -224,7 +223,7 @@ class Keyholder:
         packed = []
         for units in blocks:
             packs = tuple(
-                tuple(islice(made, units.shape[1]))
+                tuple(itertools.islice(made, units.shape[1]))
                 for _ in range(0, len(units), self._lanes(units).count)
             )
             packed.append(PackedRows(modulus=self.modulus, rows=len(units), packs=packs))
@@ -263,15 +262,12 @@ class Keyholder:
                 tasks.append((self._private, part, lanes.width))
                 start = pack * lanes.count
                 targets.append(share[start : start + lanes.count, first : first + len(part)])
-        begin = time.monotonic()
-        for done, (target, plain) in enumerate(
-            zip(targets, apply(_decrypted, tasks), strict=True), 1
-        ):
+        answered = zip(targets, apply(_decrypted, tasks), strict=True)
+        for done, (target, plain) in enumerate(answered, 1):
             for record, lane_values in enumerate(plain):
                 target[:, record] = lane_values[: len(target)]
             if progress is not None:
-                left = (time.monotonic() - begin) * (len(targets) - done) / done
-                progress(done, len(targets), left)
+                progress(done, len(targets))
         for share, (units, _) in zip(shares, blocks, strict=True):
             norms = (units.astype(np.uint64) ** 2).sum(axis=1)
             share += norms[:, None] - np.uint64(self._lanes(units).offset)
@@ -336,7 +332,7 @@ def masked_distances(
         found.append((answers, share))
         for pack, first in _places(len(packed.packs), len(units)):
             keys = units[first : first + _CIPHERTEXTS_A_TASK].tolist()
-            own = list(islice(fresh, len(keys)))
+            own = list(itertools.islice(fresh, len(keys)))
             if len(own) < len(keys):
                 raise DataError("obfuscators ran out; every ciphertext needs one of its own")
             start = pack * lanes.count
@@ -438,7 +434,11 @@ _GENERATOR_CHUNK: Final = 8
 
 
 def prepared_obfuscators(
-    modulus: int, count: int, *, apply: Apply = map, progress: Progress | None = None
+    modulus: int,
+    count: int,
+    *,
+    apply: Apply = map,
+    progress: Callable[[int], None] = lambda _made: None,
 ) -> list[int]:
     """Make obfuscators before they are needed; they depend on no data.
 
@@ -446,7 +446,8 @@ def prepared_obfuscators(
         modulus: n, the public key.
         count: How many, >= 1: one for each ciphertext that will be sent.
         apply: Does the work, perhaps on several cores.
-        progress: Called a few times a second, also while generators are made.
+        progress: Called a few times a second with how many are made: none of many, while their
+            generators are.
 
     Returns:
         Fresh random encryptions of zero; each may be used once.
@@ -455,44 +456,24 @@ def prepared_obfuscators(
         ConfigError: If phe is not installed or an argument is out of range.
     """
     checks.at_least(1, count=count)
-    clock = _Clock(modulus, count, progress)
     # A product takes an eighth of the time of a generator, and no fewer generators will do.
-    pooled = count > generators(modulus)
-    fresh: list[int] = []
+    pooled, fresh = count > generators(modulus), list[int]()
     wanted = generators(modulus) if pooled else count
     for chunk in apply(_direct, [(modulus, size) for size in _sizes(wanted, _GENERATOR_CHUNK)]):
         fresh += chunk
-        clock.report(0 if pooled else len(fresh), len(fresh))
+        progress(0 if pooled else len(fresh))
     if not pooled:
         return fresh
     bases, made = tuple(fresh), list[int]()
     for chunk in apply(_products, [(modulus, bases, size) for size in _sizes(count, _CHUNK)]):
         made += chunk
-        clock.report(len(made), wanted)
+        progress(len(made))
     return made
 
 
 def generators(modulus: int) -> int:
     """Return how many generators a pool has, which makes its obfuscators uniform."""
     return math.ceil((modulus.bit_length() + _SPARE_BITS) / _DIGIT_BITS)
-
-
-class _Clock:
-    """Estimates the time left, a generator counting as eight obfuscators."""
-
-    def __init__(self, modulus: int, count: int, progress: Progress | None) -> None:
-        self._generators = generators(modulus) if count > generators(modulus) else 0
-        self._count = count
-        self._progress = progress
-        self._start = time.monotonic()
-
-    def report(self, made: int, bases: int) -> None:
-        if self._progress is None:
-            return
-        done = made + _DIGIT_BITS * bases if self._generators else made
-        work = self._count + _DIGIT_BITS * self._generators
-        left = (time.monotonic() - self._start) * (work - done) / done
-        self._progress(made, self._count, left)
 
 
 def _sizes(count: int, most: int) -> list[int]:
@@ -593,7 +574,11 @@ class EncryptedRows(TypedMessage):
         packs = iter(unpack_numbers(sent, modulus))
         return cls(
             blocks=[
-                PackedRows(modulus=modulus, rows=own, packs=tuple(map(tuple, islice(packs, count))))
+                PackedRows(
+                    modulus=modulus,
+                    rows=own,
+                    packs=tuple(map(tuple, itertools.islice(packs, count))),
+                )
                 for own, count in zip(rows, counts, strict=True)
             ]
         )
@@ -643,7 +628,7 @@ class EncryptedDistances(TypedMessage):
         answers = iter(unpack_numbers(raw[None], modulus)[0])
         return cls(
             blocks=[
-                [list(islice(answers, others)) for _ in range(own)]
+                [list(itertools.islice(answers, others)) for _ in range(own)]
                 for own, others in zip(packs, records, strict=True)
             ],
             modulus=modulus,
@@ -712,10 +697,6 @@ class Paillier(Blockwise):
         spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
         fresh: FreshObfuscators | None = None
 
-        def report(done: int, of: int, left: float) -> None:
-            made = CiphertextsMade(name=party.keys.name, done=done, of=of, seconds_left=left)
-            party.observe(made)
-
         with on_cores(-1, after=_IN_PLACE_TASKS) as apply:
 
             def share(shapes: Shapes, records: list[np.ndarray], due: int) -> list[ShareWords]:
@@ -727,7 +708,8 @@ class Paillier(Blockwise):
                     key_bits=spec.hiding.key_bits,
                 )
                 if fresh is None:
-                    fresh = FreshObfuscators(sent.modulus, apply, report)
+                    pace = Pace(party.observe, CiphertextsMade, name=party.keys.name)
+                    fresh = FreshObfuscators(sent.modulus, apply, pace)
                 if sent.modulus != fresh.modulus:
                     raise ProtocolError("the primary's key changed while linking")
                 own = [units[chosen] for chosen in records]
@@ -747,14 +729,14 @@ class FreshObfuscators:
     Args:
         modulus: n, the public key.
         apply: Does the work, perhaps on several cores.
-        progress: Called while a batch is made.
+        pace: Reports while a batch is made.
     """
 
-    def __init__(self, modulus: int, apply: Apply, progress: Progress) -> None:
+    def __init__(self, modulus: int, apply: Apply, pace: Pace) -> None:
         self.modulus = modulus
         """n, the public key."""
         self._apply = apply
-        self._progress = progress
+        self._pace = pace
         self._stock: deque[int] = deque()
         self._made = 0
 
@@ -769,20 +751,14 @@ class FreshObfuscators:
             # A large batch costs less each: its generators cost as much as 2,000 of them.
             missing = max(count, due) - len(self._stock)
             size = max(count - len(self._stock), min(missing, _BATCH))
-            self._stock += self._batch(size, missing)
+            before, self._made = self._made, self._made + size
+            self._stock += prepared_obfuscators(
+                self.modulus,
+                size,
+                apply=self._apply,
+                progress=lambda made: self._pace(before + made, before + missing),
+            )
         return (self._stock.popleft() for _ in range(count))
-
-    def _batch(self, size: int, missing: int) -> list[int]:
-        begin, before = time.monotonic(), self._made
-
-        def tell(made: int, _size: int, left: float) -> None:
-            # Later batches take as long as this one, each in its size.
-            took = time.monotonic() - begin + left
-            later = took * (missing - size) / size
-            self._progress(before + made, before + missing, left + later)
-
-        self._made += size
-        return prepared_obfuscators(self.modulus, size, apply=self._apply, progress=tell)
 
 
 def pack_numbers(rows: Sequence[Sequence[int]], modulus: int) -> UInt8[np.ndarray, "packs n width"]:

@@ -216,7 +216,7 @@ class Shares(Blockwise):
                 primary_share(*part)
                 for part in _masked_both(party, name, mine, shapes, primary=True)
             ]
-            tell(1, 1, 0)
+            tell(1, 1)
             return words
 
         yield share
