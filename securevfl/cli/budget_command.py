@@ -13,7 +13,8 @@ from securevfl.core.command_line import AsJson
 from securevfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from securevfl.dp.budget import AccountantFigure, Budget
+    from securevfl.dp.budget import Budget
+    from securevfl.lab.accountants import AccountantFigure
 
 # The plot: from a fifth of the noise to ten times it, in equal ratios.
 _POINTS: Final = 17
@@ -117,7 +118,8 @@ def budget(
         "gradient_clip_norm": gradient_clip_norm,
         "accountant": accountant,
     }
-    from securevfl.dp.budget import Budget, compare
+    from securevfl.dp.budget import Budget
+    from securevfl.lab.accountants import compare
 
     asked = Budget(**settings)
     if noise_multiplier is None:
@@ -227,7 +229,7 @@ def _draw(budget: "Budget", *, path: Path, around: float) -> None:
     from matplotlib.figure import Figure
 
     from securevfl.core.files import write_text
-    from securevfl.dp.budget import curves
+    from securevfl.lab.accountants import curves
     from securevfl.report.plots import GREY, svg
 
     if path.suffix != ".svg":

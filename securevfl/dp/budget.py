@@ -1,16 +1,16 @@
 """Budget calculator: epsilon from noise, noise from epsilon, steps from both.
 
-:class:`Budget` is a plan of releases, :func:`compare` its epsilon under five accountants.
+:class:`Budget` is a plan of releases; ``lab.accountants`` has its epsilon under five accountants.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp.accountant import SMALLEST_SAMPLED_DELTA, Method, epsilon_of, noise_multiplier_for
+from securevfl.dp.accountant import Method, epsilon_of, noise_multiplier_for
 from securevfl.dp.events import (
     EntitySampledRelease,
     GaussianRelease,
@@ -19,11 +19,9 @@ from securevfl.dp.events import (
     SampledRelease,
     Unit,
 )
-from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon
+from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.privacy import Encoder, UnitName
-from securevfl.dp.release_plan import epsilon_as_published
 from securevfl.dp.sensitivity import (
-    average_std,
     gradient_sensitivity,
     honest_parties,
     noise_share_std,
@@ -275,7 +273,14 @@ class Budget:
         def cost(steps: int) -> float:
             return replace(self, steps=steps).epsilon(noise_multiplier=noise_multiplier)
 
-        return _most_within(cost, epsilon)
+        too_many = 1
+        while cost(too_many) <= epsilon:
+            too_many *= 4
+            if too_many > _MOST_STEPS:
+                raise ConfigError(
+                    f"more than {_MOST_STEPS} steps stay within epsilon = {epsilon!r}"
+                )
+        return bisect_right(range(too_many), epsilon, lo=too_many // 4, key=cost) - 1
 
     def sensitivity(self) -> float:
         """Return ``Delta_sum`` of one round, in the units of ``clip_norm``.
@@ -325,210 +330,3 @@ class Budget:
             active=self.secondaries,
             colluding=self.colluding,
         )
-
-
-def _most_within(cost: Callable[[int], float], limit: float) -> int:
-    """Return the largest count whose cost is within ``limit``; costs rise with the count."""
-    if cost(1) > limit:
-        return 0
-    low, high = 1, 2
-    cost_low = cost(1)
-    while (cost_high := cost(high)) <= limit:
-        low, cost_low = high, cost_high
-        high *= 4
-        if high > _MOST_STEPS:
-            raise ConfigError(f"more than {_MOST_STEPS} steps stay within epsilon = {limit!r}")
-    step = 0
-    while high - low > 1:
-        # Nearly a power law: aim by logarithms, and halve every third time.
-        share = 0.5
-        if step % 3 < 2 and 0 < cost_low < cost_high:
-            share = math.log(limit / cost_low) / math.log(cost_high / cost_low)
-        middle = round(low * (high / low) ** share) + (1 if step % 2 else 0)
-        middle = min(max(middle, low + 1), high - 1)
-        value = cost(middle)
-        if value <= limit:
-            low, cost_low = middle, value
-        else:
-            high, cost_high = middle, value
-        step += 1
-    return low
-
-
-# Other ways of accounting, for comparison.
-
-# exp() overflows float64 from 710 on.
-_LARGEST_EXPONENT: Final = 700.0
-
-
-def amplified_epsilon(*, epsilon: float, sampling_rate: float) -> float:
-    """Return epsilon of a release on a secret Poisson sample, at ``q`` times its delta.
-
-    Args:
-        epsilon: Epsilon of the release on the whole data, in nats, >= 0.
-        sampling_rate: ``q``, in (0, 1].
-
-    Returns:
-        ``log(1 + q (exp(epsilon) - 1))``.
-
-    References:
-        [BBG18] Theorem 8 (arXiv:1807.01647v2). Differs from [FeT] section 6.1, whose
-        ``q epsilon`` is its first-order term, too small by up to a factor of ``1/q``.
-
-    Examples:
-        >>> round(amplified_epsilon(epsilon=4.0, sampling_rate=0.1), 4)
-        1.8496
-    """
-    checks.non_negative(epsilon=epsilon)
-    checks.rate(sampling_rate=sampling_rate)
-    if epsilon > _LARGEST_EXPONENT:
-        # The same in a form that cannot overflow; below, it would cancel for small rates.
-        return epsilon + math.log(sampling_rate + (1 - sampling_rate) * math.exp(-epsilon))
-    return math.log1p(sampling_rate * math.expm1(epsilon))
-
-
-def sampled_gaussian_epsilon(
-    *, delta: float, noise_multiplier: float, sampling_rate: float
-) -> float:
-    """Return epsilon at ``delta`` of one Gaussian release on a secret Poisson sample.
-
-    Exact for removing a record, an upper bound for adding one: the curve of the whole release is
-    taken at ``delta / q``.
-    """
-    checks.open_unit(delta=delta)
-    checks.rate(sampling_rate=sampling_rate)
-    if delta >= sampling_rate:
-        return 0.0
-    whole = gaussian_epsilon(delta=delta / sampling_rate, noise_multiplier=noise_multiplier)
-    return amplified_epsilon(epsilon=whole, sampling_rate=sampling_rate)
-
-
-def basic_composition(
-    *, delta: float, noise_multiplier: float, sampling_rate: float, steps: int
-) -> float:
-    """Return epsilon of ``steps`` sampled releases by adding epsilons and deltas.
-
-    Basic composition ([DR14] Theorem 3.16), for comparison: sound, and loose for many steps.
-
-    Raises:
-        ConfigError: If an argument is out of range, or the sum is not finite.
-    """
-    checks.whole(steps=steps)
-    checks.at_least(0, steps=steps)
-    if steps == 0:
-        return 0.0
-    epsilon = steps * sampled_gaussian_epsilon(
-        delta=delta / steps, noise_multiplier=noise_multiplier, sampling_rate=sampling_rate
-    )
-    checks.non_negative(epsilon=epsilon)
-    return epsilon
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AccountantFigure:
-    """Epsilon of a plan by one accountant."""
-
-    name: str
-    """Short name, as in JSON."""
-
-    label: str
-    """Description for tables and plots, one line."""
-
-    sound: bool
-    """Whether the figure is a guarantee."""
-
-    epsilon: float | None
-    """Epsilon in nats at the plan's delta; None where the accountant does not cover the plan."""
-
-
-def compare(budget: Budget, *, noise_multiplier: float) -> list[AccountantFigure]:
-    """Return the plan's epsilon under five accountants, with the same noise.
-
-    ``without-mpc``: the same noise shares, but the primary sees each secondary's own term. A record
-    of one secondary is then hidden by one share instead of ``k - c`` of them. An entity or a
-    linked row loses nothing without collusion: k views, each with one k-th of the change.
-    """
-    own = replace(budget, accountant="auto")
-    sampled_too_finely = budget.sampling_rate < 1 and budget.delta < SMALLEST_SAMPLED_DELTA
-    exact = None if sampled_too_finely else own.epsilon(noise_multiplier=noise_multiplier)
-    renyi = replace(budget, accountant="rdp")
-    replaces = budget.neighbouring == "replace-one" and budget.sampling_rate < 1
-    alone = noise_multiplier
-    if budget.unit == "secondary-record":
-        alone /= math.sqrt(honest_parties(active=budget.secondaries, colluding=budget.colluding))
-    # Without the sum, an entity's k views are k correlated samples; the full change at rate q
-    # bounds them.
-    bound = replace(own, secondaries=1, colluding=0)
-    if budget.encoder == "dp-trained":
-        # An update's noise is its own secondary's, with or without the sum.
-        updates = budget.gradient_noise_multiplier or noise_multiplier
-        bound = replace(bound, gradient_noise_multiplier=updates)
-    share = budget.noise_share_std(noise_multiplier=noise_multiplier)
-    published = epsilon_as_published(
-        average_multiplier=average_std(share_std=share, active=budget.secondaries)
-        / budget.clip_norm,
-        sampling_rate=budget.sampling_rate,
-        rounds=budget.steps,
-        delta=budget.delta,
-    )
-    return [
-        AccountantFigure(
-            name="sound-pld",
-            label="sound, exact Gaussian curve"
-            if budget.sampling_rate == 1
-            else "sound, privacy-loss distributions",
-            sound=True,
-            epsilon=exact,
-        ),
-        AccountantFigure(
-            name="sound-rdp",
-            label="sound, Renyi accountant",
-            sound=True,
-            epsilon=None if replaces else renyi.epsilon(noise_multiplier=noise_multiplier),
-        ),
-        AccountantFigure(
-            name="naive-composition",
-            label="sound, epsilons and deltas added up",
-            sound=True,
-            epsilon=_added_up(budget, noise_multiplier),
-        ),
-        AccountantFigure(
-            name="without-mpc",
-            label="sound, same noise shares without secure averaging",
-            sound=True,
-            epsilon=None if sampled_too_finely else bound.epsilon(noise_multiplier=alone),
-        ),
-        AccountantFigure(
-            name="as-published",
-            label="papers' formula (not a guarantee)",
-            sound=False,
-            epsilon=published,
-        ),
-    ]
-
-
-def _added_up(budget: Budget, noise_multiplier: float) -> float | None:
-    if budget.neighbouring == "replace-one" and budget.sampling_rate < 1:
-        return None
-    release = budget.releases(noise_multiplier)[0]
-    rate = 1.0 if isinstance(release, GaussianRelease) else release.sampling_rate
-    if isinstance(release, EntitySampledRelease) and release.parties > 1:
-        # Drawn by at least one party: what amplification of one release can say of the entity.
-        rate = -math.expm1(release.parties * math.log1p(-rate))
-    return basic_composition(
-        delta=budget.delta,
-        noise_multiplier=release.noise_multiplier,
-        sampling_rate=rate,
-        steps=release.count,
-    )
-
-
-def curves(
-    budget: Budget, noise_multipliers: Sequence[float]
-) -> dict[str, tuple[str, list[float | None]]]:
-    """Return each accountant's label and epsilons over ``noise_multipliers``, by its name."""
-    found: dict[str, tuple[str, list[float | None]]] = {}
-    for multiplier in noise_multipliers:
-        for one in compare(budget, noise_multiplier=multiplier):
-            found.setdefault(one.name, (one.label, []))[1].append(one.epsilon)
-    return found

@@ -106,6 +106,7 @@ def gaussian_epsilon(*, delta: float, noise_multiplier: float) -> float:
     return smallest_enough(enough, start=1.0, what=f"epsilon at {noise_multiplier=}, {delta=}")
 
 
+@lru_cache(maxsize=64)
 def gaussian_noise_multiplier(*, epsilon: float, delta: float) -> float:
     """Return a noise multiplier that is enough for one (epsilon, delta)-DP release.
 

@@ -6,7 +6,6 @@ in the units of the representation. Formulas: docs/privacy.md, section 3.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, assert_never
 
 from securevfl.core import checks
@@ -41,62 +40,6 @@ class FittingPlan:
         checks.at_least(1, steps=self.steps)
 
 
-def fittings_of_unit(privacy: Privacy, *, parties: int) -> int:
-    """Return the number of secondaries whose statistics contain one unit."""
-    match privacy.unit:
-        case "secondary-record":
-            return 1
-        case "entity":
-            return parties
-        case "linked-row":
-            return 0
-        case _:
-            assert_never(privacy.unit)
-
-
-@lru_cache(maxsize=64)
-def fitting_multiplier(
-    privacy: Privacy, fitting: FittingPlan | None, *, parties: int, delta: float
-) -> float | None:
-    """Return the noise multiplier of each step of a secondary's fitting; None without noise.
-
-    With ``privacy.epsilon``, fittings have their share of the squared ``mu`` that one Gaussian
-    release may have at that epsilon; with ``noise_multiplier``, of the squared ``mu`` of fittings
-    and releases together.
-
-    Args:
-        privacy: The guarantee.
-        fitting: None fits nothing.
-        parties: Secondaries of the federation.
-        delta: Failure probability of the guarantee, in (0, 1).
-
-    References:
-        [DRS19] Corollary 3.3: ``mu`` of Gaussian releases composes as the root of summed squares.
-    """
-    if privacy.mechanism == "none" or fitting is None:
-        return None
-    # A linked row is in no statistics; records get the noise of one fitting.
-    count = fitting.steps * max(1, fittings_of_unit(privacy, parties=parties))
-    if privacy.noise_multiplier is not None:
-        together = privacy.noise_multiplier * math.sqrt((1 - fitting.share) / fitting.share)
-    else:
-        assert privacy.epsilon is not None  # Privacy demands exactly one of the two
-        z = gaussian_noise_multiplier(epsilon=privacy.epsilon, delta=delta)
-        together = z / math.sqrt(fitting.share)
-    return together * math.sqrt(count)
-
-
-def fitting_releases(
-    privacy: Privacy, fitting: FittingPlan | None, *, parties: int, delta: float
-) -> list[Release]:
-    """Return the fittings' releases of one unit, for an accountant; empty if there are none."""
-    multiplier = fitting_multiplier(privacy, fitting, parties=parties, delta=delta)
-    fittings = fittings_of_unit(privacy, parties=parties)
-    if fitting is None or multiplier is None or not fittings:
-        return []
-    return [GaussianRelease(noise_multiplier=multiplier, count=fitting.steps * fittings)]
-
-
 # The papers' formulas: shown next to the sound figure, never in its place. Not guarantees.
 
 
@@ -126,20 +69,6 @@ def epsilon_as_published(
         sampling_rate=sampling_rate, noise_multiplier=average_multiplier, count=rounds
     )
     return epsilon_of([release], delta=delta)
-
-
-def noise_multiplier_as_published(
-    *, epsilon: float, sampling_rate: float, rounds: int, delta: float
-) -> float:
-    """Return the average's noise over the clip norm at which the claim is ``epsilon``.
-
-    The inverse of :func:`epsilon_as_published`.
-    """
-    return noise_multiplier_for(
-        lambda z: [SampledRelease(sampling_rate=sampling_rate, noise_multiplier=z, count=rounds)],
-        epsilon=epsilon,
-        delta=delta,
-    )
 
 
 # The release plan.
@@ -290,10 +219,13 @@ class ReleasePlan:
             return privacy.noise_multiplier * one
         assert privacy.epsilon is not None  # Privacy demands exactly one of the two
         if privacy.accounting == "as-published":
-            on_average = noise_multiplier_as_published(
+            on_average = noise_multiplier_for(
+                lambda z: [
+                    SampledRelease(
+                        sampling_rate=privacy.sampling_rate, noise_multiplier=z, count=self.rounds
+                    )
+                ],
                 epsilon=privacy.epsilon,
-                sampling_rate=privacy.sampling_rate,
-                rounds=self.rounds,
                 delta=privacy.delta,
             )
             return on_average * privacy.clip_norm * math.sqrt(self.parties)
@@ -311,16 +243,48 @@ class ReleasePlan:
         return share_std
 
     def fitting_multiplier(self) -> float | None:
-        """Return the noise multiplier of each secondary's fitting; None without noise."""
-        return fitting_multiplier(
-            self.privacy, self.fitting, parties=self.parties, delta=self.privacy.delta
-        )
+        """Return the noise multiplier of each step of a secondary's fitting; None without noise.
+
+        With ``privacy.epsilon``, fittings have their share of the squared ``mu`` that one Gaussian
+        release may have at that epsilon; with ``noise_multiplier``, of the squared ``mu`` of
+        fittings and releases together.
+
+        References:
+            [DRS19] Corollary 3.3: ``mu`` of Gaussian releases composes as the root of summed
+            squares.
+        """
+        privacy, fitting = self.privacy, self.fitting
+        if privacy.mechanism == "none" or fitting is None:
+            return None
+        # A linked row is in no statistics; records get the noise of one fitting.
+        count = fitting.steps * max(1, self._fittings_of_unit)
+        if privacy.noise_multiplier is not None:
+            together = privacy.noise_multiplier * math.sqrt((1 - fitting.share) / fitting.share)
+        else:
+            assert privacy.epsilon is not None  # Privacy demands exactly one of the two
+            z = gaussian_noise_multiplier(epsilon=privacy.epsilon, delta=privacy.delta)
+            together = z / math.sqrt(fitting.share)
+        return together * math.sqrt(count)
 
     def fitting_releases(self) -> list[Release]:
-        """Return the fittings' releases of one unit, for an accountant."""
-        return fitting_releases(
-            self.privacy, self.fitting, parties=self.parties, delta=self.privacy.delta
-        )
+        """Return the fittings' releases of one unit, for an accountant; empty if there are none."""
+        multiplier, fittings = self.fitting_multiplier(), self._fittings_of_unit
+        if self.fitting is None or multiplier is None or not fittings:
+            return []
+        return [GaussianRelease(noise_multiplier=multiplier, count=self.fitting.steps * fittings)]
+
+    @property
+    def _fittings_of_unit(self) -> int:
+        """The number of secondaries whose statistics contain one unit."""
+        match self.privacy.unit:
+            case "secondary-record":
+                return 1
+            case "entity":
+                return self.parties
+            case "linked-row":
+                return 0
+            case _:
+                assert_never(self.privacy.unit)
 
     def gradient_noise_std(self, noise_share_std: float) -> float:
         """Return ``tau_g``: noise on one secondary's sum of clipped row gradients, at ``tau``.

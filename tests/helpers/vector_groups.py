@@ -17,7 +17,7 @@ from helpers.discrete_gaussian import (
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.accountant import noise_multiplier_for, pld_epsilon, rdp_epsilon, renyi_divergence
-from securevfl.dp.budget import Budget, amplified_epsilon
+from securevfl.dp.budget import Budget
 from securevfl.dp.events import EntitySampledRelease, Neighbouring, SampledRelease, Unit
 from securevfl.dp.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
@@ -31,6 +31,7 @@ from securevfl.dp.sensitivity import (
     similarity_noise_std,
     sum_sensitivity,
 )
+from securevfl.lab.accountants import amplified_epsilon
 
 Inputs = Mapping[str, Any]
 Results = dict[str, float]

@@ -16,9 +16,9 @@ from securevfl.dp.accountant import (
     renyi_divergence,
     simplified,
 )
-from securevfl.dp.budget import sampled_gaussian_epsilon
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Neighbouring, SampledRelease
 from securevfl.dp.gaussian import checked_epsilon, gaussian_epsilon, least_epsilon
+from securevfl.lab.accountants import sampled_gaussian_epsilon
 
 
 def sampled(count: int = 100, **changes: float) -> SampledRelease:

@@ -6,9 +6,10 @@ import pytest
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import pld_epsilon
-from securevfl.dp.budget import Budget, compare
+from securevfl.dp.budget import Budget
 from securevfl.dp.events import SampledRelease
 from securevfl.dp.gaussian import gaussian_epsilon
+from securevfl.lab.accountants import compare
 
 
 def budget(**changes) -> Budget:
