@@ -30,11 +30,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import LinkTable, RecordsByKey, batches, eligible_ids, nearest_pairs
+from securevfl.linkage.links import (
+    Chosen,
+    LinkTable,
+    RecordsByKey,
+    Sample,
+    batches,
+    eligible_ids,
+    nearest_pairs,
+)
 from securevfl.linkage.metrics.metric import Columns, ComparedKeys, KeyKind
 from securevfl.linkage.text import present_texts
 
@@ -77,11 +85,7 @@ class CandidatePairs(ABC):
     """What decides of the secondary's."""
 
     @abstractmethod
-    def pairs(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        eligible: Bool[np.ndarray, " records"] | None,
-    ) -> Iterator[Pairs]:
+    def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[Pairs]:
         """Yield the candidates of the chosen rows (None: all) among the eligible records.
 
         Runs of rows come in order, and are as long as memory for their pairs allows. Rows without
@@ -139,13 +143,7 @@ class PairwiseKeys(ComparedKeys):
     ) -> Float64[np.ndarray, " pairs"]:
         """Return the distance of each row to the record at its place, as :meth:`nearest` has it."""
 
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
-    ) -> LinkTable:
+    def nearest(self, rows: Chosen | None, k: int, *, eligible: Sample | None = None) -> LinkTable:
         """Link as all metrics do; blocked keys, to their ``k`` nearest eligible candidates."""
         if self.candidates is None:
             return super().nearest(rows, k, eligible=eligible)
@@ -194,10 +192,10 @@ class PairwiseKeys(ComparedKeys):
     def _nearest_among(
         self,
         candidates: CandidatePairs,
-        rows: Int64[np.ndarray, " chosen"] | None,
+        rows: Chosen | None,
         k: int,
         *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
+        eligible: Sample | None = None,
     ) -> tuple[LinkTable, int]:
         """Return the ``k`` nearest candidates of each row, and how many pairs were compared."""
         eligible_ids(self.num_records, k, eligible)
@@ -353,11 +351,7 @@ class RuleCandidates(CandidatePairs):
             records=_rule_values(rules, records, whose="the secondary"),
         )
 
-    def pairs(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        eligible: Bool[np.ndarray, " records"] | None,
-    ) -> Iterator[Pairs]:
+    def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[Pairs]:
         """Yield candidates; see :class:`~securevfl.linkage.blocking_rules.CandidatePairs`."""
         among = self._all_records if eligible is None else self._sorted(eligible)
         spans = self._spans(among, rows)
@@ -383,7 +377,7 @@ class RuleCandidates(CandidatePairs):
         """Kept because rows are often linked part by part."""
         return self._sorted(np.ones(len(self.records[0]), dtype=np.bool_))
 
-    def _sorted(self, eligible: Bool[np.ndarray, " records"]) -> list[RecordsByKey]:
+    def _sorted(self, eligible: Sample) -> list[RecordsByKey]:
         """Return the eligible records by the values of each rule."""
         return [
             RecordsByKey.of(values.data, np.flatnonzero(eligible & ~np.ma.getmaskarray(values)))
@@ -391,7 +385,7 @@ class RuleCandidates(CandidatePairs):
         ]
 
     def _spans(
-        self, among: Sequence[RecordsByKey], rows: Int64[np.ndarray, " chosen"] | None
+        self, among: Sequence[RecordsByKey], rows: Chosen | None
     ) -> list[tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]]:
         """Return, for each rule, where the chosen rows' records begin, and how many there are."""
         found = []

@@ -9,7 +9,7 @@ run, as in the published code, averages out.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, Shaped
@@ -21,6 +21,12 @@ from securevfl.core.errors import ConfigError, DataError
 
 # Links of ranked lists that are filtered together.
 _FILTERED_CELLS: Final = 2**20
+
+Chosen: TypeAlias = Int64[np.ndarray, " chosen"]
+"""Numbers of some rows or records."""
+
+Sample: TypeAlias = Bool[np.ndarray, " records"]
+"""Which records may be linked."""
 
 NO_RECORD: Final = -1
 """Stands where a row has fewer than K links; its distance is infinite."""
@@ -66,17 +72,11 @@ class LinkTable:
         """Which slots hold a record."""
         return self.indices != NO_RECORD
 
-    def take(self, rows: Int64[np.ndarray, " chosen"]) -> "LinkTable":
+    def take(self, rows: Chosen) -> "LinkTable":
         """Return the links of the chosen rows, in that order."""
         return LinkTable(indices=self.indices[rows], distances=self.distances[rows])
 
-    def links(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        sample: Bool[np.ndarray, " records"] | None = None,
-    ) -> "LinkTable":
+    def links(self, rows: Chosen | None, k: int, *, sample: Sample | None = None) -> "LinkTable":
         """Return the first ``k`` links of the chosen rows (None: all), among the sampled records.
 
         Memory: filtering holds a few dozen MiB at a time.
@@ -105,7 +105,7 @@ class LinkTable:
         """Write the links of some rows, in place."""
         self.indices[rows], self.distances[rows] = links.indices, links.distances
 
-    def numbered(self, ids: Int64[np.ndarray, " chosen"]) -> "LinkTable":
+    def numbered(self, ids: Chosen) -> "LinkTable":
         """Return the table of records that have these numbers instead of 0, 1, ..."""
         records = np.where(self.present, ids[np.where(self.present, self.indices, 0)], NO_RECORD)
         return LinkTable(indices=records, distances=self.distances)
@@ -267,12 +267,7 @@ DistanceBlock = Callable[[int, int], Shaped[np.ndarray, "chunk records"]]
 
 
 def nearest_by_block(
-    block: DistanceBlock,
-    *,
-    rows: int,
-    ids: Int64[np.ndarray, " chosen"],
-    k: int,
-    chunk_cells: int,
+    block: DistanceBlock, *, rows: int, ids: Chosen, k: int, chunk_cells: int
 ) -> LinkTable:
     """Link rows chunk by chunk, from dense blocks of distances.
 
@@ -314,7 +309,7 @@ def nearest_in_block(block: Shaped[np.ndarray, "chunk records"], k: int) -> Link
 
 def write_nearest(
     links: LinkTable,
-    rows: Int64[np.ndarray, " chosen"],
+    rows: Chosen,
     ids: Int64[np.ndarray, " eligible"],
     search: Callable[[np.ndarray, int], tuple[Any, Any]],
     measure: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
@@ -389,9 +384,7 @@ def _kth_smallest(
     return np.array(limits, dtype=block.dtype)[:, None]
 
 
-def eligible_ids(
-    records: int, k: int, eligible: Bool[np.ndarray, " records"] | None
-) -> Int64[np.ndarray, " chosen"]:
+def eligible_ids(records: int, k: int, eligible: Sample | None) -> Chosen:
     """Check K and eligibility, and return the records that may be linked.
 
     Raises:

@@ -21,10 +21,10 @@ from typing import Final, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 import scipy  # special functions load when they are first named
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
-from securevfl.linkage.links import LinkTable, eligible_ids, fill_slots
+from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids, fill_slots
 from securevfl.linkage.metrics.metric import ComparedKeys
 
 
@@ -58,13 +58,7 @@ class EligiblePairs:
             distances=self.distances[near],
         )
 
-    def links(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        sample: Bool[np.ndarray, " records"] | None = None,
-    ) -> LinkTable:
+    def links(self, rows: Chosen | None, k: int, *, sample: Sample | None = None) -> LinkTable:
         """Return the ``k`` nearest eligible records of the chosen rows (None: all).
 
         They ascend by (distance, record number); a row that fewer records picked has fewer.
@@ -173,7 +167,7 @@ class PoissonSampler:
         self._threshold = int(rate * 2**64)
         self._insecure = None if insecure_seed is None else np.random.default_rng(insecure_seed)
 
-    def draw(self) -> Bool[np.ndarray, " records"]:
+    def draw(self) -> Sample:
         """Return a fresh sample: True for the records that are in it."""
         if self._threshold >= 2**64:
             return np.ones(self._num_records, dtype=np.bool_)
@@ -241,9 +235,7 @@ class RoundLinker:
             return "pairs"
         return "rebuild" if self._ranked is None else "list"
 
-    def link(
-        self, rows: Int64[np.ndarray, " chosen"], sample: Bool[np.ndarray, " records"]
-    ) -> LinkTable:
+    def link(self, rows: Chosen, sample: Sample) -> LinkTable:
         """Return the nearest sampled records of the chosen rows.
 
         Args:

@@ -18,7 +18,16 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import require_unpackable
 from securevfl.models.alone.margins import LEAST_PROBABILITY
-from securevfl.models.family import Family
+from securevfl.models.family import (
+    Aggregate,
+    Family,
+    Present,
+    RecordFeatures,
+    RecordKeys,
+    RowFeatures,
+    RowKeys,
+    Similarities,
+)
 from securevfl.models.tasks import TaskHead
 
 # Settings.
@@ -277,10 +286,7 @@ class AssistBottom(nn.Module):
         self._steps.append(step)
 
     def forward(
-        self,
-        features: Float[Tensor, "batch links features"],
-        keys: Float[Tensor, "batch links dimension"],
-        present: Bool[Tensor, "batch links"],
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> Float[Tensor, "batch one outputs"]:
         """Return the scores of a batch."""
         linked = present.any(dim=1).cpu().numpy()
@@ -294,10 +300,7 @@ class AssistBottom(nn.Module):
         return torch.from_numpy(scores).unsqueeze(1).to(features.device)
 
     def inputs(
-        self,
-        features: Float[Tensor, "batch links features"],
-        keys: Float[Tensor, "batch links dimension"],
-        present: Bool[Tensor, "batch links"],
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> Float[np.ndarray, "batch columns"]:
         """Return the models' inputs for a batch."""
         records = torch.cat([features, keys], dim=2) if self.config.keys_as_features else features
@@ -335,11 +338,7 @@ class AssistTop(nn.Module):
         """Sum of the steps of all rounds."""
 
     def forward(
-        self,
-        features: Float[Tensor, "batch features"],  # noqa: ARG002
-        keys: Float[Tensor, "batch dimension"],  # noqa: ARG002
-        aggregate: Float[Tensor, "batch one outputs"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the margins of a batch."""
         return self.start + self.scale * aggregate[:, 0]
@@ -430,11 +429,11 @@ class AssistFamily(Family[AssistConfig]):
         """Return a bottom model before the first round: every score is zero."""
         return AssistBottom(settings)
 
-    def build_top(self, settings: AssistConfig, *, outputs: int, **_: object) -> nn.Module:  # noqa: ARG002
+    def build_top(self, settings: AssistConfig, *, outputs: int, **_: object) -> nn.Module:
         """Return a top model before the first round."""
         return AssistTop(outputs)
 
-    def epochs(self, settings: AssistConfig, *, asked: int) -> int:  # noqa: ARG002
+    def epochs(self, settings: AssistConfig, *, asked: int) -> int:
         """Return the number of rounds; each is an epoch."""
         return settings.rounds
 

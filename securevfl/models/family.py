@@ -31,6 +31,17 @@ from securevfl.core.settings import read_settings
 # Bottom and top model.
 
 
+# Shapes of what the two models get: rows of the primary are a batch, each with its linked records.
+
+RecordFeatures: TypeAlias = Float[Tensor, "batch links features"]
+RecordKeys: TypeAlias = Float[Tensor, "batch links dimension"]
+Present: TypeAlias = Bool[Tensor, "batch links"]
+RowFeatures: TypeAlias = Float[Tensor, "batch features"]
+RowKeys: TypeAlias = Float[Tensor, "batch dimension"]
+Aggregate: TypeAlias = Float[Tensor, "batch positions width"]
+Similarities: TypeAlias = Float[Tensor, "batch secondaries links"] | None
+
+
 @runtime_checkable
 class Bottom(Protocol):
     """Bottom model of a secondary: from a row's linked records to the row's representation."""
@@ -46,10 +57,7 @@ class Bottom(Protocol):
     """
 
     def __call__(
-        self,
-        features: Float[Tensor, "batch links features"],
-        keys: Float[Tensor, "batch links dimension"],
-        present: Bool[Tensor, "batch links"],
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> Float[Tensor, "batch positions width"]:
         """Return the representation of a batch.
 
@@ -70,7 +78,7 @@ class DistinctBottom(Protocol):
         features: Float[Tensor, "records features"],
         keys: Float[Tensor, "records dimension"],
         place: Int64[Tensor, "batch links"],
-        present: Bool[Tensor, "batch links"],
+        present: Present,
     ) -> Float[Tensor, "batch positions width"]:
         """Return the representation for ``features[place]``, ``keys[place]`` and ``present``.
 
@@ -102,11 +110,7 @@ class Top(Protocol):
     """Positional encoding; parties may average its parameters, if there are any."""
 
     def __call__(
-        self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],
-        aggregate: Float[Tensor, "batch positions width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs: logits for classes, standardised values for a regression.
 
@@ -125,11 +129,7 @@ class Explained(Protocol):
     """A top model with explanations of a batch."""
 
     def explain(
-        self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],
-        aggregate: Float[Tensor, "batch positions width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> dict[str, Any]:
         """Return lists of numbers by name, for the report's plots; arguments as in :class:`Top`."""
         ...
@@ -140,10 +140,7 @@ class ExplainedBottom(Protocol):
     """A bottom model with explanations of links, for its own party."""
 
     def explain(
-        self,
-        features: Float[Tensor, "batch links features"],
-        keys: Float[Tensor, "batch links dimension"],
-        present: Bool[Tensor, "batch links"],
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> dict[str, Any]:
         """Return lists of numbers by name; arguments as in :class:`Bottom`.
 
@@ -552,11 +549,11 @@ class Family(ABC, Generic[S]):
         """Return (L, H) of the aggregate of one row."""
         return settings.cut_shape
 
-    def epochs(self, settings: S, *, asked: int) -> int:  # noqa: ARG002
+    def epochs(self, settings: S, *, asked: int) -> int:
         """Return the most epochs of a run; ``asked`` is ``training.epochs``."""
         return asked
 
-    def label_epsilon(self, settings: S) -> float | None:  # noqa: ARG002
+    def label_epsilon(self, settings: S) -> float | None:
         """Return epsilon of a training row's label against secondaries; None if not bounded."""
         return None
 
@@ -571,7 +568,7 @@ class Family(ABC, Generic[S]):
             ConfigError: With the setting and its correct value.
         """
 
-    def pooled(self, settings: S, *, frozen: bool) -> bool:  # noqa: ARG002
+    def pooled(self, settings: S, *, frozen: bool) -> bool:
         """Return whether the release code clips K record-wise vectors and averages them to one.
 
         Then L is 1, and the bottom model is recordwise. Otherwise each row is clipped as a whole.
@@ -586,7 +583,7 @@ class Family(ABC, Generic[S]):
         """
         return "pooled" if self.pooled(settings, frozen=frozen) else "rows"
 
-    def reads_keys(self, settings: S, *, frozen: bool) -> bool:  # noqa: ARG002
+    def reads_keys(self, settings: S, *, frozen: bool) -> bool:
         """Return whether a model reads the keys' positions, so that keys must be numbers.
 
         Args:
@@ -595,14 +592,14 @@ class Family(ABC, Generic[S]):
         """
         return settings.keys_as_features
 
-    def needs_similarities(self, settings: S) -> bool:  # noqa: ARG002
+    def needs_similarities(self, settings: S) -> bool:
         """Return whether the top model reads the similarities of a row's links.
 
         Every secondary then sends its links' similarities to the primary.
         """
         return False
 
-    def shares_positions(self, settings: S) -> bool:  # noqa: ARG002
+    def shares_positions(self, settings: S) -> bool:
         """Return whether all parties' positional encodings start with equal weights.
 
         Otherwise each party draws its own.
@@ -654,7 +651,7 @@ class Family(ABC, Generic[S]):
         """
         raise NotImplementedError(f"{self.name!r} pretrains but loads no encoders")
 
-    def pretraining_warning(self, settings: S, feature_names: Sequence[str]) -> str | None:  # noqa: ARG002
+    def pretraining_warning(self, settings: S, feature_names: Sequence[str]) -> str | None:
         """Return a warning for a party with these feature columns; None if there is none."""
         return None
 

@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.models.family import Preset
+from securevfl.models.family import Aggregate, Present, Preset, RowFeatures, RowKeys, Similarities
 from securevfl.models.layers import STEEPEST, ByteDropout, is_traced, rank_scores
 from securevfl.models.pairs import (
     PAPER_TRAINING,
@@ -202,7 +202,7 @@ class SortGate(nn.Module):
         *,
         similarities: Float[Tensor, "batch links"],
         weights: Float[Tensor, "batch links"],
-        present: Bool[Tensor, "batch links"],
+        present: Present,
     ) -> Float[Tensor, "batch links pair_outputs"]:
         """Return the pairs in their new order."""
         if self.by == "none":
@@ -302,7 +302,7 @@ class ResidualMerge(nn.Module):
             config, outputs=outputs, dropout=dropout, last=SilentLinear
         )
 
-    def draw(self, generator: torch.Generator) -> None:  # noqa: ARG002 - a Drawn
+    def draw(self, generator: torch.Generator) -> None:
         """Start the places anew: nothing of it is random."""
         self._start()
 
@@ -324,7 +324,7 @@ class ResidualMerge(nn.Module):
 class SilentLinear(nn.Linear):
     """A linear layer that starts at zero."""
 
-    def draw(self, generator: torch.Generator) -> None:  # noqa: ARG002 - a Drawn
+    def draw(self, generator: torch.Generator) -> None:
         """Set all weights to zero."""
         with torch.no_grad():
             for weights in self.parameters():
@@ -423,22 +423,14 @@ class FedSimTop(nn.Module):
         self.merge = build_merge(config, outputs=outputs, classes=classes)
 
     def forward(
-        self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],
-        aggregate: Float[Tensor, "batch links width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch."""
         out: Tensor = self.merge(self.sorted_pairs(features, keys, aggregate, similarities))
         return out
 
     def sorted_pairs(
-        self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],
-        aggregate: Float[Tensor, "batch links width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch links pair_outputs"]:
         """Return what the merge gate reads: every pair's outputs, weighed and sorted."""
         assert similarities is not None, "the family asks for similarities"
@@ -453,11 +445,7 @@ class FedSimTop(nn.Module):
         return out
 
     def explain(
-        self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],
-        aggregate: Float[Tensor, "batch links width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> dict[str, Any]:
         """Return what a report draws: the similarity model's curve, the merge gate's importance."""
         self.eval()
@@ -523,6 +511,6 @@ class FedSimFamily(PairFamily[FedSimConfig]):
             settings, num_features=num_features, key_dim=key_dim, outputs=outputs, classes=classes
         )
 
-    def needs_similarities(self, settings: FedSimConfig) -> bool:  # noqa: ARG002
+    def needs_similarities(self, settings: FedSimConfig) -> bool:
         """Return that the gates do."""
         return True

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from securevfl.core.errors import ConfigError
 from securevfl.models.alone.choice import model_bytes, model_of
 from securevfl.models.alone.margins import MarginModel, OwnInputs
+from securevfl.models.family import Aggregate, RowFeatures, RowKeys, Similarities
 from securevfl.models.optimisers import uncompiled
 from securevfl.models.tasks import TaskHead
 
@@ -59,10 +60,7 @@ class FittedTop(nn.Module):
         self.register_buffer("filling", torch.zeros(inputs, dtype=torch.float64))
 
     def inputs(
-        self,
-        features: Float[Tensor, "batch own"],
-        aggregate: Float[Tensor, "batch positions width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,
+        self, features: Float[Tensor, "batch own"], aggregate: Aggregate, similarities: Similarities
     ) -> Float64[np.ndarray, "batch inputs"]:
         """Return the inputs of each row; NaN where unknown."""
         parts = [features, aggregate, *([] if similarities is None else [similarities])]
@@ -84,9 +82,9 @@ class FittedTop(nn.Module):
     def forward(
         self,
         features: Float[Tensor, "batch own"],
-        keys: Float[Tensor, "batch 0"],  # noqa: ARG002
-        aggregate: Float[Tensor, "batch positions width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,
+        keys: Float[Tensor, "batch 0"],
+        aggregate: Aggregate,
+        similarities: Similarities,
     ) -> Float[Tensor, "batch outputs"]:
         """Return the margins of a batch."""
         assert self.model is not None, "fitted before use"
@@ -159,11 +157,7 @@ class TiedTop(nn.Module):
         self.offset = nn.Parameter(torch.zeros(outputs, dtype=torch.float64))
 
     def forward(
-        self,
-        features: Float[Tensor, "batch features"],  # noqa: ARG002
-        keys: Float[Tensor, "batch dimension"],  # noqa: ARG002
-        aggregate: Float[Tensor, "batch positions width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the correction of the base."""
         return self.added(aggregate.flatten(1)).float()

@@ -14,8 +14,10 @@ from typing import Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
+
+from securevfl.models.family import Present, RecordFeatures, RecordKeys
 
 # Class-mean encoder: directions between classes, fitted to noised class means.
 
@@ -144,10 +146,7 @@ class DirectionBottom(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self,
-        features: Float[Tensor, "batch links features"],
-        keys: Float[Tensor, "batch links dimension"],  # noqa: ARG002
-        present: Bool[Tensor, "batch links"],
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> Float[Tensor, "batch links width"]:
         """Return one vector for each link, zero for absent links."""
         vectors: Tensor = self.encode(features)
@@ -246,10 +245,7 @@ class FrozenBottom(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self,
-        features: Float[Tensor, "batch links features"],
-        keys: Float[Tensor, "batch links dimension"],
-        present: Bool[Tensor, "batch links"],
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> Float[Tensor, "batch links width"]:
         """Return one vector for each link, zero for absent links."""
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features

@@ -13,7 +13,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from securevfl.core import checks
-from securevfl.models.family import Family, Preset
+from securevfl.models.family import (
+    Aggregate,
+    Family,
+    Present,
+    Preset,
+    RecordFeatures,
+    RecordKeys,
+    RowFeatures,
+    RowKeys,
+    Similarities,
+)
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.layers import MLP, is_traced
 
@@ -145,10 +155,7 @@ class RecordBottom(nn.Module):
         self.positions = nn.Identity()
 
     def forward(
-        self,
-        features: Float[Tensor, "batch links features"],
-        keys: Float[Tensor, "batch links dimension"],
-        present: Bool[Tensor, "batch links"],
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> Float[Tensor, "batch links width"]:
         """Return one vector for each link; zeros for empty slots."""
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
@@ -203,9 +210,9 @@ class PairModel(nn.Module):
 
     def forward(
         self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],
-        aggregate: Float[Tensor, "batch links width"],
+        features: RowFeatures,
+        keys: RowKeys,
+        aggregate: Aggregate,
         similarities: Float[Tensor, "batch links"] | None = None,
     ) -> Float[Tensor, "batch links outputs"]:
         """Return the outputs of each pair."""
@@ -292,11 +299,7 @@ class AverageTop(nn.Module):
         )
 
     def forward(
-        self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],
-        aggregate: Float[Tensor, "batch links width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch."""
         if similarities is None:
@@ -379,6 +382,6 @@ class FeatureSimFamily(_LinkedFamily[FeatureSimConfig]):
     name = "featuresim"
     settings_class = FeatureSimConfig
 
-    def needs_similarities(self, settings: FeatureSimConfig) -> bool:  # noqa: ARG002
+    def needs_similarities(self, settings: FeatureSimConfig) -> bool:
         """Return that the aggregation model does."""
         return True

@@ -38,7 +38,7 @@ from jaxtyping import Bool, Float64, Int64, UInt8, UInt16, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import LinkTable, nearest_by_block, write_nearest
+from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block, write_nearest
 from securevfl.linkage.metrics.metric import (
     ComparedKeys,
     KeyKind,
@@ -451,7 +451,7 @@ class CodeKeys(ComparedKeys):
             raise DataError(f"codes: have more than {_MOST_BITS} bits")
 
     def nearest_of(
-        self, keys: UInt8[np.ndarray, "rows code_bytes"], ids: Int64[np.ndarray, " chosen"], k: int
+        self, keys: UInt8[np.ndarray, "rows code_bytes"], ids: Chosen, k: int
     ) -> LinkTable:
         """Link each row to the ``k`` records whose codes differ in the fewest bits.
 
@@ -488,14 +488,7 @@ class Bloom(Metric):
         """Ask for ranges of numbers."""
         require_coded_ranges(spec)
 
-    def compare(
-        self,
-        spec: KeySpec,
-        primary: Keys,
-        records: Keys,
-        *,
-        neighbours: int,  # noqa: ARG002
-    ) -> CodeKeys:
+    def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> CodeKeys:
         """Encode both tables; without a protection, by codes under a public key."""
         return CodeKeys(
             primary=encode(spec, primary, _PUBLIC_CODES),
@@ -608,7 +601,7 @@ def _words(codes: UInt8[np.ndarray, "rows code_bytes"]) -> UInt64[np.ndarray, "r
 def _by_faiss(
     rows: UInt8[np.ndarray, "rows code_bytes"],
     records: UInt8[np.ndarray, "chosen code_bytes"],
-    ids: Int64[np.ndarray, " chosen"],
+    ids: Chosen,
     k: int,
 ) -> LinkTable:
     links = LinkTable.empty(len(rows), k)

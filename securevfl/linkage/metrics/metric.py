@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import LinkTable, eligible_ids
+from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids
 from securevfl.linkage.text import Spelling
 
 # Numeric keys as whole numbers of 16 bits, as cryptographic linkage needs them.
@@ -156,13 +156,7 @@ class ComparedKeys(ABC):
         """Records of the secondary."""
         return len(self.records)
 
-    def nearest(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        k: int,
-        *,
-        eligible: Bool[np.ndarray, " records"] | None = None,
-    ) -> LinkTable:
+    def nearest(self, rows: Chosen | None, k: int, *, eligible: Sample | None = None) -> LinkTable:
         """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly.
 
         Returns:
@@ -179,7 +173,7 @@ class ComparedKeys(ABC):
         return self.nearest_of(keys, ids, k)
 
     @abstractmethod
-    def nearest_of(self, keys: Any, ids: Int64[np.ndarray, " chosen"], k: int) -> LinkTable:
+    def nearest_of(self, keys: Any, ids: Chosen, k: int) -> LinkTable:
         """Link each of some rows' keys to the ``k`` nearest of the records with these numbers."""
 
     def swapped(self: Own) -> Own:
@@ -222,7 +216,7 @@ class Metric(ABC):
     equal_only: ClassVar[bool] = False
     """Whether links are of equal keys alone, all at distance 0."""
 
-    def kind(self, spec: "KeySpec") -> KeyKind:  # noqa: ARG002 - some metrics take both
+    def kind(self, spec: "KeySpec") -> KeyKind:
         """Return what every key column holds, where no field says it of its own."""
         return "number"
 

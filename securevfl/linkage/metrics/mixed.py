@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int64, Shaped
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.blocking_rules import BlockingRules, PairwiseKeys, RuleCandidates
-from securevfl.linkage.links import LinkTable, nearest_by_block
+from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block
 from securevfl.linkage.metrics.metric import Columns, Field, Keys, KeySpec, Metric
 from securevfl.linkage.metrics.texts import edit_distances, pair_edits
 from securevfl.linkage.text import present_texts
@@ -66,7 +66,7 @@ class MixedKeys(PairwiseKeys):
             missing_similarity=missing_similarity,
         )
 
-    def nearest_of(self, keys: "_Table", ids: Int64[np.ndarray, " chosen"], k: int) -> LinkTable:
+    def nearest_of(self, keys: "_Table", ids: Chosen, k: int) -> LinkTable:
         """Link every row to the ``k`` records of the smallest weighted distance, in [0, 1]."""
         records = self.records[ids]
 
@@ -176,7 +176,7 @@ class _Column:
         value_of = np.array([position[word] for word in words], dtype=np.int64)
         return cls(values=np.array(different, dtype=object), value_of=value_of)
 
-    def take(self, rows: Int64[np.ndarray, " chosen"]) -> "_Column":
+    def take(self, rows: Chosen) -> "_Column":
         """Return the column of the chosen rows, with the values that they have."""
         chosen = self.value_of[rows]
         present = chosen >= 0
@@ -207,7 +207,7 @@ class _Table:
     def __len__(self) -> int:
         return len(self.columns[0].value_of)
 
-    def __getitem__(self, rows: Int64[np.ndarray, " chosen"]) -> "_Table":
+    def __getitem__(self, rows: Chosen) -> "_Table":
         return _Table([column.take(rows) for column in self.columns])
 
 

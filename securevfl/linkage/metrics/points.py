@@ -23,7 +23,7 @@ from jaxtyping import Float64, Int64
 
 from securevfl.core.column_names import axis_of
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import LinkTable, write_nearest
+from securevfl.linkage.links import Chosen, LinkTable, write_nearest
 from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec, Metric, numbers_of
 
 # Candidates (rows x width) that are looked at together: about 40 MB at two dimensions.
@@ -47,10 +47,7 @@ class EuclideanKeys(ComparedKeys):
         check_keys(self.primary, self.records)
 
     def nearest_of(
-        self,
-        keys: Float64[np.ndarray, "rows key_dim"],
-        ids: Int64[np.ndarray, " chosen"],
-        k: int,
+        self, keys: Float64[np.ndarray, "rows key_dim"], ids: Chosen, k: int
     ) -> LinkTable:
         """Link by a tree of the records."""
         if len(ids) < self.num_records:
@@ -75,12 +72,7 @@ class Euclidean(Metric):
     quantised: ClassVar[bool] = True
 
     def compare(
-        self,
-        spec: KeySpec,  # noqa: ARG002
-        primary: Keys,
-        records: Keys,
-        *,
-        neighbours: int,  # noqa: ARG002
+        self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int
     ) -> EuclideanKeys:
         """Take key columns for coordinates."""
         return EuclideanKeys(primary=numbers_of(primary), records=numbers_of(records))
@@ -90,10 +82,7 @@ class RecordIndex:
     """Records in a tree, to be searched for up to ``k`` of them."""
 
     def __init__(
-        self,
-        record_keys: Float64[np.ndarray, "records key_dim"],
-        ids: Int64[np.ndarray, " chosen"],
-        k: int,
+        self, record_keys: Float64[np.ndarray, "records key_dim"], ids: Chosen, k: int
     ) -> None:
         """Build the tree.
 
@@ -187,7 +176,7 @@ def _places(
 
 
 def _first_copies(
-    keys: Float64[np.ndarray, "records key_dim"], ids: Int64[np.ndarray, " chosen"], k: int
+    keys: Float64[np.ndarray, "records key_dim"], ids: Chosen, k: int
 ) -> Int64[np.ndarray, " kept"]:
     """Drop records that can't be linked: all but the ``k`` lowest numbers at one place."""
     _, place_of = _places(keys[ids])
@@ -225,9 +214,7 @@ class EarthKeys(EuclideanKeys):
             records=unit_vectors(records, whose="the secondary"),
         )
 
-    def nearest_of(
-        self, keys: Float64[np.ndarray, "rows 3"], ids: Int64[np.ndarray, " chosen"], k: int
-    ) -> LinkTable:
+    def nearest_of(self, keys: Float64[np.ndarray, "rows 3"], ids: Chosen, k: int) -> LinkTable:
         """Link by the tree; distances are right to about a millimetre between neighbours."""
         links = super().nearest_of(keys, ids, k)
         present, arc = links.present, links.distances
@@ -270,14 +257,7 @@ class GreatCircle(Metric):
             found[name] = np.where((degrees > 180) & (degrees <= 360), degrees - 360, degrees)
         return found
 
-    def compare(
-        self,
-        spec: KeySpec,  # noqa: ARG002
-        primary: Keys,
-        records: Keys,
-        *,
-        neighbours: int,  # noqa: ARG002
-    ) -> EarthKeys:
+    def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> EarthKeys:
         """Take the first column for the longitude, the second one for the latitude."""
         return EarthKeys.of(numbers_of(primary), numbers_of(records))
 

@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, UInt
+from jaxtyping import Float64, Int64, UInt
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
@@ -33,7 +33,15 @@ from securevfl.linkage.blocking_rules import (
     PairwiseKeys,
     RuleCandidates,
 )
-from securevfl.linkage.links import LinkTable, RecordsByKey, batches, fill_slots, nearest_by_block
+from securevfl.linkage.links import (
+    Chosen,
+    LinkTable,
+    RecordsByKey,
+    Sample,
+    batches,
+    fill_slots,
+    nearest_by_block,
+)
 from securevfl.linkage.metrics.metric import Columns, ComparedKeys, KeyKind, Keys, KeySpec, Metric
 from securevfl.linkage.text import checked_texts, joined_texts, normalise_text, trimmed_text
 
@@ -50,9 +58,7 @@ class ExactKeys(ComparedKeys):
     records: Int64[np.ndarray, " records"]
     """The secondary's; -1 where the key is missing."""
 
-    def nearest_of(
-        self, keys: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " chosen"], k: int
-    ) -> LinkTable:
+    def nearest_of(self, keys: Int64[np.ndarray, " rows"], ids: Chosen, k: int) -> LinkTable:
         """Link each row to the first ``k`` records of the same key, by number, at distance 0."""
         whole = len(ids) == self.num_records
         records = self._all_records if whole else RecordsByKey.of(self.records, ids)
@@ -78,18 +84,11 @@ class Exact(Metric):
     equal_only: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"fold", "spelling"})
 
-    def kind(self, spec: KeySpec) -> KeyKind:  # noqa: ARG002
+    def kind(self, spec: KeySpec) -> KeyKind:
         """Return that keys are texts, numbers in their spelling."""
         return "text"
 
-    def compare(
-        self,
-        spec: KeySpec,
-        primary: Keys,
-        records: Keys,
-        *,
-        neighbours: int,  # noqa: ARG002
-    ) -> ExactKeys:
+    def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> ExactKeys:
         """Number the different keys of both tables."""
         return numbered_keys(exact_texts(spec, primary), exact_texts(spec, records))
 
@@ -238,11 +237,7 @@ class QGramCandidates(CandidatePairs):
     def __post_init__(self) -> None:
         checks.open_unit(least_overlap=self.least_overlap)
 
-    def pairs(
-        self,
-        rows: Int64[np.ndarray, " chosen"] | None,
-        eligible: Bool[np.ndarray, " records"] | None,
-    ) -> Iterator[Pairs]:
+    def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[Pairs]:
         """Yield candidates; see :class:`~securevfl.linkage.blocking_rules.CandidatePairs`."""
         mine, theirs = self.primary if rows is None else self.primary[rows], self._by_gram
         ids = np.arange(self.records.shape[0], dtype=np.int64)
@@ -297,7 +292,7 @@ class TextKeys(PairwiseKeys):
             records=checked_texts(records, whose="the secondary"),
         )
 
-    def nearest_of(self, keys: list[str], ids: Int64[np.ndarray, " chosen"], k: int) -> LinkTable:
+    def nearest_of(self, keys: list[str], ids: Chosen, k: int) -> LinkTable:
         """Link each text to the ``k`` records whose texts need the fewest edits."""
         # Rows with one text have one answer, so each text is compared once.
         different = sorted(set(keys))
@@ -329,7 +324,7 @@ class Levenshtein(Metric):
     whole: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"blocking", "rules", "spelling"})
 
-    def kind(self, spec: KeySpec) -> KeyKind:  # noqa: ARG002
+    def kind(self, spec: KeySpec) -> KeyKind:
         """Return that keys are texts."""
         return "text"
 

@@ -29,7 +29,7 @@ from jaxtyping import Int64, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import DataError, ProtocolError
-from securevfl.linkage.links import LinkTable, eligible_ids, nearest_in_block
+from securevfl.linkage.links import Chosen, LinkTable, eligible_ids, nearest_in_block
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.sampling import pairs_of_picks
 from securevfl.linkage.spec import LinkSpec
@@ -155,7 +155,7 @@ class _Grid:
         inside: Int64[np.ndarray, " _"] = near[np.sqrt((gaps**2).sum(axis=1)) <= bound]
         return inside
 
-    def records_of(self, cells: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, " records"]:
+    def records_of(self, cells: Chosen) -> Int64[np.ndarray, " records"]:
         """Return the records of some cells, ascending."""
         none = np.empty(0, dtype=np.int64)
         return np.sort(np.concatenate([none, *(self._members[cell] for cell in cells)]))

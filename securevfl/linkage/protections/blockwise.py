@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.progress import LinksMade, Pace
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import Chosen, LinkTable
 from securevfl.linkage.metrics.metric import KeySpec, numbers_of
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.protections.blocks import (
@@ -145,7 +145,7 @@ class QuantisedKeys(EuclideanKeys):
     step: float
     """Width of a unit, in the keys' unit."""
 
-    def nearest_of(self, keys: np.ndarray, ids: Int64[np.ndarray, " chosen"], k: int) -> LinkTable:
+    def nearest_of(self, keys: np.ndarray, ids: Chosen, k: int) -> LinkTable:
         """Link the chosen rows (None: all) to their ``k`` nearest eligible records, exactly."""
         links = super().nearest_of(keys, ids, k)
         return LinkTable(indices=links.indices, distances=links.distances * self.step)
@@ -168,7 +168,7 @@ class Blockwise(Coordinated):
     ) -> AbstractContextManager[SecondaryShare]:
         """Return how a secondary makes its shares of blocks."""
 
-    def lanes(self, spec: LinkSpec) -> int:  # noqa: ARG002
+    def lanes(self, spec: LinkSpec) -> int:
         """Return how many rows share one ciphertext; 0 without any."""
         return 0
 
@@ -200,11 +200,7 @@ class Blockwise(Coordinated):
         return {"comparing": comparing_cost(spec, mine, theirs, lanes=self.lanes(spec))}
 
     def compare(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        records: KeyTable,
-        secret: LinkageSecret,  # noqa: ARG002
+        self, spec: LinkSpec, primary: KeyTable, records: KeyTable, secret: LinkageSecret
     ) -> QuantisedKeys:
         """Compare keys as whole numbers of 16 bits."""
         mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)

@@ -148,11 +148,11 @@ class BloomProtection(ByCodes):
         super().check(keys)
         require_coded_ranges(keys)
 
-    def check_distance(self, keys: KeySpec, distance: float) -> None:  # noqa: ARG002
+    def check_distance(self, keys: KeySpec, distance: float) -> None:
         """Refuse what no number of differing bits is: the keys' own metric is not compared."""
         CodeMetric().check_distance(distance)
 
-    def unit(self, spec: LinkSpec) -> str:  # noqa: ARG002
+    def unit(self, spec: LinkSpec) -> str:
         """Return that codes differ in bits."""
         return CodeMetric.unit
 
@@ -200,7 +200,7 @@ class Hashes(ByCodes):
         raw = b"".join(self._hashes(spec.keys, keys, secret))
         return np.frombuffer(raw, dtype=np.uint8).reshape(-1, _HASH_BYTES)
 
-    def code_bytes(self, spec: LinkSpec) -> int:  # noqa: ARG002
+    def code_bytes(self, spec: LinkSpec) -> int:
         """Return the length of a hash."""
         return _HASH_BYTES
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int64
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import Chosen, LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec
 from securevfl.linkage.protections.protection import (
     DataParty,
@@ -81,9 +81,7 @@ class PresentKeys(ComparedKeys):
     metric: ComparedKeys
     """Distances of all keys, in which a missing one is some text or number."""
 
-    def nearest_of(
-        self, keys: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " chosen"], k: int
-    ) -> LinkTable:
+    def nearest_of(self, keys: Int64[np.ndarray, " rows"], ids: Chosen, k: int) -> LinkTable:
         """Link the rows that have a key to the nearest of those records that have one."""
         links, there = LinkTable.empty(len(keys), k), keys >= 0
         if there.any():
@@ -181,7 +179,7 @@ class Plaintext(Protection):
         spec: LinkSpec,
         primary: KeyTable,
         records: KeyTable,
-        secret: LinkageSecret | None = None,  # noqa: ARG002
+        secret: LinkageSecret | None = None,
     ) -> ComparedKeys:
         """Compare keys as they are."""
         neighbours = spec.choice.neighbours
@@ -193,7 +191,7 @@ class Plaintext(Protection):
         primary: KeyTable,
         own: KeyTable,
         *,
-        secret: LinkageSecret,  # noqa: ARG002
+        secret: LinkageSecret,
         cache: LinkCache,
     ) -> LinkedSecondary:
         """Link as every secondary does."""

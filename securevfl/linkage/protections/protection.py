@@ -200,7 +200,7 @@ class Protection(ABC):
         """
         keys.metric.check_distance(distance)
 
-    def learns(self, spec: LinkSpec, role: str) -> list[str]:  # noqa: ARG002 - more than it may be
+    def learns(self, spec: LinkSpec, role: str) -> list[str]:
         """Return what a party of that role learns, one sentence each."""
         return [self.learned[role]]
 
@@ -208,12 +208,7 @@ class Protection(ABC):
         """Return what distances are in, for figures."""
         return spec.keys.metric.unit
 
-    def figures(
-        self,
-        spec: LinkSpec,  # noqa: ARG002
-        primary: KeyTable,  # noqa: ARG002
-        records: KeyTable,  # noqa: ARG002
-    ) -> dict[str, Any]:
+    def figures(self, spec: LinkSpec, primary: KeyTable, records: KeyTable) -> dict[str, Any]:
         """Return what comparing two tables costs, beyond what every protection costs.
 
         Raises:
@@ -465,11 +460,7 @@ class Coordinated(Protection):
             apart=lists.apart,
         )
 
-    def help_to_link(
-        self,
-        role: HelperRole,  # noqa: ARG002 - there is no other
-        helper: LinkageHelper,
-    ) -> Mapping[str, Any]:
+    def help_to_link(self, role: HelperRole, helper: LinkageHelper) -> Mapping[str, Any]:
         """Rank as the coordinator until all secondaries have linked; see :class:`Protection`.
 
         Reveals:

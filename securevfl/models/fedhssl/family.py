@@ -5,11 +5,22 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.models.family import Family, Preset, PretrainingSettings
+from securevfl.models.family import (
+    Aggregate,
+    Family,
+    Present,
+    Preset,
+    PretrainingSettings,
+    RecordFeatures,
+    RecordKeys,
+    RowFeatures,
+    RowKeys,
+    Similarities,
+)
 from securevfl.models.fedhssl.augment import (
     Augmentation,
     AugmentedImages,
@@ -93,10 +104,7 @@ class FedHSSLBottom(nn.Module):
         self.positions = nn.Identity()
 
     def forward(
-        self,
-        features: Float[Tensor, "batch one features"],
-        keys: Float[Tensor, "batch one dimension"],  # noqa: ARG002 - a Bottom
-        present: Bool[Tensor, "batch one"],
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> Float[Tensor, "batch one width"]:
         """Return the record's representation, zero where a row has no record."""
         hidden = self.encoders(features[:, 0]).unsqueeze(1)
@@ -135,11 +143,7 @@ class FedHSSLTop(nn.Module):
         self.head = MLP(2 * width, config.head, outputs, dropout=config.dropout)
 
     def forward(
-        self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],  # noqa: ARG002 - a Top
-        aggregate: Float[Tensor, "batch one width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch."""
         own = self.own_norm(self.encoders(features))

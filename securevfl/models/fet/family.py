@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.models.family import Family, Preset
+from securevfl.models.family import Aggregate, Family, Preset, RowFeatures, RowKeys, Similarities
 from securevfl.models.fet.attention import DecoderBlock, EncoderBlock, last_norm
 from securevfl.models.fet.fet_bottom import (
     FeTBottom,
@@ -81,10 +81,10 @@ class AdditiveTop(nn.Module):
 
     def forward(
         self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],
-        aggregate: Float[Tensor, "batch positions width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None = None,  # noqa: ARG002
+        features: RowFeatures,
+        keys: RowKeys,
+        aggregate: Aggregate,
+        similarities: Similarities = None,
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch."""
         inputs = torch.cat([features, keys], dim=1) if self.keys_as_features else features
@@ -94,11 +94,7 @@ class AdditiveTop(nn.Module):
         return out + self.joint(torch.cat([own, released], dim=1))
 
     def explain(
-        self,
-        features: Float[Tensor, "batch features"],  # noqa: ARG002
-        keys: Float[Tensor, "batch dimension"],  # noqa: ARG002
-        aggregate: Float[Tensor, "batch positions width"],  # noqa: ARG002
-        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> dict[str, Any]:
         """Return why there is no picture."""
         return {"notes": ["an additive top model attends to no link"]}
@@ -147,11 +143,7 @@ class FeTTop(nn.Module):
         return self.embedding.positions
 
     def forward(
-        self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],
-        aggregate: Float[Tensor, "batch positions width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch; similarities are no input of this family."""
         hidden, memory = self._own_and_memory(features, keys, aggregate)
@@ -178,11 +170,7 @@ class FeTTop(nn.Module):
         return None if self.rank_bias is None else self.rank_bias.expand(memory.shape[0], -1)
 
     def explain(
-        self,
-        features: Float[Tensor, "batch features"],
-        keys: Float[Tensor, "batch dimension"],
-        aggregate: Float[Tensor, "batch positions width"],
-        similarities: Float[Tensor, "batch secondaries links"] | None,  # noqa: ARG002
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> dict[str, Any]:
         """Return which positions of the aggregate the decoder attends to.
 

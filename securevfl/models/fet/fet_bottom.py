@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from securevfl.core import checks
+from securevfl.models.family import Present, RecordFeatures, RecordKeys
 from securevfl.models.fet.attention import EncoderBlock, gathered, last_norm
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import MLP, finite, rank_scores
@@ -153,11 +154,7 @@ class JoinedMask(nn.Module):
         super().__init__()
         self.score = MLP(links * key_dim, [2 * links * key_dim], links)
 
-    def forward(
-        self,
-        keys: Float[Tensor, "batch links dimension"],
-        present: Bool[Tensor, "batch links"],
-    ) -> Float[Tensor, "batch links"]:
+    def forward(self, keys: RecordKeys, present: Present) -> Float[Tensor, "batch links"]:
         """Return the additive mask; entries of absent links mean nothing."""
         there = keys.masked_fill(~present.unsqueeze(-1), 0.0)
         score: Tensor = self.score(there.flatten(1))
@@ -179,11 +176,7 @@ class DynamicMask(nn.Module):
         super().__init__()
         self.score = MLP(2 * key_dim + 1, [hidden], 1)
 
-    def forward(
-        self,
-        keys: Float[Tensor, "batch links dimension"],
-        present: Bool[Tensor, "batch links"],
-    ) -> Float[Tensor, "batch links"]:
+    def forward(self, keys: RecordKeys, present: Present) -> Float[Tensor, "batch links"]:
         """Return the additive mask; entries of absent links mean nothing."""
         there = present.unsqueeze(-1).to(keys.dtype)
         count = there.sum(dim=1, keepdim=True).clamp_min(1)
@@ -362,10 +355,7 @@ class FeTBottom(nn.Module):
         return self.embedding.positions
 
     def forward(
-        self,
-        features: Float[Tensor, "batch links features"],
-        keys: Float[Tensor, "batch links dimension"],
-        present: Bool[Tensor, "batch links"],
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> Float[Tensor, "batch positions width"]:
         """Return (B, K, H), zero at absent links, or (B, 1, H) if pooled."""
         bias = attention_bias(self._link_scores(keys, present), present)
@@ -380,7 +370,7 @@ class FeTBottom(nn.Module):
         features: Float[Tensor, "records features"],
         keys: Float[Tensor, "records dimension"],
         place: Int64[Tensor, "batch links"],
-        present: Bool[Tensor, "batch links"],
+        present: Present,
     ) -> Float[Tensor, "batch positions width"]:
         """Return what :meth:`forward` makes of ``features[place]`` and ``keys[place]``."""
         bias = attention_bias(self._link_scores(gathered(keys, place), present), present)
@@ -394,10 +384,7 @@ class FeTBottom(nn.Module):
         return hidden if bool(present.all()) else _of_links(hidden, present)
 
     def explain(
-        self,
-        features: Float[Tensor, "batch links features"],
-        keys: Float[Tensor, "batch links dimension"],
-        present: Bool[Tensor, "batch links"],
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> dict[str, Any]:
         """Return the mask over key space, and which links attention goes to.
 
