@@ -87,7 +87,9 @@ def test_directions_have_unit_length_and_frames_right_angles(key_dim: int) -> No
 @pytest.mark.parametrize("value", [-0.01, 1.01, np.nan])
 def test_a_point_outside_the_agreed_box_is_refused(value: float) -> None:
     """With its row."""
-    with pytest.raises(DataError, match=r"field 'at': row 2, dimension 2 is .*outside the agreed range"):
+    with pytest.raises(
+        DataError, match=r"field 'at': row 2, dimension 2 is .*outside the agreed range"
+    ):
         encode(np.array([[0.5, 0.5], [0.5, value]]), box(2))
 
 
