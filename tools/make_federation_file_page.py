@@ -107,8 +107,8 @@ With `metric = "mixed"` every key column has such a table, by the primary's name
 
 TASK_METRICS_OPENING = """\
 Every run reports all metrics of its task; `training.metric` chooses the best epoch. They are
-scikit-learn's. Where a split's labels lack what a metric needs, it is null. The chosen metric must
-be defined on all three splits, or the run is refused before anything is released."""
+scikit-learn's; ↑: higher is better. Where a split's labels lack what a metric needs, it is null.
+The chosen metric must be defined on all three splits, or the run is refused."""
 
 METHODS = """\
 Settings that `securevfl lab compare` gives a method ([experiments](experiments.md#compare)). `NAME`
@@ -259,12 +259,10 @@ def task_metrics() -> str:
     lines: dict[str, list[str]] = {}
     for task, metrics in TASK_METRICS.items():
         for one in metrics:
-            better = "higher" if one.higher_is_better else "lower"
+            better = "↑" if one.higher_is_better else "↓"
             needs = "" if one.needs == "a row" else f"; needs {one.needs}"
             unit = {"label": ", in the label's unit", "none": ""}.get(one.unit, f" {one.unit}")
-            text = (
-                f"| `{one.name}` | {one.meaning}: {one.values}{unit}, {better} is better{needs} |"
-            )
+            text = f"| `{one.name}` | {one.meaning}: {one.values}{unit} {better}{needs} |"
             lines.setdefault(text, []).append(task)
     head = "| task | metric | meaning |\n| --- | --- | --- |\n"
     return head + "\n".join(f"| {', '.join(tasks)} {row}" for row, tasks in lines.items()) + "\n"

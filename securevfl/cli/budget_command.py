@@ -4,6 +4,7 @@ Imports neither torch nor CrypTen, and the accountants, with all of scipy, only 
 """
 
 import json
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -213,7 +214,7 @@ def _answer(
     for row in rows:
         figure = "no answer" if row.epsilon is None else f"{row.epsilon:.6g}"
         print(f"  {row.label:<50} epsilon {figure}")
-    print(said.text)
+    print(textwrap.fill(said.text, 80))
     if plot is not None:
         print(f"plot              {plot}")
 

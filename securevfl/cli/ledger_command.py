@@ -199,11 +199,14 @@ def _print_summary(table: Path, summary: "LedgerSummary") -> None:
 
 
 def _total(unit: "UnitSpent") -> str:
-    limit = "no limit is set" if unit.limit is None else f"limit {unit.limit:g}"
+    limit = "no limit"
+    if unit.limit is not None:
+        left = None if unit.epsilon is None else max(0.0, unit.limit - unit.epsilon)
+        limit = f"limit {unit.limit:g}" + ("" if left is None else f", left {left:.4g}")
     runs = f"{unit.runs} run{'' if unit.runs == 1 else 's'}"
     return (
-        f"total of {runs}, unit {unit.unit}: epsilon = {epsilon_in_words(unit.epsilon)} at delta = "
-        f"{unit.delta:g}; {limit}"
+        f"total of {runs} ({unit.unit}): epsilon {epsilon_in_words(unit.epsilon)}, "
+        f"delta {unit.delta:g}; {limit}"
     )
 
 

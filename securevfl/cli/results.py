@@ -42,7 +42,7 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     _print_privacy(console, metrics["privacy"])
     _print_alignment(console, metrics)
     for line in links_of_run(metrics):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        console.print(line.partition("; ")[0], highlight=False, soft_wrap=True, markup=False)
     if "absences" in metrics:
         text = absences_in_words(metrics["absences"], epochs=metrics["epochs"])
         console.print(Text.assemble(("absent: ", "bold"), text), soft_wrap=True)
@@ -115,9 +115,8 @@ def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
         console.print(Text.assemble(("labels: ", "bold"), said))
     if privacy["epsilon"] is not None:
         console.print(
-            f"spent epsilon = {privacy['epsilon']:.4g}, delta = {privacy['delta']:g}; the papers' "
-            f"formula would claim epsilon = {privacy['epsilon_as_published']:.4g}. "
-            f"{privacy['as_published_note']}",
+            f"cost: epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}; by the papers' "
+            f"formula (no guarantee) {privacy['epsilon_as_published']:.4g}",
             highlight=False,
         )
     console.print()
@@ -250,7 +249,7 @@ def print_predictions(predictions: Predictions, out: Path, *, as_json: bool) -> 
         print(json.dumps(summary_of(predictions, out)))
         return
     spent = predictions.epsilon
-    cost = "" if spent is None else f"; epsilon {spent:.4g} charged for the request"
+    cost = "" if spent is None else f"; cost: epsilon {spent:.4g} on top of training"
     if predictions.used == "alone":
         cost = " by the primary alone: nothing was sent, and no ledger was charged"
     print(f"securevfl: {len(predictions)} rows predicted{cost}", file=sys.stderr)

@@ -72,10 +72,9 @@ class LinkageSettings:
     """Text keys such as 28.03.1956 or 03/28/1956 equal 1956-03-28."""
 
     blocking: float | tuple[str, ...] | None = None
-    """Which pairs are compared; by default all. Rules over key columns for ``levenshtein`` and
-    ``mixed``: pairs that agree on all terms of one rule (``["postcode, left(surname, 3)", "born,
-    given"]``; needs ``securevfl[sql]``). A number for ``levenshtein``: least cosine of q-gram sets.
-    What is lost is measured and reported."""
+    """Which pairs are compared, by default all. Rules over key columns (``levenshtein``, ``mixed``;
+    needs ``securevfl[sql]``), or the least cosine of q-gram sets (``levenshtein``). What is lost is
+    measured and reported."""
 
     code_bits: int | None = None
     """Bits of a code (``bloom``): 1024 for texts and for each field, 2048 for a point."""
@@ -84,9 +83,9 @@ class LinkageSettings:
     """Share of a code's bits that are set; default 0.35 for texts, 0.25 for numbers."""
 
     cell: float | None = None
-    """For ``shares`` and ``paillier``: width of a grid cell, in the keys' unit. Only near cells are
-    compared; links stay the same. The coordinator learns every cell; the primary how many records
-    are near its rows, and with ``links_per_record`` how many are in each cell."""
+    """For ``shares`` and ``paillier``: width of a grid cell, in the keys' unit; links stay the
+    same. The coordinator learns every cell; the primary how many records are near its rows, with
+    ``links_per_record`` also in each cell."""
 
     key_bits: Literal[2048, 3072, 4096] = 2048
     """Bits of the modulus (``paillier``)."""

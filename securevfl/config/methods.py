@@ -159,13 +159,13 @@ class FedCVTConfig:
     """Least probability at all three classifiers for a row to get a label."""
 
     common: float = 0.1
-    """Weight of: common representations of a row are equal."""
+    """Weight of equal common representations."""
 
     distinct: float = 0.1
-    """Weight of: common and unique representations are orthogonal."""
+    """Weight of orthogonal common and unique representations."""
 
     estimation: float = 0.1
-    """Weight of: estimated representations are the real ones."""
+    """Weight of right estimated representations."""
 
     def __post_init__(self) -> None:
         checks.within(1, checks.MOST_WIDTH, hidden=self.hidden, width=self.width)

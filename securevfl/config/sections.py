@@ -25,12 +25,10 @@ class BaseSettings:
     """The ``[base]`` table: the local model that the joint model is weighed against."""
 
     estimator: Literal["best", "boosting", "linear", "none", "python"] = "best"
-    """The model of the primary's own columns and numeric keys. ``best``: the best of linear model,
-    boosted trees and perceptron, or an average of level ones. ``boosting`` and ``linear`` are one
-    of them, scikit-learn's. ``none``, as in the papers: the network answers always. Otherwise the
-    joint model answers only where it beats the local baseline and the network without partners on
-    validation rows. ``python`` stands in the file of a run on an estimator given to
-    :func:`securevfl.simulate`."""
+    """``best``: the local baseline. ``boosting`` and ``linear``: one of its models. ``none``, as in
+    the papers: the network answers always. Otherwise the joint model answers only where it beats
+    the local baseline and the network without partners. ``python`` stands in the file of a run on
+    an estimator given to :func:`securevfl.simulate`."""
 
     described: str | None = None
     """Of ``python``: the estimator's class and parameters."""
@@ -161,10 +159,9 @@ class TrainingSettings:
 
     split: Literal["stratified", "random", "group", "time"] | None = None
     """How rows are split. ``stratified``: classes keep their shares; a rare class reaches training
-    first, then testing. ``group``: rows of one ``split_column`` value stay together, and fractions
-    are shares of groups. ``time``: the latest rows by ``split_column`` test, those before validate.
-    Default: stratified for classes, random for numbers and under ``label_epsilon``. There
-    stratified is refused: every party knows the seed, so the split would show labels."""
+    first. ``group``: rows of one ``split_column`` value stay together. ``time``: the latest rows
+    test, those before validate. Default: stratified for classes, random for numbers and under
+    ``label_epsilon``, where stratified is refused: the split would show labels."""
 
     split_column: str | None = None
     """The primary's column for ``group`` (texts or whole numbers) or ``time`` (numbers or ISO
@@ -223,10 +220,9 @@ class PredictionSettings:
     number. Without a promise it is the only bound on what a primary may ask."""
 
     least_secondaries: int | None = None
-    """Fewest secondaries that may answer. Default with noise: ``privacy.colluding`` plus one.
-    Without noise: as few as a training round may have; of frozen encoders all, or one with
-    ``encoder.layout = "blocks"``. Where one answers alone, the primary sees its numbers, behind its
-    own noise if any."""
+    """Fewest secondaries that may answer. Default with noise: ``privacy.colluding`` plus one;
+    without noise as few as a training round may have. Where one answers alone, the primary sees its
+    numbers, behind its own noise if any."""
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
@@ -262,16 +258,14 @@ class RuntimeSettings:
     slower one is lost."""
 
     largest_message_mib: int = 256
-    """MiB of the largest message taken in, unless row counts say that more is due. Codes or cells
-    of a table are one message: some 2 million records at 1,000 bits."""
+    """MiB of the largest message taken in, unless row counts say that more is due. Codes of 2
+    million records are one message."""
 
     on_loss: OnLoss = "stop"
-    """When a party is killed, hangs, is cut off or too slow. ``stop``: the run ends, and
-    ``--resume`` continues it. ``wait``: the others wait, and continue from the last epoch or
-    released row that all saved. ``continue``: a secondary that is not back in ``continue_after_s``
-    is left out, and may join when an epoch ends. Repeats are charged, within the budget. With
-    epsilon and a trained encoder, ``wait`` and ``continue`` plan noise for one more pass, so that
-    test rows can still be paid for."""
+    """``stop``: a lost party ends the run, and ``--resume`` continues it. ``wait``: the others
+    wait. ``continue``: they continue without a secondary after ``continue_after_s``. Repeats are
+    charged, within the budget. With epsilon and a trained encoder the last two plan noise for one
+    more pass."""
 
     wait_s: float = 3600.0
     """Time that a lost party may take to come back."""
@@ -281,9 +275,8 @@ class RuntimeSettings:
 
     least_secondaries: int | None = None
     """With ``continue``: fewest secondaries that may continue. Noise is made for so few from the
-    first round, and every secondary enforces it. Default: all but one, at least
-    ``privacy.colluding`` plus two. With noise it may be one more than ``colluding``: that one's
-    numbers are hidden by its noise alone."""
+    first round. Default: all but one, at least ``privacy.colluding`` plus two. At one more than
+    ``colluding``, a secondary's numbers are hidden by its noise alone."""
 
     most_losses: int = 20
     """More losses than this end the run."""

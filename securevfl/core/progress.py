@@ -313,12 +313,12 @@ def links_in_words(counts: LinksCounted) -> str:
     """Return how many rows and records are linked, and how near, in one line."""
     text = (
         f"links of {counts.name}: {counts.rows_linked:,} of {counts.rows:,} rows "
-        f"({counts.rows_linked / counts.rows:.0%}) and {counts.records_linked:,} of "
-        f"{counts.records:,} records are linked"
+        f"({counts.rows_linked / counts.rows:.0%}), {counts.records_linked:,} of "
+        f"{counts.records:,} records"
     )
     if counts.median_distance is not None:
         near = nearness_in_words(counts)
-        text += f", half of these rows {near}" if counts.unit else f" {near}"
+        text += f"; half of these rows {near}" if counts.unit else f"; linked {near}"
     if counts.tied_rows:
         text += (
             f"; {counts.tied_rows:,} rows have one of several records with the very same key, by "

@@ -121,7 +121,9 @@ class RunProgress:
 
     def _say(self, text: str) -> None:
         line = f"securevfl: {text}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal
+        )
 
     def _note(self, event: ProgressEvent) -> None:
         """Keep the event's figures for the lines to come, but the time left for this event only."""
@@ -203,7 +205,7 @@ def _sentence(
         case SpendingPlanned():
             return spending_in_words(event)
         case LinksCounted():
-            return links_in_words(event)
+            return links_in_words(event).partition("; ")[0]
         case RowsAligned():
             return alignment_in_words(told(event))
 
@@ -225,20 +227,16 @@ def _are(names: Sequence[str]) -> str:
 
 def spending_in_words(event: SpendingPlanned) -> str:
     """Return what a run may spend, and what was spent on the table before it, in one line."""
-    before = "nothing was spent on this table before"
+    before = "first run"
     if event.runs_before:
-        runs = f"{event.runs_before} earlier {'run' if event.runs_before == 1 else 'runs'}"
-        before = f"this table has spent {epsilon_in_words(event.total_before)} in {runs}"
-        if event.total_before is not None:
-            before += f", which makes {epsilon_in_words(event.total)} together"
-    limit = "no limit is set by its owner"
+        before = f"total of {event.runs_before + 1} runs {epsilon_in_words(event.total)}"
+    limit = "no limit"
     if event.limit is not None:
-        limit = f"limit {event.limit:g} at delta = {event.limit_delta:g}"
-    own = "this run may spend epsilon without bound"
+        limit = f"limit {event.limit:g} at delta {event.limit_delta:g}"
+    own = f"epsilon {epsilon_in_words(event.epsilon)}"
     if event.epsilon is not None:
-        own = f"this run may spend epsilon = {epsilon_in_words(event.epsilon)} at "
-        own += f"delta = {event.delta:g} (unit {event.unit})"
-    return f"{event.party}: {own}; {before}; {limit}"
+        own += f", delta {event.delta:g} ({event.unit})"
+    return f"cost to {event.party}: {own}; {before}; {limit}"
 
 
 def _line(text: str) -> None:

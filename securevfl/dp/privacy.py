@@ -52,8 +52,8 @@ class Privacy:
 
     mask_degree: int | None = None
     """Secondaries with which each one shares masks: even, above ``colluding``, from 17 secondaries
-    on. Fewer helpers of the primary see only the others' sum; so many can isolate one term, which
-    then has its own noise alone. Default: all others."""
+    on. So many helpers of the primary can isolate one term, which then has its own noise alone.
+    Default: all others."""
 
     gradient_clip_norm: float | None = None
     """C_g, for ``dp-trained``: largest L2 norm of one row's gradient, of a loss that is summed over

@@ -82,7 +82,7 @@ def link(
 
 def _print_links(console: Console, figures: Mapping[str, Any], folder: Path) -> None:
     for name, found in figures["secondaries"].items():
-        title = f"{name}: {found['rows']} rows, {found['records']} records, K = "
+        title = f"{name}: {found['rows']:,} rows, {found['records']:,} records, K = "
         table = Table(title=f"{title}{found['links_per_row']}", title_justify="left")
         table.add_column("figure")
         table.add_column("value", justify="right")

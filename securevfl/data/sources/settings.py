@@ -117,30 +117,28 @@ class Reading:
     """Format of a table's file. What is left out is recognised, or an error asks for it."""
 
     separator: str | None = None
-    """The one character between cells. ``,``, ``;``, tab and ``|`` are recognised."""
+    """The one character between cells."""
 
     decimal: Literal[".", ","] | None = None
-    """Decimal mark. A comma is recognised where no number could be read otherwise."""
+    """Decimal mark."""
 
     thousands: Literal[",", ".", "'", " ", "_"] | None = None
-    """Mark between thousands, never recognised; a space stands for no-break spaces too."""
+    """Mark between thousands; a space stands for no-break spaces too."""
 
     encoding: str | None = None
-    """As Python names it. UTF-8 and UTF-16 are recognised; others must be named."""
+    """As Python names it."""
 
     skip_lines: int | None = None
-    """Lines before the header that are no part of the table; ``sep=;`` needs no setting."""
+    """Lines before the header that are no part of the table."""
 
     header: tuple[str, ...] | None = None
     """Column names, where the first line is already a row."""
 
     empty: tuple[str, ...] | None = None
-    """Cells without a value. Default: as pandas, such as the empty cell, ``NA`` and ``null``; where
-    ``NA`` is a word, write ``empty = [""]``."""
+    """Cells without a value; default as pandas. Where ``NA`` is a word, write ``empty = [""]``."""
 
     dates: str | None = None
-    """How dates are written, in ``strptime``'s letters: ``"%d.%m.%Y"`` reads 31.12.2020. ISO dates
-    need none; others are never guessed."""
+    """How dates are written, in ``strptime``'s letters: ``"%d.%m.%Y"`` reads 31.12.2020."""
 
     table: str | None = None
     """A database's table or view, ``name`` or ``schema.name``; a workbook's sheet."""

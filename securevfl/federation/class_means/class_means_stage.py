@@ -192,8 +192,7 @@ class ClassMeansNoise(DeclaredMessage):
 class ClassMeansMasked(DeclaredMessage):
     """The vectors of some rows, one after another, under the dealer's masks: uniform numbers.
 
-    With the masked noise and the dealer's correction they come to each class's sum of vectors with
-    the secondary's noise, and to nothing else.
+    With masked noise and the dealer's correction they come to noised sums by class alone.
     """
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_MASKED

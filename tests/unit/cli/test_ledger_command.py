@@ -64,9 +64,9 @@ def test_runs_totals_limits_and_head(tmp_path: Path, capfd: Capture) -> None:
     assert shown.code == 0
     for words in ("aaaaaaaa", "bbbbbbbb", "credit", "bank-1", "trained"):
         assert words in shown.out
-    assert "total of 2 runs, unit secondary-record: epsilon = 5.992 at delta = 1e-05" in shown.out
+    assert "total of 2 runs (secondary-record): epsilon 5.992, delta 1e-05; " in shown.out
     assert "limit 10" in shown.out
-    assert "total of 1 run, unit entity: epsilon = 4 at delta = 1e-05; no limit" in shown.out
+    assert "total of 1 run (entity): epsilon 4, delta 1e-05; no limit" in shown.out
     assert "do not add up" in shown.out
     assert told["head"] in shown.out
     assert told["ledger"] == str(tmp_path / "bank.csv.ledger.jsonl")

@@ -37,17 +37,11 @@ def test_what_a_run_may_spend_is_one_line() -> None:
     third = replace(fresh, runs_before=2, total_before=3.2, total=8.8, limit=10.0, limit_delta=1e-6)
     bare = replace(fresh, runs_before=1, epsilon=None, total_before=None, total=None)
 
-    start = "bank: this run may spend epsilon = 8 at delta = 1e-05 (unit entity); "
-    assert spending_in_words(fresh) == (
-        start + "nothing was spent on this table before; no limit is set by its owner"
-    )
-    assert spending_in_words(third) == (
-        start + "this table has spent 3.2 in 2 earlier runs, which makes 8.8 together; "
-        "limit 10 at delta = 1e-06"
-    )
+    start = "cost to bank: epsilon 8, delta 1e-05 (entity); "
+    assert spending_in_words(fresh) == start + "first run; no limit"
+    assert spending_in_words(third) == start + "total of 3 runs 8.8; limit 10 at delta 1e-06"
     assert spending_in_words(bare) == (
-        "bank: this run may spend epsilon without bound; "
-        "this table has spent without bound in 1 earlier run; no limit is set by its owner"
+        "cost to bank: epsilon without bound; total of 2 runs without bound; no limit"
     )
 
 

@@ -62,7 +62,7 @@ def test_rows_and_records_with_links_are_counted() -> None:
     assert (counts.tied_rows, counts.repeated_records, counts.median_distance) == (0, 0, 0)
     assert not warnings
     assert links_in_words(counts) == (
-        "links of bank: 5 of 60 rows (8%) and 5 of 35 records are linked to equal keys"
+        "links of bank: 5 of 60 rows (8%), 5 of 35 records; linked to equal keys"
     )
 
 
@@ -99,7 +99,7 @@ def test_too_few_links_are_refused(by: Any) -> None:
     choice: dict[str, Any] = {} if by == "rows" else {"by": by, "links_per_record": 1, "once": True}
     spec, mine = exact(**choice), ids("agency", *DISTINCT)
     strangers = ids("bank", *(f"other{number}" for number in range(60)))
-    with pytest.raises(DataError, match=r"least_linked: .* 0 of 60 rows \(0%\) and 0 of 60"):
+    with pytest.raises(DataError, match=r"least_linked: .* 0 of 60 rows \(0%\), 0 of 60"):
         counted(spec, mine, strangers)
     assert counted(spec, mine, ids("bank", "k7"))[0].rows_linked == 1
     allowed = replace(spec, choice=replace(spec.choice, least_linked=0.0))
@@ -153,7 +153,7 @@ def test_records_that_all_choose_one_row_are_few_links() -> None:
     choice = replace(spec.choice, by="records", links_per_record=1, once=True, least_linked=0.05)
     spec = replace(spec, choice=choice)
     assert counted(spec, mine, theirs)[0].share > 0.5
-    with pytest.raises(DataError, match=r"1 of 60 rows .* 40 of 40 records .* 2.50% is less"):
+    with pytest.raises(DataError, match=r"1 of 60 rows .* 40 of 40 records; .* 2.50% is less"):
         counted(spec, mine, away)
 
 

@@ -49,7 +49,7 @@ def test_a_report_says_when_and_of_which_rows(tmp_path: Path) -> None:
     assert run.metrics["ended"][:10] in page
     assert f"{run.metrics['rows']['train']} training" in page
     assert sum(run.metrics["rows"].values()) == 60
-    assert "records are linked" in page
+    assert "records; half of these rows within" in page
     assert "prefers-color-scheme: dark" in page
     assert "in clear" not in page
 
