@@ -225,7 +225,7 @@ def _check_end(evidence: _Evidence, file: _File) -> None:
     """Say whether everybody has signed the end of the run."""
     own = [entry for entry in _countersigned(file) if entry["run"] == evidence.run]
     if not own and evidence.run is None:
-        evidence.say("end", file.party, None, "a simulation: nobody else is there to sign")
+        evidence.say("end", file.party, None, "a simulation: no other party signs")
         return
     points = [entry["point"] for entry in own]
     if "end" in points:

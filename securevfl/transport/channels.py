@@ -38,7 +38,7 @@ _MOST_BYTES: Final = 1 << 30
 class SealedTo(DeclaredMessage):
     """A message for another caller, under a key that the primary does not have.
 
-    It tells the primary its size and whom it is for.
+    The primary sees its size and whom it is for.
     """
 
     KIND: ClassVar = StarKind.SEALED
