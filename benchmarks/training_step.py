@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def run_measured(role: str, path: Path, options: argparse.Namespace) -> None:
         device=device,
         resume=False,
     )
-    run_party(job, turns)
+    run_party(replace(job, observe=turns))
 
 
 # --- the benchmark's own process ---

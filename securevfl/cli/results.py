@@ -163,7 +163,7 @@ def train_and_report(
     data_root: Path,
     resume: bool,
     device: str,
-    beside: Callable[[], Mapping[str, Any]] = dict,
+    extra_figures: Callable[[], Mapping[str, Any]] = dict,
 ) -> dict[str, Any]:
     """Run a federation in processes, with progress on stderr, and write its report."""
     with loading():
@@ -177,7 +177,7 @@ def train_and_report(
             resume=resume,
             device=device,
             observe=progress,
-            beside=beside,
+            extra_figures=extra_figures,
         )
     write_page(folder)
     return result.metrics

@@ -7,6 +7,7 @@ import gc
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -315,7 +316,7 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
             progress(event)
 
         try:
-            outcome = run_party(job, observe)
+            outcome = run_party(replace(job, observe=observe))
         finally:
             # One that failed has released something too, and one that serves for ever ends by ^C.
             if not is_launched():

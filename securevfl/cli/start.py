@@ -90,7 +90,7 @@ def demo(
         data_root=folder,
         resume=False,
         device="cpu",
-        beside=lambda: demo_baselines(source, tables, tell=_progress),
+        extra_figures=lambda: demo_baselines(source, tables, tell=_progress),
     )
     print_results(metrics, folder, as_json=as_json)
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import numpy as np
 import pandas as pd
@@ -42,9 +42,8 @@ from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.predicting import NamedRows
 from securevfl.runtime.predictions import Predictions, predictions_of
-from securevfl.runtime.run_options import FederationSource
 from securevfl.runtime.simulation import RunResult
-from securevfl.runtime.trained_run import TrainedRun, trained_run
+from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run
 
 # An estimator's parameters as the settings of a run.
 
@@ -393,7 +392,7 @@ def partner_tables(
             continue
         if not key:
             raise ConfigError('key: must name the columns that parties link by, such as key=["id"]')
-        own: Bounds | None = bounds.get(name) if _by_party(bounds) else bounds
+        own: Bounds | None = bounds.get(name) if isinstance(bounds, Mapping) else bounds
         where = f"table {source} of {name!r}"
         frame = read_frame(Path(source), where=where) if isinstance(source, str | Path) else source
         settings = ColumnSettings(bounds=own, own_statistics=not declared)
@@ -409,10 +408,6 @@ def _names(sources: Sequence[Any]) -> dict[str, Any]:
     if len(named) < len(sources):
         raise ConfigError("secondaries: two tables have one name")
     return named
-
-
-def _by_party(bounds: Any) -> bool:
-    return isinstance(bounds, Mapping)
 
 
 # What the federated classifier and regressor share: parameters, fitting, asking.
@@ -483,41 +478,15 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         device: Any = "cpu",
         random_state: Any = None,
     ) -> None:
-        self.model = model
-        self.key = key
-        self.secondaries = secondaries
-        self.neighbours = neighbours
-        self.model_settings = model_settings
-        self.exclude = exclude
-        self.positive = positive
-        self.linkage = linkage
-        self.bounds = bounds
-        self.privacy = privacy
-        self.base = base
-        self.prediction_epsilon = prediction_epsilon
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.patience = patience
-        self.validation_fraction = validation_fraction
-        self.test_fraction = test_fraction
-        self.metric = metric
-        self.training = training
-        self.pretraining = pretraining
-        self.device = device
-        self.random_state = random_state
+        given = locals()
+        for name in self._get_param_names():
+            setattr(self, name, given[name])
 
     @classmethod
     def from_run(
         cls: type[Own],
         run: str | Path | RunResult,
-        *,
-        federation: FederationSource | None = None,
-        parties: Iterable[PartyTable] | None = None,
-        identity: str | Path | None = None,
-        listen: str | None = None,
-        data_root: Path | None = None,
-        device: str = "cpu",
+        **source: Unpack[RunSource],
     ) -> Own:
         """Return an estimator that predicts with the model of a run that has ended.
 
@@ -528,33 +497,17 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         Args:
             run: A run folder, or what :func:`securevfl.simulate` and :func:`securevfl.train`
                 returned.
-            federation: The federation file; default: that of the run.
-            parties: The secondaries' tables, of a run that was simulated on tables in memory.
-            identity: The primary's own folder, as made by ``securevfl identity create``.
-            listen: Where the primary listens, if not at its address in the file.
-            data_root: Where relative data paths start; default: the current folder.
-            device: ``"cpu"`` or ``"cuda"``.
+            **source: Where the run's parts are, if not in its folder; see :class:`RunSource`.
 
         Raises:
             ConfigError: If the run has kept no model, or that of another kind of task.
         """
-        if isinstance(run, RunResult):
-            trained = run.trained
-        else:
-            trained = trained_run(
-                run,
-                federation=federation,
-                parties=parties,
-                identity=identity,
-                listen=listen,
-                data_root=data_root,
-                device=device,
-            )
+        trained = run.trained if isinstance(run, RunResult) else trained_run(run, **source)
         if trained is None:
             raise ConfigError("run: has pretrained encoders, and there is no model to predict with")
         model = trained.model(trained.config.primary.name)
         assert model.primary is not None, "the primary's"
-        made = cls(device=device)
+        made = cls(device=source.get("device", "cpu"))
         made._take(model.primary.head.task, model.primary.classes)
         made._alone, made._asked = None, Asked(trained)
         return made

@@ -242,6 +242,7 @@ class ForkServer:
             pid = message["ended"]
             self._ended[pid] = (message["code"], message["peak_memory_bytes"])
             self._running.pop(pid)
+            self._unreported.pop(pid, None)  # the next child with this number ends at its own time
         return message, given
 
     def _end_all(self) -> None:

@@ -58,7 +58,7 @@ def train(
     device: str = "cpu",
     observe: Observer = unheard,
     callbacks: Sequence[Callback] = (),
-    beside: Callable[[], Mapping[str, Any]] = dict,
+    extra_figures: Callable[[], Mapping[str, Any]] = dict,
 ) -> RunResult:
     """Run a whole federation on this machine, one process per party.
 
@@ -74,7 +74,7 @@ def train(
         observe: Called with progress and warnings; an exception that it raises ends the run.
         callbacks: Called with progress and at the end, for example
             ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
-        beside: Returns further figures, computed once the run is done, for the run's own figures:
+        extra_figures: Returns figures that join the run's own once it is done:
             ``no_privacy_test``, ``combine_test`` and all metrics of both.
 
     Returns:
@@ -101,13 +101,13 @@ def train(
                 resume=resume,
                 observe=hearing.tell,
             )
-            result = _train(config, options, beside)
+            result = _train(config, options, extra_figures)
         hearing.ended(result.metrics)
         return result
 
 
 def _train(
-    config: FederationConfig, options: RunOptions, beside: Callable[[], Mapping[str, Any]]
+    config: FederationConfig, options: RunOptions, extra_figures: Callable[[], Mapping[str, Any]]
 ) -> RunResult:
     _warn(config, options.observe)
     losses: list[float] = []
@@ -117,7 +117,9 @@ def _train(
             losses.append(event.loss)
         options.observe(event)
 
-    figures = train_in_processes(config, replace(options, observe=observe), beside=beside)
+    figures = train_in_processes(
+        config, replace(options, observe=observe), extra_figures=extra_figures
+    )
     trained = TrainedRun(
         config=config,
         place=options.run_folder,

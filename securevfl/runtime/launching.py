@@ -130,7 +130,7 @@ def train_in_processes(
     config: FederationConfig,
     options: RunOptions,
     *,
-    beside: Callable[[], Mapping[str, Any]] = dict,
+    extra_figures: Callable[[], Mapping[str, Any]] = dict,
 ) -> RunFigures:
     """Run every party of a federation in its own process on this machine.
 
@@ -138,7 +138,7 @@ def train_in_processes(
         config: The federation file; addresses and identities are replaced by this run's own.
         options: Where and how. The run folder gets no report. Observed are the primary's progress,
             every party's warnings and spending, and the ciphertexts that secondaries prepare.
-        beside: Returns figures of :class:`RunFigures` that are computed once the run is done.
+        extra_figures: Returns figures of :class:`RunFigures` that join the others in the end.
 
     Returns:
         The run's figures, as ``metrics.json`` has them.
@@ -155,7 +155,7 @@ def train_in_processes(
     except (TypeError, KeyError):
         raise SecureVflError("the primary ended without the figures of a run") from None
     memory = {name: end.peak_memory_bytes for name, end in exits.items()}
-    figures = replace(figures, peak_memory_bytes=memory, **beside())
+    figures = replace(figures, peak_memory_bytes=memory, **extra_figures())
     write_figures(options.run_folder, figures)
     return figures
 
@@ -497,7 +497,7 @@ Outcome = RunFigures | Predictions | dict[str, Any] | None
 _Ended = Outcome | RejoinDue
 
 
-def run_party(job: PartyJob, observe: Observer) -> Outcome:
+def run_party(job: PartyJob) -> Outcome:
     """Run one party to the end; the primary returns the run's figures, or those of pretraining.
 
     Where it serves a kept model, the primary returns the predictions that it was asked for. Where
@@ -512,7 +512,7 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
     losses, identity = 0, None
     while True:
         try:
-            with party_session(job, observe, identity=identity) as party:
+            with party_session(job, identity=identity) as party:
                 identity = party.identity
                 ended = _run_session(party)
             if not isinstance(ended, RejoinDue):
@@ -524,7 +524,7 @@ def run_party(job: PartyJob, observe: Observer) -> Outcome:
             job = _after(error, job, losses)
             # Without its primary no run continues.
             without = job.config.continues_on_loss and error.party != job.config.primary.name
-            observe(
+            job.observe(
                 SessionLost(
                     why=str(error),
                     wait_s=job.join_timeout_s,

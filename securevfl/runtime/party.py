@@ -56,13 +56,16 @@ class PartySession:
     """Every party's pinned public key."""
     files: PartyFiles
     """Its log, checkpoints and ledger."""
-    observe: Observer
-    """Called with progress."""
 
     @property
     def config(self) -> FederationConfig:
         """The federation file."""
         return self.job.config
+
+    @property
+    def observe(self) -> Observer:
+        """Called with progress."""
+        return self.job.observe
 
     def tell_presence(self, facts: RunFacts, *, back: Sequence[str] = ()) -> None:
         """Report the secondaries that are absent from a session, and those that are back."""
@@ -230,14 +233,11 @@ _FRAMES: Final = 40
 
 
 @contextlib.contextmanager
-def party_session(
-    job: PartyJob, observe: Observer, *, identity: Identity | None = None
-) -> Iterator[PartySession]:
+def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterator[PartySession]:
     """Hold one party's identity and files for a session; failures go to its log.
 
     Args:
         job: The party's job.
-        observe: Called with progress.
         identity: Its long-term identity; None reads it from the job's folder.
 
     Raises:
@@ -256,7 +256,6 @@ def party_session(
                 identity=identity or Identity.load(job.identity_folder, job.name),
                 pinned=pinned_identities(config),
                 files=own,
-                observe=observe,
             )
         except (SecureVflError, KeyboardInterrupt) as error:
             _log_failure(own, error)

@@ -110,17 +110,13 @@ class RejoinDue:
     parties: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartyJob:
-    """The job of a party's process."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartyJob(RunOptions):
+    """The job of a party's process, with the options of its run."""
 
     config: FederationConfig
     name: str
-    run_folder: Path
     identity_folder: Path
-    data_root: Path
-    device: torch.device
-    resume: bool
     listen: str | None = None
     """Where the primary listens, if not at the address of the federation file."""
     pretrain_only: bool = False

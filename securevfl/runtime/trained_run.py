@@ -294,20 +294,18 @@ class TrainedRun(KeptRun):
             return "elsewhere"
         return "here" if read_figures(self.folder)["mode"] == "simulated" else "processes"
 
-    def primary_job(self, new_rows: NewRows | None = None) -> PartyJob:
+    def primary_job(self, observe: Observer, new_rows: NewRows | None = None) -> PartyJob:
         """Return the job of the primary's process, which serves the model.
 
         Args:
+            observe: Called with progress.
             new_rows: What it asks for; None where requests come later.
         """
         return PartyJob(
+            **vars(replace(self.options(observe), resume=True)),
             config=self.config,
             name=self.config.primary.name,
-            run_folder=self.folder,
             identity_folder=self.identity or self.folder,
-            data_root=self.data_root.resolve(),
-            device=device_named(self.device),
-            resume=True,
             listen=self.listen,
             serves=True,
             new_rows=new_rows,
@@ -375,7 +373,7 @@ class TrainedRun(KeptRun):
                 told = predict_in_processes(self.config, self.options(observe), new)
                 predictions = read_predictions(new.out, told)
             else:
-                outcome = run_party(self.primary_job(new), observe)
+                outcome = run_party(self.primary_job(observe, new))
                 assert isinstance(outcome, Predictions), "a primary that serves returns predictions"
                 predictions = outcome
         # As the frame has them: a file holds texts alone.

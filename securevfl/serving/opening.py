@@ -156,16 +156,13 @@ def opened(run: TrainedRun, *, observe: Observer, without_lost: bool = False) ->
         with found.model.open() as session:
             yield replace(found, model=replace(found.model, open=lambda: nullcontext(session)))
     elif way == "elsewhere":
-        with between_processes(
-            run.primary_job(), observe=observe, without_lost=without_lost
-        ) as found:
+        with between_processes(run.primary_job(observe), without_lost=without_lost) as found:
             yield found
     else:
         with (
             others_in_processes(run.config, run.options(observe)) as (config, place, processes),
             between_processes(
-                replace(run.primary_job(), config=config),
-                observe=observe,
+                replace(run.primary_job(observe), config=config),
                 identity=place,
                 processes=processes,
                 without_lost=without_lost,
@@ -202,7 +199,6 @@ def _opened(
 def between_processes(
     job: PartyJob,
     *,
-    observe: Observer,
     identity: Identity | None = None,
     processes: KeptProcesses | None = None,
     without_lost: bool = False,
@@ -211,19 +207,18 @@ def between_processes(
 
     Args:
         job: The primary's.
-        observe: Called with progress.
         identity: Its own; None reads it from the job's folder.
         processes: Those of the other parties, where this process has started them.
         without_lost: Whether a session goes on without a secondary that the one before it lost.
     """
-    with party_session(job, observe, identity=identity) as party:
+    with party_session(job, identity=identity) as party:
         config = party.config
         model = load_model(job.folder / FOLDER, config, party=job.name)
         star = _Star()
         # Another server or request on this table ends here, before it says that it is ready.
         party.files.hold_ledger()
         party.files.log("serving", run=model.run)
-        going_on = WithoutLost(party, model, opened=star.hold, observe=observe)
+        going_on = WithoutLost(party, model, opened=star.hold, observe=job.observe)
         yield Opened(
             model=Model(
                 open=going_on.session

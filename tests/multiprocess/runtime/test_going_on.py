@@ -3,6 +3,7 @@
 import time
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,7 @@ class Parties:
             device=torch.device("cpu"),
             resume=False,
         )
-        figures = run_party(job, self)
+        figures = run_party(replace(job, observe=self))
         assert isinstance(figures, RunFigures)
         return figures
 

@@ -82,7 +82,7 @@ def run(path: Path, out: Path, **more: Any) -> Outcome:
             **({**more, "new_rows": None} if name != config.primary.name else more),
         )
         with watched():
-            return run_party(job, lambda _event: None)
+            return run_party(job)
 
     names = [one.name for one in config.parties]
     results = together([lambda name=name: party(name) for name in names])

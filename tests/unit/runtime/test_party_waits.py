@@ -45,7 +45,7 @@ class Sessions:
 
 def run(job: PartyJob, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_role_of", lambda _role, *, serves: sessions)  # noqa: ARG005
-    launching.run_party(job, sessions.told.append)
+    launching.run_party(replace(job, observe=sessions.told.append))
 
 
 def test_it_joins_again_and_goes_on_with_what_has_begun(

@@ -9,6 +9,7 @@ import tomllib
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_a_session_leaves_no_object_and_no_descriptor(
             device=torch.device("cpu"),
             resume=False,
         )
-        return run_party(job, observe if name == "agency" else lambda _event: None)
+        return run_party(replace(job, observe=observe) if name == "agency" else job)
 
     before = len(descriptors())
     outcomes = together([lambda name=one.name: party(name) for one in config.parties])

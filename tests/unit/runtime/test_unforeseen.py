@@ -8,7 +8,6 @@ import pytest
 from helpers.jobs import secondary_job
 
 from securevfl.core.errors import SecureVflError, StorageError
-from securevfl.core.progress import unheard
 from securevfl.runtime import launching, party
 from securevfl.runtime.run_options import PartyJob
 
@@ -35,7 +34,7 @@ def test_the_line_names_the_log_that_has_the_traceback(job, monkeypatch):
     """The frames are in the log, for whoever mends the program."""
     failing(monkeypatch, KeyError("x7"))
     with pytest.raises(SecureVflError) as caught:
-        launching.run_party(job, unheard)
+        launching.run_party(job)
     assert caught.value.exit_code == 1
     assert "\n" not in str(caught.value)
     assert "unexpected KeyError" in str(caught.value)
@@ -49,7 +48,7 @@ def test_a_full_disk_is_named_whoever_met_it(job, monkeypatch):
     """Another library's write that failed for want of room is no mistake of the program."""
     failing(monkeypatch, OSError(errno.ENOSPC, "No space left on device", "/data/links.npz"))
     with pytest.raises(StorageError, match=r"^/data/links\.npz: cannot be written \(No space left"):
-        launching.run_party(job, unheard)
+        launching.run_party(job)
     assert last_line(job)["error"] == "StorageError"
 
 
@@ -67,4 +66,4 @@ def test_a_log_that_takes_no_line_hides_nothing(job, monkeypatch):
         lambda own, event, **more: full() if event == "failed" else write(own, event, **more),
     )
     with pytest.raises(SecureVflError, match="the true reason"):
-        launching.run_party(job, unheard)
+        launching.run_party(job)

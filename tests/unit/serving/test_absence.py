@@ -38,7 +38,6 @@ def life(folder: Path, **sections: Any) -> PartySession:
         identity=Identity.create("agency", valid_days=1),
         pinned={},
         files=PartyFiles(job.folder, config, party="agency", resume=True, simulated=True),
-        observe=lambda _event: None,
     )
 
 
