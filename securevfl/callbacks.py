@@ -10,17 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from securevfl.core import progress
 from securevfl.core.errors import ConfigError, in_one_line
-from securevfl.core.progress import (
-    EpochDone,
-    Observer,
-    PretrainingIteration,
-    ProgressEvent,
-    RoundDone,
-    RowsReleased,
-    Warned,
-    told,
-)
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -44,7 +35,7 @@ class Callback:
     outside, raise in ``observe``.
     """
 
-    def on_event(self, event: ProgressEvent) -> None:
+    def on_event(self, event: progress.ProgressEvent) -> None:
         """Hear of progress.
 
         Args:
@@ -75,12 +66,12 @@ class TensorBoard(Callback):
         self._writer: SummaryWriter | None = None
         self._steps = _Steps()
 
-    def on_event(self, event: ProgressEvent) -> None:
+    def on_event(self, event: progress.ProgressEvent) -> None:
         """Write what has a figure."""
         step, figures = self._steps.of(event)
         for name, value in figures.items():
             self._opened().add_scalar(name, value, step)
-        if isinstance(event, Warned):
+        if isinstance(event, progress.Warned):
             self._opened().add_text("warning", event.text, step)
 
     def on_end(self, figures: Mapping[str, Any] | None) -> None:
@@ -144,7 +135,7 @@ class MLflow(Callback):
         self._run: str | None = None
         self._steps = _Steps()
 
-    def on_event(self, event: ProgressEvent) -> None:
+    def on_event(self, event: progress.ProgressEvent) -> None:
         """Log what has a figure."""
         step, figures = self._steps.of(event)
         for name, value in figures.items():
@@ -180,12 +171,12 @@ class CallbackObserver:
         observe: Hears the same, and of callbacks that fail; what it raises ends the run.
     """
 
-    def __init__(self, callbacks: Iterable[Callback], observe: Observer) -> None:
+    def __init__(self, callbacks: Iterable[Callback], observe: progress.Observer) -> None:
         self._callbacks = list(callbacks)
         self._observe = observe
         self._figures: Mapping[str, Any] | None = None
 
-    def tell(self, event: ProgressEvent) -> None:
+    def tell(self, event: progress.ProgressEvent) -> None:
         """Hand an event on."""
         for callback in tuple(self._callbacks):
             try:
@@ -219,7 +210,7 @@ class CallbackObserver:
             f"{in_one_line(error)}; the run continues"
         )
         _LOG.warning(text)
-        self._observe(Warned(text=text))
+        self._observe(progress.Warned(text=text))
 
 
 class _Steps:
@@ -228,21 +219,23 @@ class _Steps:
     def __init__(self) -> None:
         self._rounds = 0
 
-    def of(self, event: ProgressEvent) -> tuple[int, dict[str, float]]:
+    def of(self, event: progress.ProgressEvent) -> tuple[int, dict[str, float]]:
         """Return the event's step, and its figures by name; none if it is no point of a curve."""
         match event:
-            case RoundDone():
+            case progress.RoundDone():
                 self._rounds += 1
                 step = self._rounds
-            case EpochDone():
+            case progress.EpochDone():
                 step = event.epoch
-            case PretrainingIteration():
+            case progress.PretrainingIteration():
                 step = event.iteration
-            case RowsReleased():
+            case progress.RowsReleased():
                 step = event.done
             case _:
                 return self._rounds, {}
-        figures = {name: value for name, value in told(event).items() if name not in _COUNTS}
+        figures = {
+            name: value for name, value in progress.told(event).items() if name not in _COUNTS
+        }
         return step, {f"{event.EVENT}/{name}": float(value) for name, value in figures.items()}
 
 

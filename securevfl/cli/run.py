@@ -134,12 +134,18 @@ def _run(
     if metrics is None and simulated:
         with loading():
             from securevfl.runtime.entry import simulate_from_file
+            from securevfl.runtime.run_options import RunOptions, device_named
 
         keep_freed_memory()
         with RunProgress(metric=results.metric_name(config)) as progress:
-            metrics = simulate_from_file(
-                config, out=folder, data_root=root, resume=resume, device=device, observe=progress
-            ).metrics
+            options = RunOptions(
+                run_folder=folder,
+                data_root=root,
+                device=device_named(device),
+                resume=resume,
+                observe=progress,
+            )
+            metrics = simulate_from_file(config, options).metrics
         results.write_page(folder)
     elif metrics is None:
         metrics = results.train_and_report(
@@ -368,18 +374,22 @@ def predict(
     """Predict new rows with the model of a run; every party's ledger is charged."""
     with loading():
         from securevfl.cli.results import metric_name, print_predictions
+        from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
         from securevfl.report.secondary_page import write_secondary_pages
         from securevfl.runtime.run_folder import federation_of_run
-        from securevfl.runtime.trained_run import predict_file
+        from securevfl.runtime.trained_run import predict as predict_rows
 
     config = federation_of_run(run, federation)
+    files.require_writable_folder(out.parent, what="folder of --out")
+    if not rows.exists():
+        raise ConfigError(f"--rows: there is no file {rows}")
     with RunProgress(metric=metric_name(config)) as progress:
-        predictions = predict_file(
-            config,
+        predictions = predict_rows(
             run,
-            rows=rows,
+            rows,
             out=out,
+            federation=config,
             id_column=id_column,
             without=[name.strip() for name in without.split(",")] if without else [],
             identity=identity,

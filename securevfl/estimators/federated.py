@@ -65,27 +65,8 @@ _CHOOSES: Final[Mapping[Task, str]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EstimatorSettings:
-    """Settings of :func:`securevfl.simulate`."""
-
-    model: FamilySettings
-    training: TrainingSettings
-    pretraining: PretrainingSettings
-    privacy: Privacy
-    linkage: LinkageSettings
-    prediction: PredictionSettings
-    base: Any
-    """A name, or an estimator of scikit-learn."""
-
-    @property
-    def declared(self) -> bool:
-        """Whether a promise rests on it that secondaries' features take nothing from records."""
-        return self.privacy.encoder != "trained" and self.privacy.mechanism != "none"
-
-
-def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> EstimatorSettings:
-    """Return the settings of a run.
+def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> PresetSettings:
+    """Return the model of a run, and the settings that a preset may have.
 
     Args:
         params: The estimator's parameters, by name.
@@ -95,7 +76,10 @@ def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> Estimato
     Raises:
         ConfigError: If a setting is impossible.
     """
-    base = _model_of(params["model"], _model_fields(params))
+    fields = dict(params["model_settings"] or {})
+    if params["neighbours"] is not None:
+        fields["neighbours"] = params["neighbours"]
+    base = _model_of(params["model"], {name: _plain(value) for name, value in fields.items()})
     if not isinstance(base, PresetSettings):
         base = PresetSettings(
             model=base,
@@ -104,9 +88,6 @@ def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> Estimato
             privacy=Privacy(mechanism="none"),
             base=BaseSettings().estimator,
         )
-    linkage = params["linkage"]
-    if isinstance(linkage, str):
-        linkage = LinkageSettings(metric=linkage, protection="none")
     kinds = {
         "training": TrainingSettings,
         "pretraining": PretrainingSettings,
@@ -115,29 +96,25 @@ def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> Estimato
     for name, kind in kinds.items():
         if not isinstance(params[name], kind | None):
             raise ConfigError(f"{name}: must be {kind.__name__}(...), got {params[name]!r:.60}")
-    if not isinstance(linkage, LinkageSettings):
-        raise ConfigError(f"linkage: must be a metric or LinkageSettings(...), got {linkage!r:.60}")
-    epsilon = _plain(params["prediction_epsilon"])
-    return EstimatorSettings(
-        model=base.model,
+    return replace(
+        base,
         training=_training_of(params, params["training"] or base.training, task=task, rows=rows),
         pretraining=params["pretraining"] or base.pretraining,
         privacy=params["privacy"] or base.privacy,
-        linkage=linkage,
-        base=base.base if params["base"] is None else params["base"],
-        prediction=read_settings(
-            PredictionSettings,
-            {} if epsilon is None else {"epsilon": epsilon},
-            where="prediction",
-        ),
     )
 
 
-def _model_fields(params: Mapping[str, Any]) -> dict[str, Any]:
-    fields = dict(params["model_settings"] or {})
-    if params["neighbours"] is not None:
-        fields["neighbours"] = params["neighbours"]
-    return {name: _plain(value) for name, value in fields.items()}
+def linkage_of(linkage: Any) -> LinkageSettings:
+    """Return the settings of linkage that a metric or such settings stand for.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    if isinstance(linkage, str):
+        return LinkageSettings(metric=linkage, protection="none")
+    if not isinstance(linkage, LinkageSettings):
+        raise ConfigError(f"linkage: must be a metric or LinkageSettings(...), got {linkage!r:.60}")
+    return linkage
 
 
 def _model_of(model: Any, fields: Mapping[str, Any]) -> FamilySettings | PresetSettings:
@@ -148,7 +125,7 @@ def _model_of(model: Any, fields: Mapping[str, Any]) -> FamilySettings | PresetS
             return settings
         return preset(family, name, **fields)
     if isinstance(model, PresetSettings):
-        return dataclasses.replace(model, model=_with(model.model, fields))
+        return replace(model, model=_with(model.model, fields))
     if isinstance(model, FamilySettings):
         return _with(model, fields)
     raise ConfigError(
@@ -180,7 +157,7 @@ def _training_of(
     fields = {"metric": _CHOOSES[task], **_given(base), **given, "test_fraction": tested}
     training = read_settings(TrainingSettings, fields, where="training")
     if training.validation_fraction * rows < 1:
-        training = dataclasses.replace(training, validation_fraction=1 / rows)
+        training = replace(training, validation_fraction=1 / rows)
     return training
 
 
@@ -343,23 +320,6 @@ def key_columns(
     )
     kinds = dict(spec.kinds)
     return kinds if "text" in kinds.values() else names
-
-
-def primary_table(
-    frame: pd.DataFrame, key: Sequence[str] | dict[str, KeyKind], *, exclude: Sequence[str]
-) -> PartyTable:
-    """Return the primary's table, without labels.
-
-    Raises:
-        DataError: As :func:`securevfl.data.from_frame`.
-        ValueError: If no column is a feature.
-    """
-    if not set(frame.columns) - {*key, *exclude}:
-        raise ValueError(
-            f"X has {frame.shape[1]} feature(s), and they are all keys or excluded; the primary "
-            f"needs one of its own"
-        )
-    return from_frame(frame, name=PRIMARY, key=key, exclude=exclude)
 
 
 def partner_tables(
@@ -549,24 +509,30 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         settings = settings_of(
             self.get_params(deep=False), task=target.task, rows=len(target.labels)
         )
+        linkage, epsilon = linkage_of(self.linkage), _plain(self.prediction_epsilon)
+        promised = {} if epsilon is None else {"epsilon": epsilon}
+        prediction = read_settings(PredictionSettings, promised, where="prediction")
         partners = self.secondaries if secondaries is None else secondaries
         if partners is None:
             raise ConfigError(
                 "secondaries: give the other parties' tables, to the constructor or to fit; "
                 "secondaries=() trains the primary alone"
             )
-        key = key_columns(self.key, frame, settings.linkage)
+        key = key_columns(self.key, frame, linkage)
+        if not set(frame.columns) - {*key, *self.exclude}:
+            raise ValueError(
+                f"X has {frame.shape[1]} feature(s), and they are all keys or excluded; the "
+                f"primary needs one of its own"
+            )
         own = replace(
-            primary_table(frame, key, exclude=self.exclude),
+            from_frame(frame, name=PRIMARY, key=key, exclude=self.exclude),
             labels=target.labels,
             classes=target.classes,
         )
-        others = partner_tables(
-            partners,
-            key,
-            declared=settings.declared,
-            bounds=self.bounds,
-        )
+        privacy = settings.privacy
+        # A promise may rest on it that secondaries' features take nothing from records.
+        declared = privacy.encoder != "trained" and privacy.mechanism != "none"
+        others = partner_tables(partners, key, declared=declared, bounds=self.bounds)
         state = self.random_state
         seed = state if isinstance(state, int) else int(check_random_state(state).randint(2**31))
         self._alone: AloneAtWork | None = None
@@ -582,12 +548,12 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         self.run_ = simulate(
             [own, *others],
             settings.model,
-            privacy=settings.privacy,
             training=settings.training,
             pretraining=settings.pretraining,
-            linkage=settings.linkage,
-            prediction=settings.prediction,
-            base=settings.base,
+            privacy=privacy,
+            base=settings.base if self.base is None else self.base,
+            linkage=linkage,
+            prediction=prediction,
             task=target.task,
             bounds=self.bounds,
             seed=seed,

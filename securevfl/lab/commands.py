@@ -360,7 +360,8 @@ def contribution(
         typer.Option("--seed", help="Of orders and intervals; default: that of the run."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw it; the report has it too.")
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw it; the report has it too."),
     ] = None,
     federation: RunFederation = None,
     data_root: DataRoot = None,
@@ -374,7 +375,7 @@ def contribution(
         from securevfl.lab.contribution import contribution as measure
         from securevfl.report.page import write_report
         from securevfl.report.plots import contribution_plot
-        from securevfl.runtime.run_folder import FILE, read_figures
+        from securevfl.runtime.run_folder import CONTRIBUTION, read_figures
 
     if plot is not None:
         if plot.suffix != ".svg":
@@ -398,7 +399,7 @@ def contribution(
         print(json.dumps(measured))
         return
     _print_contribution(measured)
-    print(run / FILE)
+    print(run / CONTRIBUTION)
 
 
 def _print_contribution(measured: dict[str, Any]) -> None:

@@ -34,25 +34,26 @@ from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import Used
 from securevfl.models.alone.margins import MarginModel
 from securevfl.models.fitted_top import FittedTop
-from securevfl.models.task_metrics import LEVEL, Targets, percentile_interval
+from securevfl.models.task_metrics import LEVEL, TASK_METRICS, Targets, percentile_interval
 from securevfl.models.tasks import TaskHead
-from securevfl.runtime.released_table import COST
-from securevfl.runtime.run_folder import read_figures, write_contribution
-from securevfl.runtime.run_options import FederationSource
-from securevfl.runtime.simulation import RunResult
-from securevfl.runtime.trained_run import TrainedRun, trained_run
-from securevfl.runtime.without_partners import (
+from securevfl.runtime.kept_run import (
+    COST,
     NEVER_FEWER,
     BlockReleases,
     Coalition,
     CoalitionAnswer,
     Estimate,
     Figures,
-    PairedMetrics,
     SavedModels,
     answers_in_blocks,
+    draws_of,
+    metric_functions,
     partners_of,
 )
+from securevfl.runtime.run_folder import CONTRIBUTION, CONTRIBUTION_FORMAT, read_figures
+from securevfl.runtime.run_options import FederationSource
+from securevfl.runtime.simulation import RunResult
+from securevfl.runtime.trained_run import TrainedRun, trained_run
 from securevfl.version import __version__
 
 # A game over coalitions, solved.
@@ -227,8 +228,60 @@ def _pairs_of_orders(
     return [(order, order[::-1]) for order in itertools.islice(orders, (permutations + 1) // 2)]
 
 
-class _Gains(PairedMetrics):
-    """Metrics of every coalition, and what sums over coalitions gain."""
+class _Gains:
+    """Metrics of every coalition, and what sums over coalitions gain.
+
+    Each resample of the test rows gives all coalitions one value, so intervals of any linear
+    combination are paired by rows.
+    """
+
+    def __init__(
+        self,
+        answers: Mapping[Coalition, CoalitionAnswer],
+        head: TaskHead,
+        targets: Targets,
+        *,
+        seed: int,
+    ) -> None:
+        """Measure all answers.
+
+        Args:
+            answers: By coalition.
+            head: The task.
+            targets: Labels of the test rows, as metrics take them.
+            seed: Of resamples.
+        """
+        self._places = {one: place for place, one in enumerate(answers)}
+        measured = [metric_functions(one, head, targets) for one in answers.values()]
+        higher = {one.name: one.higher_is_better for one in TASK_METRICS[head.task]}
+        self._signs = {name: 1.0 if higher.get(name) else -1.0 for name in measured[0]}
+        functions = {
+            f"{place} {name}": of
+            for place, of_one in enumerate(measured)
+            for name, of in of_one.items()
+        }
+        once = np.ones((1, len(targets)))
+        self._values = self._table({name: of(once) for name, of in functions.items()})
+        self._draws = self._table(draws_of(functions, head, rows=len(targets), seed=seed))
+
+    def _table(
+        self, found: Mapping[str, Float64[np.ndarray, " draws"]]
+    ) -> dict[str, Float64[np.ndarray, "coalitions draws"]]:
+        return {
+            name: np.stack([found[f"{place} {name}"] for place in self._places.values()])
+            for name in self._signs
+        }
+
+    def of(self, coalition: Coalition) -> Figures:
+        """Return the metrics of a coalition with intervals."""
+        place = self._places[coalition]
+        return {
+            name: Estimate(
+                value=float(self._values[name][place, 0]),
+                interval=percentile_interval(self._draws[name][place]),
+            )
+            for name in self._signs
+        }
 
     def gain(self, shares: Shares, *, drawn: Sequence[Shares] = ()) -> Figures:
         """Return a sum over coalitions, turned so that positive is better.
@@ -238,8 +291,8 @@ class _Gains(PairedMetrics):
             drawn: Independent sums of which it is the mean, if they were drawn.
         """
         found = {}
-        for name, sign in self.signs.items():
-            values, draws = sign * self.values[name], sign * self.draws[name]
+        for name, sign in self._signs.items():
+            values, draws = sign * self._values[name], sign * self._draws[name]
             error = None
             if drawn:
                 several = [float(self._sum(values, one)[0]) for one in drawn]
@@ -254,7 +307,7 @@ class _Gains(PairedMetrics):
     def _sum(
         self, values: Float64[np.ndarray, "coalitions draws"], shares: Shares
     ) -> Float64[np.ndarray, " draws"]:
-        places = [self.places[one] for one in shares]
+        places = [self._places[one] for one in shares]
         return np.array(list(shares.values())) @ values[places]
 
 
@@ -485,7 +538,8 @@ def contribution(
             run, federation=federation, parties=parties, data_root=data_root, device=device
         )
     measured = _measured(trained, permutations=permutations, seed=seed, observe=observe)
-    write_contribution(trained.folder, measured.as_json())
+    found = {"format": CONTRIBUTION_FORMAT, **measured.as_json()}
+    files.write_json(trained.folder / CONTRIBUTION, found, for_others=True)
     return measured
 
 

@@ -17,20 +17,7 @@ from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
 from securevfl.report.learned import Section, section_of
 from securevfl.report.secondary_page import TEMPLATES, write_secondary_pages
-from securevfl.runtime.run_folder import (
-    EXPLANATION,
-    alone_in_words,
-    candidates_in_words,
-    interval_heading,
-    interval_in_words,
-    links_of_run,
-    models_measured,
-    placebos_in_words,
-    read_contribution,
-    read_figures,
-    read_history,
-    threshold_in_words,
-)
+from securevfl.runtime import run_folder
 
 # What partners are worth, for people: titles, columns and cells of what was measured.
 
@@ -129,8 +116,8 @@ def write_report(run: Path) -> Path:
     Raises:
         ConfigError: If the folder is not that of a finished run.
     """
-    metrics = read_figures(run)
-    history = read_history(run)
+    metrics = run_folder.read_figures(run)
+    history = run_folder.read_history(run)
     epsilon = _spending(run / metrics["ledger"], metrics["run"])
     privacy, evaluation = metrics["privacy"], metrics["evaluation"]
     figures = [
@@ -138,7 +125,7 @@ def write_report(run: Path) -> Path:
             history,
             metric=metrics["metric"],
             alone=metrics["alone_test"],
-            name=f"{alone_in_words(metrics)}, test",
+            name=f"{run_folder.alone_in_words(metrics)}, test",
         ),
         plots.loss_plot(history),
     ]
@@ -149,18 +136,18 @@ def write_report(run: Path) -> Path:
         figures.append(plots.bytes_plot(metrics["bytes"]))
     source = (run / "federation.toml").read_text(encoding="utf-8")
     config = parse_federation(tomllib.loads(source), file=str(run / "federation.toml"))
-    measured = read_contribution(run, run=metrics["run"])
+    measured = run_folder.read_contribution(run, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
-        models=models_measured(metrics),
+        models=run_folder.models_measured(metrics),
         intervals=_intervals(metrics),
         against=_against(metrics),
-        threshold=threshold_in_words(evaluation) if "threshold" in evaluation else "",
+        threshold=run_folder.threshold_in_words(evaluation) if "threshold" in evaluation else "",
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
         contribution=None if measured is None else _contribution(measured),
         absences=absences_in_words(metrics.get("absences", ()), epochs=metrics["epochs"]),
-        links=links_of_run(metrics),
+        links=run_folder.links_of_run(metrics),
         privacy=privacy,
         promised=_promised(privacy),
         figures=figures,
@@ -198,7 +185,7 @@ def write_pictures(party: Path) -> Path:
 
 
 def _explained_parties(run: Path) -> list[Path]:
-    return sorted(path.parent for path in run.glob(f"parties/*/{EXPLANATION}"))
+    return sorted(path.parent for path in run.glob(f"parties/*/{run_folder.EXPLANATION}"))
 
 
 def _shows_all(metrics: Mapping[str, Any]) -> bool:
@@ -211,7 +198,7 @@ def _shows_all(metrics: Mapping[str, Any]) -> bool:
 
 def _learned(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
     """Return pictures of the primary's model, and of secondaries' where they may be shown."""
-    if not (run / EXPLANATION).exists():
+    if not (run / run_folder.EXPLANATION).exists():
         return []
     sections = [section_of(run, title="What the primary's model learned")]
     secondaries = _explained_parties(run)
@@ -228,7 +215,7 @@ def _learned(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
     if len(secondaries) > _MOST_SECONDARIES:
         sections[-1].notes.append(
             f"of {len(secondaries)} secondaries these are the first {_MOST_SECONDARIES}; the "
-            f"others' numbers are in parties/NAME/{EXPLANATION}"
+            f"others' numbers are in parties/NAME/{run_folder.EXPLANATION}"
         )
     return sections
 
@@ -240,8 +227,8 @@ def _intervals(metrics: dict[str, Any]) -> dict[str, Any] | None:
         return None
     intervals = (evaluation["intervals"][name] for name in metrics["test_metrics"])
     return {
-        "heading": f"{metrics['family']} (joint), {interval_heading(evaluation)}",
-        "cells": [interval_in_words(one) for one in intervals],
+        "heading": f"{metrics['family']} (joint), {run_folder.interval_heading(evaluation)}",
+        "cells": [run_folder.interval_in_words(one) for one in intervals],
     }
 
 
@@ -270,8 +257,8 @@ def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
     return {
         "verdict": gain["verdict"],
         "clear": gain["outcome"] == "better",
-        "candidates": candidates_in_words(metrics),
-        "placebos": placebos_in_words(metrics),
+        "candidates": run_folder.candidates_in_words(metrics),
+        "placebos": run_folder.placebos_in_words(metrics),
         "plot": plots.models_plot(measured, title=f"test {name} ({better} is better)"),
     }
 

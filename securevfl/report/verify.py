@@ -4,7 +4,6 @@ Nothing here is believed because a file says so: chains are hashed again, signat
 and epsilon is computed again from the ledger's lines.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, SecureVflError
-from securevfl.core.files import read_text
+from securevfl.core.files import read_json
 from securevfl.federation.checkpoint import DamagedError, StateFolder, read_state
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_signed
@@ -88,7 +87,7 @@ def verify_run(folder: Path) -> list[Finding]:
         folder=folder,
         config=read_federation(folder / "federation.toml"),
         identities=read_identities(folder),
-        metrics=_json(folder / "metrics.json") if (folder / "metrics.json").exists() else None,
+        metrics=read_json(folder / "metrics.json") if (folder / "metrics.json").exists() else None,
     )
     for party in evidence.config.table_parties:
         _read_ledgers(evidence, party.name)
@@ -110,7 +109,7 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
     own = evidence.folder / "parties" / party
     paths = {own / "ledger.jsonl": False}
     if (own / "ledger.json").exists():
-        place = _json(own / "ledger.json")
+        place = read_json(own / "ledger.json")
         path, run = Path(str(place.get("ledger"))), str(place.get("run"))
         evidence.run = evidence.run or run
         if run != evidence.run:
@@ -310,13 +309,3 @@ def _equal(told: Any, computed: float | None) -> bool:
     if told is None or computed is None:
         return told is None and computed is None
     return isinstance(told, int | float) and math.isclose(told, computed, rel_tol=1e-9)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_text(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: is not what a run writes")
-    return content

@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
 from securevfl.callbacks import Callback, CallbackObserver
+from securevfl.config import sections
 from securevfl.config.encoder import AUTO, EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.presets import top_source
 from securevfl.config.reading import parse_federation, read_federation
-from securevfl.config.sections import (
-    BaseSettings,
-    PredictionSettings,
-    TrainingSettings,
-    base_source,
-)
 from securevfl.core import checks, files
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
@@ -34,23 +29,17 @@ from securevfl.ledger.ledger import lines_of_run
 from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_of, require_installed
 from securevfl.models.task_metrics import metrics_of
+from securevfl.runtime import run_options
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_folder import TemporaryFolder, read_figures, read_history
-from securevfl.runtime.run_options import (
-    FederationSource,
-    RunOptions,
-    device_named,
-    opened,
-    warnings_about,
-)
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.trained_run import TrainedRun
 
 
 def train(
-    federation: FederationSource,
+    federation: run_options.FederationSource,
     *,
     out: str | Path,
     data_root: Path | None = None,
@@ -89,26 +78,26 @@ def train(
     """
     hearing = CallbackObserver(callbacks, observe)
     with hearing.until_the_end():
-        config, root = opened(federation, data_root)
-        result = _finished(config, Path(out), root, device) if resume else None
-        if result is None:
-            require_installed(config.family, by="train")
-            require_estimator(config, None)
-            options = RunOptions(
-                run_folder=Path(out),
-                data_root=root.resolve(),
-                device=device_named(device),
-                resume=resume,
-                observe=hearing.tell,
-            )
-            result = _train(config, options, extra_figures)
+        config, root = run_options.opened(federation, data_root)
+        options = run_options.RunOptions(
+            run_folder=Path(out),
+            data_root=root.resolve(),
+            device=run_options.device_named(device),
+            resume=resume,
+            observe=hearing.tell,
+        )
+        result = _finished(config, options) or _train(config, options, extra_figures)
         hearing.ended(result.metrics)
         return result
 
 
 def _train(
-    config: FederationConfig, options: RunOptions, extra_figures: Callable[[], Mapping[str, Any]]
+    config: FederationConfig,
+    options: run_options.RunOptions,
+    extra_figures: Callable[[], Mapping[str, Any]],
 ) -> RunResult:
+    require_installed(config.family, by="train")
+    require_estimator(config, None)
     _warn(config, options.observe)
     losses: list[float] = []
 
@@ -120,25 +109,11 @@ def _train(
     figures = train_in_processes(
         config, replace(options, observe=observe), extra_figures=extra_figures
     )
-    trained = TrainedRun(
-        config=config,
-        place=options.run_folder,
-        data_root=options.data_root,
-        device=str(options.device),
-    )
-    return _result(trained, figures.as_json(), losses)
+    return _result(config, options, figures.as_json(), losses)
 
 
-def simulate_from_file(
-    federation: FederationSource,
-    *,
-    out: Path,
-    data_root: Path | None = None,
-    resume: bool = False,
-    device: str = "cpu",
-    observe: Observer = unheard,
-) -> RunResult:
-    """Run a federation file's parties in this process; see :func:`train` for the arguments.
+def simulate_from_file(config: FederationConfig, options: run_options.RunOptions) -> RunResult:
+    """Run a federation file's parties in this process; see :func:`train`.
 
     Raises:
         SecureVflError: As a federated run would.
@@ -146,17 +121,13 @@ def simulate_from_file(
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    config, root = opened(federation, data_root)
-    finished = _finished(config, out, root, device) if resume else None
+    finished = _finished(config, options)
     if finished is not None:
         return finished
     require_estimator(config, None)
-    options = RunOptions(
-        run_folder=out, device=device_named(device), resume=resume, observe=observe
-    )
-    _warn(config, observe)
-    files.require_writable_folder(out)
-    tables = read_tables(config, root, observe)
+    _warn(config, options.observe)
+    files.require_writable_folder(options.run_folder)
+    tables = read_tables(config, options.data_root, options.observe)
     return simulate_federation(config, tables, options, with_placebo=True)
 
 
@@ -177,30 +148,35 @@ def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] |
     return read_figures(folder)
 
 
-def _finished(
-    config: FederationConfig, folder: Path, data_root: Path, device: str
-) -> RunResult | None:
-    """Return the result of a run that has nothing left to do, or None if it is not finished."""
-    metrics = finished_metrics(config, folder)
-    if metrics is None:
-        return None
-    trained = TrainedRun(config=config, place=folder, data_root=data_root, device=device)
-    return _result(trained, metrics, [])
+def _finished(config: FederationConfig, options: run_options.RunOptions) -> RunResult | None:
+    """Return the result of a resumed run that has nothing left to do; None if there is none."""
+    metrics = finished_metrics(config, options.run_folder) if options.resume else None
+    return None if metrics is None else _result(config, options, metrics, [])
 
 
-def _result(trained: TrainedRun, metrics: dict[str, Any], losses: list[float]) -> RunResult:
-    folder = trained.folder
+def _result(
+    config: FederationConfig,
+    options: run_options.RunOptions,
+    metrics: dict[str, Any],
+    losses: list[float],
+) -> RunResult:
+    folder = options.run_folder
     return RunResult(
         metrics=metrics,
         history=read_history(folder),
         losses=losses,
         ledger=lines_of_run(folder / metrics["ledger"], metrics["run"]),
-        trained=trained,
+        trained=TrainedRun(
+            config=config,
+            place=folder,
+            data_root=options.data_root,
+            device=str(options.device),
+        ),
     )
 
 
 def _warn(config: FederationConfig, observe: Observer) -> None:
-    for text in warnings_about(config):
+    for text in run_options.warnings_about(config):
         observe(Warned(text=text))
 
 
@@ -315,14 +291,14 @@ class SimulationSettings(TypedDict, total=False):
     """How frozen encoders are made; default: as the family does. ``"auto"`` takes, with tables, a
     promise and what else is given, the settings of :mod:`securevfl.config.encoder`; then ``model``
     may be left out."""
-    training: TrainingSettings | None
+    training: sections.TrainingSettings | None
     """Epochs, batch size and so on."""
     pretraining: PretrainingSettings | None
     """For families that pretrain."""
     linkage: LinkageSettings | None
     """Who chooses links, and by what; default: each row its K nearest records, with the primary's
     keys shown to every secondary."""
-    prediction: PredictionSettings | None
+    prediction: sections.PredictionSettings | None
     """What predictions of the model may spend in addition to training."""
     base: Any
     """What the joint model is averaged with: ``"boosting"``, ``"linear"``, ``"best"`` of these and
@@ -422,28 +398,23 @@ def simulate(
         if isinstance(place, TemporaryFolder):
             unfinished.callback(place.remove)
         folder = place.path if isinstance(place, TemporaryFolder) else place
-        device = settings.get("device", "cpu")
+        options = run_options.RunOptions(
+            run_folder=folder,
+            data_root=root or Path(),
+            device=run_options.device_named(settings.get("device", "cpu")),
+            resume=resume,
+            observe=hearing.tell,
+        )
         if tables is None:
-            result = simulate_from_file(
-                config,
-                out=folder,
-                data_root=root,
-                resume=resume,
-                device=device,
-                observe=hearing.tell,
-            )
+            result = simulate_from_file(config, options)
         else:
             base, top = settings.get("base"), settings.get("top")
+            own = OwnModels(
+                base=None if isinstance(base, str) else base,
+                top=None if isinstance(top, str) else top,
+            )
             result = simulate_federation(
-                config,
-                tables,
-                RunOptions(run_folder=folder, device=device_named(device), observe=hearing.tell),
-                own=OwnModels(
-                    base=None if isinstance(base, str) else base,
-                    top=None if isinstance(top, str) else top,
-                ),
-                with_alone=with_alone,
-                with_placebo=with_alone,
+                config, tables, options, own=own, with_alone=with_alone, with_placebo=with_alone
             )
         hearing.ended(result.metrics)
         unfinished.pop_all()
@@ -465,7 +436,7 @@ def _asked_for(
         ConfigError: If the arguments cannot be simulated, naming the first that is wrong.
     """
     given = [name for name, value in frames.items() if value is not None]
-    if isinstance(parties, FederationSource):
+    if isinstance(parties, run_options.FederationSource):
         of_tables = {"model": model, **settings}
         wrong = [
             name
@@ -474,7 +445,7 @@ def _asked_for(
         ]
         if wrong or given:
             raise ConfigError(f"{(wrong + given)[0]}: the federation file says it; leave it out")
-        config, root = opened(parties, settings.get("data_root"))
+        config, root = run_options.opened(parties, settings.get("data_root"))
         return config, None, root
     if any(settings.get(name) for name in _OF_FILES):
         raise ConfigError("resume, data_root: go with a federation file, not with tables")
@@ -609,11 +580,11 @@ def _source(
             **several,
         },
         "model": {**family, **({} if top is None else {"top": top_source(top)})},
-        "training": _given(settings.get("training") or TrainingSettings()),
+        "training": _given(settings.get("training") or sections.TrainingSettings()),
         "pretraining": _given(settings.get("pretraining") or PretrainingSettings()),
         "privacy": _given(privacy),
-        "prediction": _given(settings.get("prediction") or PredictionSettings()),
-        "base": base_source(BaseSettings().estimator if base is None else base),
+        "prediction": _given(settings.get("prediction") or sections.PredictionSettings()),
+        "base": sections.base_source(sections.BaseSettings().estimator if base is None else base),
         "linkage": _given(settings.get("linkage") or LinkageSettings(protection="none")),
         "party": tables,
     }

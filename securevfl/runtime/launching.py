@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,29 +18,8 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.config.sections import parse_address
-from securevfl.core import files
-from securevfl.core.errors import (
-    ConfigError,
-    PartyAbsentError,
-    PartyFailedError,
-    PartyLostError,
-    PartyTimeoutError,
-    PartyTwiceError,
-    ProtocolError,
-    SecureVflError,
-)
+from securevfl.core import errors, files, progress
 from securevfl.core.memory import give_back_memory, loading
-from securevfl.core.progress import (
-    CiphertextsMade,
-    LinksCounted,
-    Observer,
-    ProgressEvent,
-    SessionLost,
-    SpendingPlanned,
-    Stage,
-    Warned,
-    event_of,
-)
 from securevfl.federation.checkpoint import has_begun
 from securevfl.federation.rounds.party_workers import WorkerGroup
 from securevfl.federation.session.membership import idle_helpers
@@ -66,17 +45,19 @@ def going_on(command: PartyCommand, run_folder: Path) -> PartyCommand:
 class StartAgain:
     """Says how parties that were killed are started again, as often as a run may be lost."""
 
-    def __init__(self, config: FederationConfig, run_folder: Path, observe: Observer) -> None:
+    def __init__(
+        self, config: FederationConfig, run_folder: Path, observe: progress.Observer
+    ) -> None:
         self._config, self._run_folder, self._observe = config, run_folder, observe
         self._killed = 0
         self._away: set[str] = set()
         # Once for each that was killed, at most: no mistake of ours may go round for ever.
         self._called_back: Counter[str] = Counter()
 
-    def heard(self, name: str, event: ProgressEvent | None) -> None:
+    def heard(self, name: str, event: progress.ProgressEvent | None) -> None:
         """Note a party's first event in a session: its planned spending, or that it helps."""
         helps = self._config.party(name).is_helper
-        if isinstance(event, Stage if helps else SpendingPlanned):
+        if isinstance(event, progress.Stage if helps else progress.SpendingPlanned):
             self._away.discard(name)
 
     def __call__(self, command: PartyCommand, failure: PartyFailure | None) -> PartyCommand | None:
@@ -96,7 +77,9 @@ class StartAgain:
             self._killed += 1
             if self._killed >= self._config.runtime.most_losses:
                 return None
-            self._observe(Warned(text=f"{failure.party}: {failure.reason}; it is started again"))
+            self._observe(
+                progress.Warned(text=f"{failure.party}: {failure.reason}; it is started again")
+            )
             self._away.add(command.name)
         return going_on(command, self._run_folder)
 
@@ -113,7 +96,12 @@ class StartAgain:
 _LAUNCH_DEADLINE_S = 7 * 24 * 3600.0
 
 # Events of any party that the user sees; of others, the primary's alone.
-_OF_ALL = (Warned, SpendingPlanned, LinksCounted, CiphertextsMade)
+_OF_ALL = (
+    progress.Warned,
+    progress.SpendingPlanned,
+    progress.LinksCounted,
+    progress.CiphertextsMade,
+)
 
 # Placeholders among a party's arguments for content that it is handed.
 _FEDERATION: Final = "FED.toml"
@@ -153,7 +141,7 @@ def train_in_processes(
     try:
         figures = RunFigures.from_json(told)
     except (TypeError, KeyError):
-        raise SecureVflError("the primary ended without the figures of a run") from None
+        raise errors.SecureVflError("the primary ended without the figures of a run") from None
     memory = {name: end.peak_memory_bytes for name, end in exits.items()}
     figures = replace(figures, peak_memory_bytes=memory, **extra_figures())
     write_figures(options.run_folder, figures)
@@ -201,7 +189,6 @@ def predict_in_processes(
         options,
         more=[*asked, *([] if new.id_column is None else ["--id", new.id_column])],
         of_all=["--serve", "--once"],
-        log_name="predictions.log",
         without=[*new.without, *idle_helpers(config)],
     )
     return dict(told)
@@ -227,29 +214,20 @@ def others_in_processes(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
-    require_covered_channels(config)
-    require_helpers(config)
 
     def on_event(_name: str, report: Mapping[str, Any]) -> None:
-        figures = {key: value for key, value in report.items() if key != "event"}
-        event = event_of(str(report.get("event")), figures)
-        if isinstance(event, Warned):
+        event = _event_of(report)
+        if isinstance(event, progress.Warned):
             options.observe(event)
 
     def on_end(name: str, why: str) -> None:
-        options.observe(Warned(text=f"{name}: {why}; it is started again"))
+        options.observe(progress.Warned(text=f"{name}: {why}; it is started again"))
 
     primary = config.primary.name
     with _parties_here(config) as here:
-        commands = here.commands(
-            options,
-            of_all=["--serve"],
-            of_primary=[],
-            log_name="predictions.log",
-        )
         left_out = {primary, *idle_helpers(config)}
-        others = [command for command in commands if command.name not in left_out]
-        with keeping(others, on_event=on_event, on_end=on_end) as kept:
+        commands = here.commands(options, of_all=["--serve"], without=left_out)
+        with keeping(commands, on_event=on_event, on_end=on_end) as kept:
             yield here.config, here.identities[primary], kept
 
 
@@ -265,11 +243,19 @@ class _PartiesHere:
         options: RunOptions,
         *,
         of_all: Sequence[str],
-        of_primary: Sequence[str],
-        log_name: str,
+        of_primary: Sequence[str] = (),
+        without: Collection[str] = (),
     ) -> list[PartyCommand]:
-        """Return how each party is started."""
+        """Return how each party is started.
+
+        Args:
+            options: Where and how.
+            of_all: Arguments of all parties, which say that they serve a kept model; else none.
+            of_primary: More arguments of the primary.
+            without: Parties that are not started.
+        """
         names = list(self.identities)
+        log_name = "predictions.log" if of_all else "output.log"
         # Handed over and written nowhere: not even a launcher that is killed leaves a key behind,
         # and what lies in the run folder belongs to a run that has begun.
         federation = tomli_w.dumps(dict(self.config.source)).encode()
@@ -295,12 +281,20 @@ class _PartiesHere:
                 handed={_FEDERATION: federation, _IDENTITY: self.identities[name].bundle()},
             )
             for name in names
+            if name not in without
         ]
 
 
 @contextmanager
 def _parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
-    """Give every party an identity, and the primary a port that is kept for it."""
+    """Give every party an identity, and the primary a port that is kept for it.
+
+    Raises:
+        ConfigError: If the primary's address is none of this machine.
+        SecureVflError: What the rules for parties of their own say.
+    """
+    require_covered_channels(config)
+    require_helpers(config)
     identities = fleeting([party.name for party in config.parties])
     assert config.primary.address is not None, "checked with the federation file"
     host, port = parse_address(config.primary.address)
@@ -309,7 +303,7 @@ def _parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
             try:
                 port = kept.enter_context(reserved_port(host))
             except OSError as error:
-                raise ConfigError(
+                raise errors.ConfigError(
                     f"party.address: {host} is no address of this machine "
                     f'({error.strerror or error}); use "127.0.0.1:0" for a run on one machine'
                 ) from None
@@ -324,23 +318,18 @@ def _run_parties(
     *,
     more: Sequence[str],
     of_all: Sequence[str] = (),
-    log_name: str = "output.log",
     without: Sequence[str] = (),
 ) -> tuple[Mapping[str, Any], dict[str, PartyExit]]:
     """Run all parties; return the primary's outcome, and how each process ended."""
-    require_covered_channels(config)
-    require_helpers(config)
     run_folder = options.run_folder
-    files.require_writable_folder(run_folder)
     primary = config.primary.name
     outcome: dict[str, Any] = {}
     again = StartAgain(config, run_folder, options.observe)
 
     def on_event(name: str, report: Mapping[str, Any]) -> None:
-        figures = {key: value for key, value in report.items() if key != "event"}
         if name == primary and report.get("event") == OUTCOME_EVENT:
-            outcome.update(figures)
-        event = event_of(str(report.get("event")), figures)
+            outcome.update(_figures_of(report))
+        event = _event_of(report)
         again.heard(name, event)
         if event is not None and (name == primary or isinstance(event, _OF_ALL)):
             options.observe(event)
@@ -354,16 +343,8 @@ def _run_parties(
         return not outcome or name in gone
 
     with _parties_here(config) as here:
-        commands = [
-            command
-            for command in here.commands(
-                options,
-                of_all=of_all,
-                of_primary=more,
-                log_name=log_name,
-            )
-            if command.name not in without
-        ]
+        files.require_writable_folder(run_folder)
+        commands = here.commands(options, of_all=of_all, of_primary=more, without=without)
         if options.resume:
             commands = [going_on(command, run_folder) for command in commands]
         try:
@@ -378,6 +359,15 @@ def _run_parties(
             if not of_all:  # others may be serving this model, and write
                 files.remove_unfinished(run_folder)
     return outcome, exits
+
+
+def _figures_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in report.items() if key != "event"}
+
+
+def _event_of(report: Mapping[str, Any]) -> progress.ProgressEvent | None:
+    """Return what a party reports as progress; None of other reports."""
+    return progress.event_of(str(report.get("event")), _figures_of(report))
 
 
 def _pin(config: FederationConfig, pinned: Mapping[str, str], *, address: str) -> FederationConfig:
@@ -415,7 +405,9 @@ def own_processes(folder: Path | None, *, device: torch.device) -> Iterator[Work
         yield None
         return
     if folder is None:
-        raise ConfigError("torchrun: needs --out RUN, so that all processes have the same folder")
+        raise errors.ConfigError(
+            "torchrun: needs --out RUN, so that all processes have the same folder"
+        )
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     files.require_writable_folder(folder)
@@ -472,7 +464,7 @@ def require_network(config: FederationConfig, name: str, *, serves: bool) -> Non
         why = f'model.top = "{config.top.name}" is fitted in one go'
     else:
         return
-    raise ConfigError(f"torchrun: {name!r} trains no network: {why}; run it as one process")
+    raise errors.ConfigError(f"torchrun: {name!r} trains no network: {why}; run it as one process")
 
 
 @contextlib.contextmanager
@@ -519,13 +511,13 @@ def run_party(job: PartyJob) -> Outcome:
                 return ended
             # An epoch was done in it, so the next session is no repetition of this one.
             job = replace(job, after_loss=True, resume=True, awaited=ended.parties)
-        except (PartyLostError, PartyTimeoutError) as error:
+        except (errors.PartyLostError, errors.PartyTimeoutError) as error:
             losses += 1
             job = _after(error, job, losses)
             # Without its primary no run continues.
             without = job.config.continues_on_loss and error.party != job.config.primary.name
             job.observe(
-                SessionLost(
+                progress.SessionLost(
                     why=str(error),
                     wait_s=job.join_timeout_s,
                     goes_on_after_s=job.config.runtime.continue_after_s if without else None,
@@ -551,17 +543,17 @@ def _run_session(party: PartySession) -> _Ended:
     return ended
 
 
-def _after(error: ProtocolError, job: PartyJob, losses: int) -> PartyJob:
+def _after(error: errors.ProtocolError, job: PartyJob, losses: int) -> PartyJob:
     """Return what this party does after a session that was lost, or raise why it was.
 
     Whoever is lost, all parties leave the session, and join the next one: so that all agree from
     where they go on, by what each of them has on its disk.
     """
     runtime = job.config.runtime
-    if job.serves or runtime.on_loss == "stop" or isinstance(error, PartyAbsentError):
+    if job.serves or runtime.on_loss == "stop" or isinstance(error, errors.PartyAbsentError):
         raise error
     if losses >= runtime.most_losses:
-        ended = PartyFailedError(
+        ended = errors.PartyFailedError(
             f"{error}; the run was lost {losses} times, which is runtime.most_losses; go on with "
             f"--resume"
         )
@@ -569,7 +561,7 @@ def _after(error: ProtocolError, job: PartyJob, losses: int) -> PartyJob:
         raise ended from None
     # One that was never in a session is another one's second, or has been killed and started again
     # before the primary has noticed: that is soon known.
-    second = isinstance(error, PartyTwiceError) and not job.returning
+    second = isinstance(error, errors.PartyTwiceError) and not job.returning
     begun = has_begun(job.folder)
     return replace(
         job, after_loss=True, awaited=(), resume=job.resume or begun, may_be_second=second

@@ -11,17 +11,7 @@ from typing import Final, Literal
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_covered_channels, require_helpers
-from securevfl.core import files
-from securevfl.core.errors import (
-    BudgetExceededError,
-    ConfigError,
-    PartyFailedError,
-    PartyTimeoutError,
-    ProtocolError,
-    SecureVflError,
-    StorageError,
-    of_this_machine,
-)
+from securevfl.core import errors, files
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
@@ -153,7 +143,7 @@ class PartySession:
             ConfigError: If one was given.
         """
         if self.job.listen is not None:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"--listen: {self.job.name!r} is no primary, and all others only dial out"
             )
 
@@ -212,7 +202,7 @@ def read_identities(run_folder: Path) -> dict[str, dict[str, str]]:
             for digest, parties in kept.items()
         }
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{path}: is not a file of identities ({error})") from None
+        raise errors.ConfigError(f"{path}: is not a file of identities ({error})") from None
 
 
 def _keep_identities(party: PartySession) -> None:
@@ -257,21 +247,21 @@ def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterato
                 pinned=pinned_identities(config),
                 files=own,
             )
-        except (SecureVflError, KeyboardInterrupt) as error:
+        except (errors.SecureVflError, KeyboardInterrupt) as error:
             _log_failure(own, error)
             raise
         except Exception as error:  # noqa: BLE001 - the last resort
             raise _last_resort(job, own, error) from None
 
 
-def _last_resort(job: PartyJob, own: PartyFiles, error: Exception) -> SecureVflError:
+def _last_resort(job: PartyJob, own: PartyFiles, error: Exception) -> errors.SecureVflError:
     """Return one line for an unexpected error; its traceback goes to the party's log."""
-    known = of_this_machine(error, place=job.folder)
+    known = errors.of_this_machine(error, place=job.folder)
     if known is not None:
         _log_failure(own, known)
         return known
     _log_failure(own, error, trace=traceback.format_tb(error.__traceback__)[-_FRAMES:])
-    return SecureVflError(
+    return errors.SecureVflError(
         f"stopped by an unexpected {type(error).__name__}, which is a mistake of this program; "
         f"where it happened is in {job.folder / LOG_FILE}"
     )
@@ -279,7 +269,7 @@ def _last_resort(job: PartyJob, own: PartyFiles, error: Exception) -> SecureVflE
 
 def _log_failure(own: PartyFiles, error: BaseException, **more: object) -> None:
     # A log on a full disk must not hide why the party failed.
-    with contextlib.suppress(StorageError):
+    with contextlib.suppress(errors.StorageError):
         own.log("failed", error=type(error).__name__, reason=str(error)[:_REASON], **more)
 
 
@@ -291,7 +281,7 @@ def pinned_identities(config: FederationConfig) -> dict[str, str]:
     """
     missing = [party.name for party in config.parties if party.identity is None]
     if missing:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"party {missing[0]!r}: the federation file pins no identity for it; "
             f"run securevfl identity create and add the line that it prints"
         )
@@ -330,7 +320,7 @@ def join(party: PartySession, *, run: str = "", predicts: bool = False) -> Itera
 
 # A primary that ends, fails or is not there yet ends a session, not a party that serves on; nor
 # does a request that its budget does not cover, which was refused before anything left.
-_COMES_BACK: Final = (PartyFailedError, PartyTimeoutError, BudgetExceededError)
+_COMES_BACK: Final = (errors.PartyFailedError, errors.PartyTimeoutError, errors.BudgetExceededError)
 
 
 def serve_sessions(party: PartySession, session: Callable[[], None]) -> None:
@@ -360,7 +350,7 @@ def require_same_parties(
     ranks = tuple(config.ranks[party.name] for party in config.secondaries)
     active = ranks if session.active is None else session.active
     if request.active != active:
-        raise ProtocolError(
+        raise errors.ProtocolError(
             f"the primary asks for predictions of the parties {list(request.active)!r}, and the "
             f"session has {list(active)!r}"
         )
@@ -425,7 +415,7 @@ def serve_as_helper(party: PartySession) -> None:
     config, name = party.config, party.job.name
     party.require_no_listen()
     if name in idle_helpers(config):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"party {name!r}: deals masks for votes alone, and predictions need none; "
             f"start the other parties without it"
         )
@@ -436,7 +426,7 @@ def _help_to_predict(party: PartySession) -> None:
     config, name = party.config, party.job.name
     role, spec = _helper_role(config, name), link_spec(config)
     if spec.similarities is not None:
-        raise ProtocolError(
+        raise errors.ProtocolError(
             f"{name}: predictions of a family that reads similarities need the scale of training, "
             f'which a coordinator does not keep; link with protection = "none"'
         )

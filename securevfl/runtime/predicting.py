@@ -1,8 +1,8 @@
 """Requests for predictions of a saved model: messages, new rows, and the answer."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,20 +12,29 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig, link_spec
+from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.memory import loading
-from securevfl.core.progress import Observer, Warned, unheard
+from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.federation import run_plan
 from securevfl.federation.base import features_of, own_inputs
-from securevfl.federation.build import build_top
-from securevfl.federation.rounds.exchanges import Exchange, PresentBlocks
+from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, build_top
+from securevfl.federation.rounds.exchanges import ChargedExchange, Exchange, PresentBlocks
+from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.primaries import read_by_top
 from securevfl.federation.rounds.primary import CorrectingTopModel, PrimaryInputs, TopModel
-from securevfl.federation.run_plan import PredictionBudget, RunFacts, new_run, prediction_facts
-from securevfl.federation.saved_model import SavedModel
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.run_plan import PredictionBudget, RunFacts, RunPlan, plan_prediction
+from securevfl.federation.saved_model import PrimaryPart, SavedModel
 from securevfl.federation.session.membership import absent_names, in_blocks
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.models.tasks import Metrics
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
 
 # New rows, as a request takes them.
@@ -134,8 +143,8 @@ def request_of(
     kept = model.primary.keys
     keys = new if kept is None else _joined(kept.take(_not_again(kept, new)), new)
     everybody = tuple(config.ranks[party.name] for party in config.secondaries)
-    facts = prediction_facts(
-        run=new_run(),
+    facts = run_plan.prediction_facts(
+        run=run_plan.new_run(),
         rows=keys.num_rows,
         predicted_rows=new.num_rows,
         active=everybody if active is None else active,
@@ -165,25 +174,60 @@ def prediction_spec(
     )
 
 
-def warn_of_few_links(
-    name: str, linked: LinkedSecondary, *, predicted: int, least: float, observe: Observer
-) -> None:
-    """Warn a secondary, or a simulation, where hardly any of many new rows has a record.
+class KeptSecondary:
+    """A secondary's saved half of the network, for one request after another."""
 
-    Args:
-        name: The secondary.
-        linked: Its links.
-        predicted: How many rows are predicted: the last ones that are linked.
-        least: ``linkage.least_linked``.
-        observe: The secondary's own, or a simulation's.
-    """
-    there = linked.linked_rows()[-predicted:]
-    if predicted >= _MANY_ROWS and there.mean() < least:
-        observe(
-            Warned(
-                text=f"links of {name}: {there.sum():,} of {predicted:,} new rows are linked; are "
-                f"their keys written as in training?"
+    def __init__(
+        self, party: PartySettings, table: PartyTable, model: SavedModel, *, device: torch.device
+    ) -> None:
+        self.model = model
+        self.table = table
+        self._party = party
+        self._device = device
+        self._bottom: BottomAtWork | None = None
+
+    def linked(
+        self,
+        plan: RunPlan,
+        linked: LinkedSecondary,
+        ledger: Ledger,
+        *,
+        observe: Observer = unheard,
+        after_round: int = 0,
+    ) -> Secondary:
+        """Return the secondary with the links of a request.
+
+        Args:
+            plan: The request.
+            linked: Its links.
+            ledger: Its own, open for the request.
+            observe: Called with a warning where hardly any of many new rows has a record.
+            after_round: Round numbers up to it were used before in this session.
+
+        Raises:
+            SecureVflError: What :func:`securevfl.federation.build.bottom_at_work` raises.
+        """
+        party, config = self._party, plan.config
+        if self._bottom is None:
+            self._bottom = bottom_at_work(
+                plan, party, self.table, device=self._device, model=self.model
             )
+        there = linked.linked_rows()[-plan.facts.predicted_rows :]
+        if len(there) >= _MANY_ROWS and there.mean() < config.linkage.least_linked:
+            text = (
+                f"links of {party.name}: {there.sum():,} of {len(there):,} new rows are linked; "
+                f"are their keys written as in training?"
+            )
+            observe(Warned(text=text))
+        return build_secondary(
+            plan,
+            party,
+            self.table,
+            linked,
+            ledger,
+            device=self._device,
+            kept_bottom=self._bottom,
+            after_round=after_round,
         )
 
 
@@ -263,82 +307,6 @@ def top_model(
     )
 
 
-def unlinked_outputs(
-    config: FederationConfig, model: SavedModel, table: PartyTable, *, device: torch.device
-) -> Tensor:
-    """Return the outputs for rows that nothing is linked to, shape (rows, outputs).
-
-    With a base, they are those of the best model of the primary alone; otherwise those of the top
-    model, with zero as the average of no record. A key that is not known counts as the mean one.
-
-    Reveals:
-        Nothing: no party is asked.
-    """
-    part = model.primary
-    assert part is not None, "the primary answers"
-    if model.key_scale is not None:
-        means = np.broadcast_to(np.array(model.key_scale.centre), table.keys.shape)
-        table = replace(table, keys=means)
-    if part.alone is not None:
-        return alone_outputs(model, table, device=device)
-    return _top_outputs(config, model, table, device=device)
-
-
-def _top_outputs(
-    config: FederationConfig, model: SavedModel, table: PartyTable, *, device: torch.device
-) -> Tensor:
-    """Return the top model's outputs, with zero as the average of no record."""
-    features = torch.from_numpy(features_of(config.primary, table, model)).to(device)
-    top = kept_top(config, model, table, device=device)
-    rows, secondaries = len(features), len(config.secondaries)
-    keys = features.new_zeros((rows, table.key_dim))
-    if model.key_scale is not None:
-        scaler = KeyScaler(
-            centre=np.array(model.key_scale.centre), width=np.array(model.key_scale.width)
-        )
-        keys = torch.from_numpy(scaler.apply(table.keys)).to(device)
-    read, keys = read_by_top(config, table, features=features, keys=keys)
-    similarities = None
-    if config.family.needs_similarities(config.model):
-        links = config.model.neighbours
-        similarities = features.new_full((rows, secondaries, links), float("nan"))
-    with torch.no_grad():
-        outputs: Tensor = top.eval()(
-            read,
-            keys,
-            features.new_zeros((rows, *config.family.cut_shape(config.model))),
-            similarities,
-        )
-    return outputs
-
-
-def _outputs_without_partners(
-    config: FederationConfig, model: SavedModel, table: PartyTable, *, device: torch.device
-) -> Tensor:
-    """Return what each part of the primary's half says of rows, shape (rows, outputs of all)."""
-    part = model.primary
-    assert part is not None, "the primary answers"
-    found = [
-        torch.from_numpy(one.margins(own_inputs(table))).to(device)
-        for one in (part.alone, part.base)
-        if one is not None
-    ]
-    if not answers_alone(model):
-        found.append(_top_outputs(config, model, table, device=device))
-    return torch.hstack([one.float() for one in found])
-
-
-def alone_outputs(model: SavedModel, table: PartyTable, *, device: torch.device) -> Tensor:
-    """Return the outputs of the best model of the primary alone, shape (rows, outputs).
-
-    Reveals:
-        Nothing: no party is asked.
-    """
-    assert model.primary is not None, "the primary answers"
-    assert model.primary.alone is not None, "there is a base"
-    return torch.from_numpy(model.primary.alone.margins(own_inputs(table))).to(device)
-
-
 def answers_alone(model: SavedModel) -> bool:
     """Whether the primary's model answers without its partners."""
     return model.primary is not None and model.primary.used == "alone"
@@ -356,92 +324,6 @@ def made_alone(model: SavedModel, *, threshold: float | None = None) -> SavedMod
         return model
     chosen = part.threshold if threshold is None else threshold
     return replace(model, primary=replace(part, used="alone", threshold=chosen))
-
-
-def answered(
-    config: FederationConfig,
-    model: SavedModel,
-    rows: NamedRows,
-    release: Callable[[PartyTable], tuple[Tensor, float]],
-    *,
-    device: torch.device,
-    without: tuple[str, ...] = (),
-) -> Predictions:
-    """Have the rows that can be linked released, and answer for all; see :func:`answer_of`.
-
-    Where the primary's model answers alone, nothing is released.
-
-    Args:
-        config: The federation file.
-        model: The primary's.
-        rows: The new rows.
-        release: Returns the outputs for rows that can be linked, and what releasing them cost.
-        device: Where outputs are.
-        without: Secondaries that are absent.
-
-    Raises:
-        DataError: If the rows have other features than the model, or one has no finite
-            prediction; nothing is released then.
-
-    Reveals:
-        What ``release`` reveals.
-    """
-    require_finite_outputs(
-        rows.table,
-        features_of(config.primary, rows.table, model),
-        lambda table: _outputs_without_partners(config, model, table, device=device),
-    )
-    outputs, spent = torch.empty((0, model.head.outputs), device=device), 0.0
-    if rows.linkable.any():
-        linkable = rows.table.take(np.flatnonzero(rows.linkable))
-        if answers_alone(model):
-            outputs = alone_outputs(model, linkable, device=device)
-        else:
-            outputs, spent = release(linkable)
-    answer = answer_of(config, model, rows, outputs)
-    return replace(answer, without=without, epsilon=spent if math.isfinite(spent) else None)
-
-
-def answer_of(
-    config: FederationConfig, model: SavedModel, rows: NamedRows, outputs: Tensor
-) -> Predictions:
-    """Return predictions from outputs, with metrics where all rows have labels.
-
-    Args:
-        config: The federation file.
-        model: The primary's.
-        rows: The new rows; those without a key are predicted without the secondaries, and noted.
-        outputs: Of the rows that can be linked, shape (linkable rows, outputs).
-    """
-    part, table, linkable = model.primary, rows.table, rows.linkable
-    assert part is not None, "the primary asks"
-    notes = None
-    if not linkable.all():
-        alone = unlinked_outputs(
-            config, model, table.take(np.flatnonzero(~linkable)), device=outputs.device
-        )
-        whole = alone.new_empty((len(linkable), alone.shape[1]))
-        linked = torch.from_numpy(linkable).to(outputs.device)
-        whole[linked] = outputs
-        whole[~linked] = alone
-        outputs, notes = whole, ["" if one else NO_KEY for one in linkable]
-    metrics = None
-    if table.labels is not None and table.labelled is None:
-        labels = table.labels
-        if part.label_scaler is not None:
-            labels = part.label_scaler.apply(labels)
-        targets = torch.from_numpy(labels)
-        kind = targets if part.head.task == "multiclass" else targets.to(torch.float32)
-        metrics = part.head.measured(outputs, kind, threshold=part.threshold)
-    found = predictions_of(
-        outputs,
-        part.head,
-        classes=part.classes,
-        label_scaler=part.label_scaler,
-        threshold=part.threshold,
-        rows=range(1, len(outputs) + 1) if rows.names is None else rows.names,
-    )
-    return replace(found, row_name=rows.row_name, notes=notes, metrics=metrics, used=part.used)
 
 
 def require_one_model(primary: SavedModel, run: str, name: str) -> None:
@@ -486,60 +368,276 @@ def _joined(first: KeyTable, second: KeyTable) -> KeyTable:
     )
 
 
-# Requests that the primary answers alone: no party is waited for.
+# Sessions: requests for predictions of one model, one after another.
 
 
-class AlonePredictor:
-    """A kept model that answers without the primary's partners, in sessions like any other."""
+class PredictionSession:
+    """Requests to a model that answers alone: no party is waited for, and nothing is charged.
+
+    Its subclasses ask the secondaries, in this process or over the star.
+    """
+
+    broken = False
+    """Whether an error has left the parties in the middle of a request."""
 
     def __init__(
-        self, config: FederationConfig, model: SavedModel, *, without: tuple[str, ...] = ()
+        self,
+        config: FederationConfig,
+        model: SavedModel,
+        *,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 - a value
+        active: tuple[int, ...] | None = None,
+        observe: Observer = unheard,
     ) -> None:
         """Make it.
 
         Args:
             config: The federation file.
-            model: The primary's, which answers alone. Where it has no base, rows are answered as
-                those that nothing is linked to.
-            without: Secondaries that are absent.
+            model: The primary's. Where it answers alone without a base, rows are answered as those
+                that nothing is linked to.
+            device: Where it computes.
+            active: Ranks of the secondaries that answer; None: all.
+            observe: Called with progress of requests that bring no observer of their own.
         """
         self.config = config
         self.model = model
-        self.without = without
-        self.broken = False
-        """Whether parties were left in the middle of a request: there are none."""
-
-    @contextmanager
-    def session(self) -> "Iterator[AlonePredictor]":
-        """Begin at once."""
-        yield self
+        self.device = device
+        self.active = active
+        self.observe = observe
 
     def check(self) -> None:
-        """Do nothing: no party can be lost."""
+        """Raise what ended the session, if anything has.
+
+        Raises:
+            ProtocolError: Naming the party that is lost or left the protocol.
+        """
 
     def budgets(self) -> list[PredictionBudget]:
-        """Return no budget: nothing is charged."""
+        """Return what predictions have spent at the parties whose ledgers are here."""
         return []
 
-    def ask(
-        self,
-        rows: NamedRows,
-        *,
-        observe: Observer = unheard,  # noqa: ARG002 - a session like others
-    ) -> Predictions:
-        """Return predictions of new rows; see :meth:`Predictor.predict`.
+    def ask(self, rows: NamedRows, *, observe: Observer | None = None) -> Predictions:
+        """Return predictions of new rows.
+
+        Args:
+            rows: Encoded as the model's schema says. Those without a key are predicted without the
+                secondaries, and cost nothing.
+            observe: Called with progress; default: the session's observer.
+
+        Raises:
+            BudgetExceededError: If a ledger that is here does not cover the request; nothing was
+                released or sent then.
+            DataError: If the rows have other features than the model.
+            ProtocolError: If another party refuses, leaves the protocol or fails.
 
         Reveals:
-            Nothing: no party is asked.
+            What linking reveals of the rows' keys, and to the primary one average a row; nothing
+            where the model answers alone.
         """
-        return answered(
-            self.config,
-            self.model,
-            rows,
-            self._unlinked,
-            device=torch.device("cpu"),
-            without=self.without,
+        model, table, linkable = self.model, rows.table, rows.linkable
+        features = features_of(self.config.primary, table, model)
+        require_finite_outputs(table, features, self._outputs_without_partners)
+        outputs, spent = torch.empty((0, model.head.outputs), device=self.device), 0.0
+        if linkable.any():
+            linked = table.take(np.flatnonzero(linkable))
+            if answers_alone(model):
+                outputs = self._alone_outputs(linked)
+            else:
+                outputs, spent = self._release(linked, observe or self.observe)
+        notes = None
+        if not linkable.all():
+            alone = self._unlinked_outputs(table.take(np.flatnonzero(~linkable)))
+            whole = alone.new_empty((len(linkable), alone.shape[1]))
+            there = torch.from_numpy(linkable).to(outputs.device)
+            whole[there] = outputs
+            whole[~there] = alone
+            outputs, notes = whole, ["" if one else NO_KEY for one in linkable]
+        part = self._part
+        found = predictions_of(
+            outputs,
+            part.head,
+            classes=part.classes,
+            label_scaler=part.label_scaler,
+            threshold=part.threshold,
+            rows=range(1, len(outputs) + 1) if rows.names is None else rows.names,
+        )
+        return replace(
+            found,
+            row_name=rows.row_name,
+            notes=notes,
+            metrics=self._metrics(table, outputs),
+            used=part.used,
+            without=absent_names(self.config, self.active),
+            epsilon=spent if math.isfinite(spent) else None,
         )
 
-    def _unlinked(self, rows: PartyTable) -> tuple[Tensor, float]:
-        return unlinked_outputs(self.config, self.model, rows, device=torch.device("cpu")), 0.0
+    @property
+    def _part(self) -> PrimaryPart:
+        assert self.model.primary is not None, "the primary answers"
+        return self.model.primary
+
+    def _release(self, table: PartyTable, observe: Observer) -> tuple[Tensor, float]:  # noqa: ARG002
+        """Return the outputs for rows that can be linked, and what releasing them cost."""
+        return self._unlinked_outputs(table), 0.0
+
+    def _metrics(self, table: PartyTable, outputs: Tensor) -> Metrics | None:
+        """Return the metrics of rows that all have labels; None of others."""
+        labels, part = table.labels, self._part
+        if labels is None or table.labelled is not None:
+            return None
+        if part.label_scaler is not None:
+            labels = part.label_scaler.apply(labels)
+        targets = torch.from_numpy(labels)
+        kind = targets if part.head.task == "multiclass" else targets.to(torch.float32)
+        return part.head.measured(outputs, kind, threshold=part.threshold)
+
+    def _unlinked_outputs(self, table: PartyTable) -> Tensor:
+        """Return the outputs for rows that nothing is linked to, shape (rows, outputs).
+
+        With a base, they are those of the best model of the primary alone; otherwise those of the
+        top model, with zero as the average of no record. A key that is not known counts as the
+        mean one.
+        """
+        scale = self.model.key_scale
+        if scale is not None:
+            table = replace(table, keys=np.broadcast_to(np.array(scale.centre), table.keys.shape))
+        if self._part.alone is not None:
+            return self._alone_outputs(table)
+        return self._top_outputs(table)
+
+    def _alone_outputs(self, table: PartyTable) -> Tensor:
+        """Return the outputs of the best model of the primary alone, shape (rows, outputs)."""
+        alone = self._part.alone
+        assert alone is not None, "there is a base"
+        return torch.from_numpy(alone.margins(own_inputs(table))).to(self.device)
+
+    def _top_outputs(self, table: PartyTable) -> Tensor:
+        """Return the top model's outputs, with zero as the average of no record."""
+        config, scale = self.config, self.model.key_scale
+        features = torch.from_numpy(features_of(config.primary, table, self.model)).to(self.device)
+        top = kept_top(config, self.model, table, device=self.device)
+        rows, secondaries = len(features), len(config.secondaries)
+        keys = features.new_zeros((rows, table.key_dim))
+        if scale is not None:
+            scaler = KeyScaler(centre=np.array(scale.centre), width=np.array(scale.width))
+            keys = torch.from_numpy(scaler.apply(table.keys)).to(self.device)
+        read, keys = read_by_top(config, table, features=features, keys=keys)
+        similarities = None
+        if config.family.needs_similarities(config.model):
+            links = config.model.neighbours
+            similarities = features.new_full((rows, secondaries, links), float("nan"))
+        nothing = features.new_zeros((rows, *config.family.cut_shape(config.model)))
+        with torch.no_grad():
+            outputs: Tensor = top.eval()(read, keys, nothing, similarities)
+        return outputs
+
+    def _outputs_without_partners(self, table: PartyTable) -> Tensor:
+        """Return what each part of the primary's half says of rows, (rows, outputs of all)."""
+        found = [
+            torch.from_numpy(one.margins(own_inputs(table))).to(self.device)
+            for one in (self._part.alone, self._part.base)
+            if one is not None
+        ]
+        if not answers_alone(self.model):
+            found.append(self._top_outputs(table))
+        return torch.hstack([one.float() for one in found])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Linked:
+    """A request that the secondaries are about to answer."""
+
+    primary: LinkedPrimary
+    exchange: Exchange
+    ledgers: Sequence[Ledger]
+    """The primary's, and those of secondaries in this process: open, and charged by rounds."""
+
+
+class SessionWithPartners(PredictionSession):
+    """Requests that the secondaries answer; a subclass knows where they are."""
+
+    _top: nn.Module | None = None
+
+    def _link(
+        self, plan: RunPlan, spec: LinkSpec, request: Request, observe: Observer
+    ) -> AbstractContextManager[Linked]:
+        """Open ledgers for a request, and link it; the block makes its rounds.
+
+        Raises:
+            BudgetExceededError: If a ledger does not cover it, before anything is sent.
+        """
+        raise NotImplementedError
+
+    def _release(self, table: PartyTable, observe: Observer) -> tuple[Tensor, float]:
+        config, model, device = self.config, self.model, self.device
+        spec = prediction_spec(config, model, active=self.active)
+        request = request_of(config, model, keys_of(spec.keys, table), active=self.active)
+        plan = plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
+        with self._link(plan, spec, request, observe) as linked:
+            if self._top is None:
+                self._top = kept_top(config, model, table, device=device)
+            top = top_model(
+                config,
+                model,
+                self._top,
+                table,
+                linked.primary,
+                ChargedExchange(linked.exchange, linked.ledgers[0], lambda _epsilon: None),
+                request=request,
+                device=device,
+            )
+            outputs = top.predict(request.rows, "predict")
+        return outputs, max(ledger.spent for ledger in linked.ledgers)
+
+
+class SimulatedSession(SessionWithPartners):
+    """Requests with all parties in this process; every ledger is charged as in a real request."""
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        model: SavedModel,
+        secondaries: Mapping[str, KeptSecondary],
+        files: Mapping[str, PartyFiles],
+        **more: Any,
+    ) -> None:
+        """Make it.
+
+        Args:
+            config: The federation file.
+            model: The primary's.
+            secondaries: Those that are there, by name.
+            files: Every party's, by name, the primary's first; their ledgers are held.
+            **more: See :class:`PredictionSession`.
+        """
+        super().__init__(config, model, **more)
+        self._secondaries = secondaries
+        self._files = files
+
+    def budgets(self) -> list[PredictionBudget]:
+        """Return what predictions have spent at every party, and what is left."""
+        return [files.prediction_budget(self.model.run) for files in self._files.values()]
+
+    @contextmanager
+    def _link(
+        self, plan: RunPlan, spec: LinkSpec, request: Request, observe: Observer
+    ) -> Iterator[Linked]:
+        observe(Stage(text="linking", of=len(self._secondaries)))
+        ledgers = {
+            name: files.open_prediction(plan, model=self.model.run)
+            for name, files in self._files.items()
+        }
+        link = Linker(spec, request.keys)
+        parties = {}
+        with ExitStack() as built:
+            for name, kept in self._secondaries.items():
+                scale = kept.model.similarity_scale
+                linked = link(keys_of(spec.keys, kept.table), similarity_scale=scale)
+                secondary = kept.linked(plan, linked, ledgers[name], observe=observe)
+                built.callback(secondary.close)
+                parties[plan.ranks[name]] = secondary
+            yield Linked(
+                primary=link.primary,
+                exchange=SimulatedExchange(parties, plan.cut),
+                ledgers=list(ledgers.values()),
+            )

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
-
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import parse_address
 from securevfl.core import files
@@ -16,6 +14,7 @@ from securevfl.core.memory import loading
 from securevfl.core.progress import Listening, Observer, Stage, Warned
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
+from securevfl.federation import run_plan
 from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
@@ -26,42 +25,16 @@ from securevfl.federation.pretraining.pretraining_stage import (
     pretrain_as_primary,
     write_pretraining,
 )
-from securevfl.federation.rounds.exchanges import ChargedExchange
 from securevfl.federation.rounds.primaries import NetworkPrimary, require_top
-from securevfl.federation.run_plan import (
-    PredictionBudget,
-    RoundCounter,
-    RunFacts,
-    RunPlan,
-    plan_prediction,
-    plan_run,
-    prediction_facts,
-    run_facts,
-)
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
-from securevfl.federation.session import handshake
+from securevfl.federation.session import handshake, membership
 from securevfl.federation.session.handshake import Rejoin as RejoinMessage
-from securevfl.federation.session.membership import (
-    Presence,
-    SecondariesBackError,
-    absent_names,
-    active_without,
-    callers_in_predictions,
-)
 from securevfl.ledger.countersigning import Countersigning
-from securevfl.linkage.spec import LinkedPrimary
+from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, reveals_of
-from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.party import PartySession, countersigner
-from securevfl.runtime.predicting import (
-    NamedRows,
-    answered,
-    kept_top,
-    prediction_spec,
-    request_of,
-    top_model,
-)
+from securevfl.runtime.predicting import Linked, Request, SessionWithPartners
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import OtherParties, PrimaryRun, report_alignment
 from securevfl.runtime.run_folder import RunFigures
@@ -78,7 +51,7 @@ class PrimarySession:
     def __init__(self, party: PartySession, transport: PrimaryTransport) -> None:
         self.party = party
         self.transport = transport
-        self.facts: RunFacts | None = None
+        self.facts: run_plan.RunFacts | None = None
         """Facts that all parties received; None until they are welcomed."""
         self.countersigning: Countersigning | None = None
         """None until the first ledger of the session is open at all parties."""
@@ -109,7 +82,7 @@ class PrimarySession:
             name, RoundKind.HELLO, round_number=0, deadline_s=self._deadline_s
         )
 
-    def welcome(self, hellos: Mapping[str, Hello], facts: RunFacts) -> None:
+    def welcome(self, hellos: Mapping[str, Hello], facts: run_plan.RunFacts) -> None:
         """Send the parties the facts of the session and one another's keys.
 
         Reveals:
@@ -140,7 +113,11 @@ class PrimarySession:
         return self.countersigning
 
     def exchange(
-        self, plan: RunPlan, *, work_s: float | None = None, rounds: RoundCounter | None = None
+        self,
+        plan: run_plan.RunPlan,
+        *,
+        work_s: float | None = None,
+        rounds: run_plan.RoundCounter | None = None,
     ) -> FederatedExchange:
         """Return the exchange of rounds with the secondaries; see :class:`FederatedExchange`."""
         return FederatedExchange(
@@ -221,11 +198,11 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
     require_top(config, None)
     files.require_writable_folder(job.run_folder)
     table = party.read_table()
-    split, facts = run_facts(config, table)
+    split, facts = run_plan.run_facts(config, table)
     facts = replace(facts, run=party.resumed_run() or facts.run)
-    plan = plan_run(config, facts)
+    plan = run_plan.plan_run(config, facts)
     party.open_ledger(plan)
-    presence = Presence(
+    presence = membership.Presence(
         party.files.checkpoints.files,
         {config.ranks[one.name]: one.name for one in config.secondaries},
     )
@@ -252,7 +229,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         if not job.pretrain_only:
             try:
                 run.train()
-            except SecondariesBackError as back:
+            except membership.SecondariesBackError as back:
                 ranks = tuple(sorted(config.ranks[name] for name in back.names))
                 session.transport.broadcast(secondaries, RejoinMessage(ranks=ranks).to_message())
                 return RejoinDue(parties=back.names)
@@ -267,7 +244,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
     return run.finish(job.run_folder, mode="federated", traffic=session.traffic())
 
 
-def _link(session: PrimarySession, plan: RunPlan, table: PartyTable) -> LinkedPrimary:
+def _link(session: PrimarySession, plan: run_plan.RunPlan, table: PartyTable) -> LinkedPrimary:
     """Link the secondaries' records to the primary's rows."""
     party = session.party
     party.observe(Stage(text="linking", of=len(plan.secondaries)))
@@ -283,11 +260,11 @@ def _link(session: PrimarySession, plan: RunPlan, table: PartyTable) -> LinkedPr
 
 def _build(
     session: PrimarySession,
-    plan: RunPlan,
+    plan: run_plan.RunPlan,
     table: PartyTable,
     split: RowSplit,
     linked: LinkedPrimary,
-    presence: Presence,
+    presence: membership.Presence,
     voting: ClassMeansPrimary | None,
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
@@ -326,7 +303,9 @@ def _build(
     return run
 
 
-def _greet(session: PrimarySession, facts: RunFacts, presence: Presence) -> RunFacts:
+def _greet(
+    session: PrimarySession, facts: run_plan.RunFacts, presence: membership.Presence
+) -> run_plan.RunFacts:
     """Wait for the parties, and agree with them where the run starts."""
     party = session.party
     config, resume, checkpoints = party.config, party.job.resume, party.files.checkpoints
@@ -371,7 +350,7 @@ def _greet(session: PrimarySession, facts: RunFacts, presence: Presence) -> RunF
 
 
 def _hellos(
-    session: PrimarySession, presence: Presence, joined: Collection[str], *, run: str
+    session: PrimarySession, presence: membership.Presence, joined: Collection[str], *, run: str
 ) -> dict[str, Hello]:
     """Read all greetings; a secondary that may not come back is dismissed and ends no session.
 
@@ -414,17 +393,21 @@ def _hellos(
 # Predicting.
 
 
-class PredictingPrimary:
+class PredictingPrimary(SessionWithPartners):
     """A session of predictions with all parties of a federation, which the primary holds."""
 
     def __init__(self, session: PrimarySession, model: SavedModel) -> None:
+        party, facts = session.party, session.facts
+        assert facts is not None, "welcomed before"
+        super().__init__(
+            party.config,
+            model,
+            device=party.job.device,
+            active=facts.active,
+            observe=party.observe,
+        )
         self._session = session
-        self._party = session.party
-        self._model = model
-        self._rounds = RoundCounter()
-        self._top: nn.Module | None = None
-        self.broken = False
-        """Whether an error has left the others in the middle of a request."""
+        self._rounds = run_plan.RoundCounter()
 
     def check(self) -> None:
         """Raise what ended the session, if anything has.
@@ -434,55 +417,26 @@ class PredictingPrimary:
         """
         self._session.transport.check()
 
-    def budgets(self) -> list[PredictionBudget]:
+    def budgets(self) -> list[run_plan.PredictionBudget]:
         """Return what predictions have spent by this party's ledger; others keep their own."""
-        return [self._party.files.prediction_budget(self._model.run)]
-
-    def ask(self, rows: NamedRows, *, observe: Observer | None = None) -> Predictions:
-        """Return predictions of new rows.
-
-        Args:
-            rows: Encoded as the model's schema says. Those without a key are predicted without the
-                secondaries, and cost nothing.
-            observe: Called with progress; default: the party's own observer.
-
-        Raises:
-            BudgetExceededError: If this party's ledger does not cover the request; nothing was
-                sent then.
-            DataError: If the rows have other features than the model.
-            ProtocolError: If another party refuses, leaves the protocol or fails.
-
-        Reveals:
-            What linking reveals of the rows' keys, and to the primary one average a row.
-        """
-        party = self._party
-        return answered(
-            party.config,
-            self._model,
-            rows,
-            lambda table: self._release(table, observe or party.observe),
-            device=party.job.device,
-            without=absent_names(party.config, self._active),
-        )
+        return [self._session.party.files.prediction_budget(self.model.run)]
 
     def end(self) -> None:
         """End the session; see :meth:`PrimarySession.end`."""
-        self._session.end(callers_in_predictions(self._party.config, self._active))
+        self._session.end(membership.callers_in_predictions(self.config, self.active))
 
-    @property
-    def _active(self) -> tuple[int, ...] | None:
-        assert self._session.facts is not None, "welcomed before"
-        return self._session.facts.active
+    @contextmanager
+    def _link(
+        self, plan: run_plan.RunPlan, spec: LinkSpec, request: Request, observe: Observer
+    ) -> Iterator[Linked]:
+        """Announce a request whose ledger is open to the parties, and link it.
 
-    def _release(self, table: PartyTable, observe: Observer) -> tuple[Tensor, float]:
-        """Return the outputs for rows that are linked, and what releasing them cost."""
-        party, model, session, active = self._party, self._model, self._session, self._active
-        config, device = party.config, party.job.device
-        spec = prediction_spec(config, model, active=active)
-        request = request_of(config, model, keys_of(spec.keys, table), active=active)
-        plan = plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
-        ledger = party.files.open_prediction(plan, model=model.run)
-        callers = list(callers_in_predictions(config, active))
+        Reveals:
+            To the parties: the request's size and id, and what linking reveals of its keys.
+        """
+        session, party = self._session, self._session.party
+        ledger = party.files.open_prediction(plan, model=self.model.run)
+        callers = list(membership.callers_in_predictions(self.config, self.active))
         self.broken = True
         asked = PredictRequest.of(request.facts)
         session.transport.broadcast(callers, asked.to_message())
@@ -495,19 +449,14 @@ class PredictingPrimary:
             data_root=party.job.data_root,
             cache=LinkCache(None),
         )
-        linked = link_as_primary(place, session.transport, observe)
-        exchange = ChargedExchange(
-            session.exchange(plan, rounds=self._rounds), ledger, lambda _epsilon: None
+        yield Linked(
+            primary=link_as_primary(place, session.transport, observe),
+            exchange=session.exchange(plan, rounds=self._rounds),
+            ledgers=[ledger],
         )
-        if self._top is None:
-            self._top = kept_top(config, model, table, device=device)
-        top = top_model(
-            config, model, self._top, table, linked, exchange, request=request, device=device
-        )
-        outputs = top.predict(request.rows, "predict")
         self.broken = False
-        party.files.log("predicted", rows=table.num_rows, epsilon=finite_or_none(ledger.spent))
-        return outputs, ledger.spent
+        rows, epsilon = request.facts.predicted_rows, finite_or_none(ledger.spent)
+        party.files.log("predicted", rows=rows, epsilon=epsilon)
 
 
 @contextmanager
@@ -535,9 +484,9 @@ def predicting(
         What the messages of joining say.
     """
     config = party.config
-    active = active_without(config, without)
-    facts = prediction_facts(run=model.run, active=active)
-    callers = callers_in_predictions(config, active)
+    active = membership.active_without(config, without)
+    facts = run_plan.prediction_facts(run=model.run, active=active)
+    callers = membership.callers_in_predictions(config, active)
     turned_away = [one.name for one in config.callers if one.name not in callers]
     with primary_session(party, without=turned_away) as session:
         opened(session.transport)

@@ -21,19 +21,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
+from securevfl.core import progress
 from securevfl.core.errors import BudgetExceededError
 from securevfl.core.formatting import finite_or_none
-from securevfl.core.progress import (
-    EpochDone,
-    Observer,
-    ProgressEvent,
-    RoundDone,
-    RowsAligned,
-    RowsReleased,
-    Stage,
-    Warned,
-    unheard,
-)
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation.assisted_boosting import AssistPrimary, release_labels
@@ -50,14 +40,7 @@ from securevfl.federation.base import (
 from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.class_means.class_labels import ClassLabels, class_labels_of
-from securevfl.federation.rounds.exchanges import (
-    CachedRows,
-    ChargedExchange,
-    Exchange,
-    ExchangeWrapper,
-    ReleasedRows,
-    release_once,
-)
+from securevfl.federation.rounds import exchanges
 from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
 from securevfl.federation.run_plan import EpochMark, RoundCounter, RoundPlan, RunPlan
 from securevfl.federation.session.membership import Presence
@@ -72,15 +55,9 @@ from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import Evaluation, Metrics, evaluate
+from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
-from securevfl.runtime.run_folder import (
-    UNTESTED,
-    RunFigures,
-    privacy_figures,
-    write_explanation,
-    write_history,
-)
 from securevfl.version import __version__
 
 # The primary's own network without partners: a placebo that costs no budget.
@@ -112,8 +89,10 @@ def train_own_network(
     zeros = torch.zeros((1, *shape)).expand(len(data.targets), *shape)
     ranks = tuple(plan.ranks[party.name] for party in plan.config.secondaries)
     # Zeros, as if no linked record said anything.
-    exchange = ReleasedRows(zeros, ranks=ranks, rounds=RoundCounter(), device=data.features.device)
-    own = build_primary(plan, table, data, exchange, observe=unheard, estimator=estimator)
+    exchange = exchanges.ReleasedRows(
+        zeros, ranks=ranks, rounds=RoundCounter(), device=data.features.device
+    )
+    own = build_primary(plan, table, data, exchange, observe=progress.unheard, estimator=estimator)
     if isinstance(own, CorrectingTopModel):
         return None
     if data.base is not None:
@@ -130,12 +109,12 @@ def _keep_nothing(_mark: EpochMark) -> None:
 # What the primary keeps of test rounds: rows that came before a loss are not paid for again.
 
 
-class KeptTestRounds(ExchangeWrapper):
+class KeptTestRounds(exchanges.ExchangeWrapper):
     """An exchange that asks only for test rows that it has not yet: a file each round."""
 
     def __init__(
         self,
-        inner: Exchange,
+        inner: exchanges.Exchange,
         files: StateFolder,
         parts: Sequence[Tensor],
         *,
@@ -309,7 +288,7 @@ class OwnModels:
 class OtherParties:
     """The other parties of a run, as the primary reaches them."""
 
-    exchange: Exchange
+    exchange: exchanges.Exchange
     """Rounds with the secondaries."""
     traffic: Callable[[], int] = lambda: 0
     """Returns the bytes that the primary has sent and received so far."""
@@ -333,7 +312,7 @@ class PrimaryRun:
         files: PartyFiles,
         others: OtherParties,
         *,
-        observe: Observer,
+        observe: progress.Observer,
         own: OwnModels = OwnModels(),
     ) -> None:
         """Build the primary's half of the network.
@@ -363,7 +342,7 @@ class PrimaryRun:
         """Averaged with the joint model; None until it is fitted, or without a base."""
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
-        self.exchange = ChargedExchange(others.exchange, self.ledger, self._spent)
+        self.exchange = exchanges.ChargedExchange(others.exchange, self.ledger, self._spent)
         self.primary = build_primary(
             plan, table, data, self.exchange, observe=self._tell, estimator=own.top
         )
@@ -389,8 +368,10 @@ class PrimaryRun:
         spent = {"epsilon": self._epsilon} if math.isfinite(self._epsilon) else {}
         return {"bytes": self._others.traffic(), **spent}
 
-    def _tell(self, event: ProgressEvent) -> None:
-        if isinstance(event, Stage | RowsReleased | RoundDone | EpochDone):
+    def _tell(self, event: progress.ProgressEvent) -> None:
+        if isinstance(
+            event, progress.Stage | progress.RowsReleased | progress.RoundDone | progress.EpochDone
+        ):
             event = replace(event, **self._figures())
         self._observe(event)
 
@@ -426,7 +407,7 @@ class PrimaryRun:
             return None
         fitted = self.base
         if fitted is None or fitted.fitted_to != digest_of_rows(self.data.split):
-            self._tell(Stage(text="fitting the base"))
+            self._tell(progress.Stage(text="fitting the base"))
             fitted = fit_base(self.plan.config, self.table, self.data, self._own.base)
         self.primary.take_base(fitted.margins)
         return fitted
@@ -448,26 +429,26 @@ class PrimaryRun:
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
         parts = consecutive_batches(rows, batch_size=self.plan.config.training.batch_size)
-        kept = CachedRows(self.checkpoints.files, parts, shape=self.plan.cut.shape)
+        kept = exchanges.CachedRows(self.checkpoints.files, parts, shape=self.plan.cut.shape)
         self.exchange.booked_before = kept.asked_again(self.ledger.released_rows)
         released = bool(kept.missing())
         if released:
-            self._tell(Stage(text="releasing rows", of=self.plan.releases.rounds))
+            self._tell(progress.Stage(text="releasing rows", of=self.plan.releases.rounds))
             if self.plan.releases.fitting and not self.ledger.fitted:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._spent(self.ledger.charge_fitting())
             if self._others.vote is not None:
-                self._tell(Stage(text="fitting class means"))
+                self._tell(progress.Stage(text="fitting class means"))
                 files, labels = self.checkpoints.files, self.table.labels
                 assert labels is not None, "the primary's table has labels"
                 self._others.vote(
                     partial(class_labels_of, self.plan, self.data, labels, self.ledger, files)
                 )
             self.ledger.require_same_release(self._release_digest(rows))
-        aggregates = release_once(self.exchange, kept, observe=self._tell)
+        aggregates = exchanges.release_once(self.exchange, kept, observe=self._tell)
         if released and self._others.countersigning is not None:
             self._others.countersigning.request("released")
-        cache = ReleasedRows(
+        cache = exchanges.ReleasedRows(
             aggregates,
             ranks=self.exchange.ranks,
             rounds=self.exchange.rounds,
@@ -497,7 +478,7 @@ class PrimaryRun:
         """Go back to the best epoch, decide who answers, and test."""
         self.primary.restore_best()
         if base is not None:
-            self._tell(Stage(text="training the primary's own network, without partners"))
+            self._tell(progress.Stage(text="training the primary's own network, without partners"))
             self.choice = choose(
                 self.plan.config, self.table, self.primary, base, own=self._own_network()
             )
@@ -530,7 +511,7 @@ class PrimaryRun:
             # A simulation cannot be lost.
             files = None if self._others.countersigning is None else self.checkpoints.files
             if not for_test_rows(primary, self.plan, self.ledger, files):
-                self._observe(Warned(text=UNTESTED))
+                self._observe(progress.Warned(text=run_folder.UNTESTED))
                 return None
         joint = primary.predict(rows, "test") if choice is None else choice.joint_outputs(primary)
         self.joint_outputs = joint
@@ -578,20 +559,20 @@ class PrimaryRun:
 
     def finish(
         self,
-        run_folder: Path,
+        folder: Path,
         *,
         mode: str,
         traffic: Mapping[str, Mapping[str, int]],
         with_alone: bool = True,
         positions: Mapping[str, PositionsTaken] = MappingProxyType({}),
-    ) -> RunFigures:
+    ) -> run_folder.RunFigures:
         """Measure the primary alone if asked for; return the run's figures.
 
         The run folder gets ``history.csv`` and, where the top model can tell, ``explanation.json``;
         the figures are written when all of them are known.
 
         Args:
-            run_folder: The run's.
+            folder: The run's.
             mode: ``simulated`` or ``federated``.
             traffic: Bytes that each party sent and received.
             with_alone: Whether to measure.
@@ -607,9 +588,9 @@ class PrimaryRun:
         primary, config, head = self.primary, self.plan.config, self.data.head
         choice = self.choice
         validation = primary.best_validation if choice is None else choice.validation
-        write_history(run_folder, primary.history)
-        write_explanation(run_folder, primary.explanation(positions), for_others=True)
-        return RunFigures(
+        run_folder.write_history(folder, primary.history)
+        run_folder.write_explanation(folder, primary.explanation(positions), for_others=True)
+        return run_folder.RunFigures(
             federation=config.federation.name,
             task=config.federation.task,
             family=config.family.name,
@@ -625,7 +606,7 @@ class PrimaryRun:
             validation_metrics=validation,
             test_metrics={} if tested is None else tested.metrics,
             evaluation={} if tested is None else tested.as_json(),
-            untested=UNTESTED if tested is None else None,
+            untested=run_folder.UNTESTED if tested is None else None,
             base=None if choice is None else choice.as_json(config),
             joint_test_metrics=None if choice is None else choice.joint_test,
             epochs=primary.epoch,
@@ -640,7 +621,7 @@ class PrimaryRun:
             parties=len(config.parties),
             bytes={name: dict(row) for name, row in traffic.items()},
             mode=mode,
-            privacy=privacy_figures(self.plan, self.ledger),
+            privacy=run_folder.privacy_figures(self.plan, self.ledger),
             pretraining=self.pretraining,
             alignment=self.alignment,
             links=self.links,
@@ -648,7 +629,7 @@ class PrimaryRun:
             if self._others.presence is None
             else self._others.presence.absences() or None,
             run=self.plan.facts.run,
-            ledger=str(self.files.run_ledger.relative_to(run_folder)),
+            ledger=str(self.files.run_ledger.relative_to(folder)),
             version=__version__,
         )
 
@@ -671,7 +652,7 @@ class PrimaryRun:
         return found
 
     def _measure_alone(self, placebos: Mapping[Placebo, Tensor]) -> AloneMeasured:
-        self._observe(Stage(text="fitting the primary alone"))
+        self._observe(progress.Stage(text="fitting the primary alone"))
         rows, outputs, choice = self.data.split.test, self.joint_outputs, self.choice
         assert outputs is not None, "a run is tested at the end of its training"
         return measure_alone(
@@ -697,7 +678,7 @@ def report_alignment(
     *,
     training_rows: int,
     log: Callable[..., None],
-    observe: Observer,
+    observe: progress.Observer,
 ) -> dict[str, Any] | None:
     """Report how many rows are aligned, and warn where no setting bounds a link's distance.
 
@@ -723,10 +704,10 @@ def report_alignment(
     }
     log("aligned", **figures)
     observe(
-        RowsAligned(
+        progress.RowsAligned(
             aligned=figures["aligned"], rows=figures["rows"], by_secondary=figures["by_secondary"]
         )
     )
     if figures["warning"] is not None:
-        observe(Warned(text=figures["warning"]))
+        observe(progress.Warned(text=figures["warning"]))
     return figures

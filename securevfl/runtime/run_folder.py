@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,11 +24,9 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import finite_or_none, written
 from securevfl.core.progress import LinksCounted, links_in_words
-from securevfl.data.tables import PartyTable
 from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger, labels_spent
 from securevfl.models.tasks import Metrics
@@ -76,10 +74,10 @@ class PrivacyFigures:
     gradient_noise_std: float | None = None
     gradient_clip_norm: float | None = None
     updates: int | None = None
-    total_epsilon: float | None = None
+    total_epsilon: float | None
     """Spent by all runs on the primary's table, for the same unit and at the same delta; a
     simulation has a ledger of its own. None: no bound."""
-    table_runs: int = 1
+    table_runs: int
     """So many runs are in it."""
     statement: str
     """What people sign, in words; the next four are its parts."""
@@ -99,7 +97,7 @@ class PrivacyFigures:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures by name, without those of what the run does not have."""
-        return _without_none(self, _NOT_OF_EVERY_PROMISE)
+        return _known(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +186,7 @@ class RunFigures:
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``metrics.json`` holds."""
-        figures = _without_none(self, _NOT_OF_EVERY_RUN)
+        figures = _known(self)
         figures["privacy"] = self.privacy.as_json()
         return figures
 
@@ -200,32 +198,6 @@ class RunFigures:
             TypeError: If they are not those of a run.
         """
         return cls(**{**content, "privacy": PrivacyFigures(**content["privacy"])})
-
-
-_NOT_OF_EVERY_PROMISE: Final = (
-    "labels",
-    "least_secondaries",
-    "gradient_noise_multiplier",
-    "gradient_noise_std",
-    "gradient_clip_norm",
-    "updates",
-)
-_NOT_OF_EVERY_RUN: Final = (
-    "pretraining",
-    "alignment",
-    "links",
-    "absences",
-    "base",
-    "untested",
-    "joint_test_metrics",
-    "ended",
-    "rows",
-    "peak_memory_bytes",
-    "no_privacy_test",
-    "combine_test",
-    "no_privacy_test_metrics",
-    "combine_test_metrics",
-)
 
 
 def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
@@ -399,11 +371,13 @@ def labels_figures(ledger: Ledger) -> dict[str, Any] | None:
     }
 
 
-def _without_none(figures: PrivacyFigures | RunFigures, names: Sequence[str]) -> dict[str, Any]:
-    """Return fields by name; those of ``names`` only where they are known."""
+def _known(figures: PrivacyFigures | RunFigures) -> dict[str, Any]:
+    """Return fields by name; those that not every run has only where they are known."""
     values = asdict(figures)
-    kept = [field.name for field in fields(figures)]
-    return {name: values[name] for name in kept if name not in names or values[name] is not None}
+    optional = {one.name for one in fields(figures) if one.default is None}
+    return {
+        name: value for name, value in values.items() if name not in optional or value is not None
+    }
 
 
 _AS_PUBLISHED_NOTE = (
@@ -559,9 +533,9 @@ def read_figures(run_folder: Path) -> dict[str, Any]:
 
 # What was measured of a run's partners: the file in the run folder.
 
-FILE: Final = "contribution.json"
+CONTRIBUTION: Final = "contribution.json"
 
-FORMAT: Final = 1
+CONTRIBUTION_FORMAT: Final = 1
 """Of the file that this program writes, and the only one that it reads."""
 
 
@@ -572,25 +546,16 @@ def read_contribution(run_folder: Path, *, run: str) -> dict[str, Any] | None:
         run_folder: Where it lies.
         run: The run's id.
     """
-    path = run_folder / FILE
+    path = run_folder / CONTRIBUTION
     if not path.exists():
         return None
     found = files.read_json(path)
-    if found.get("format") != FORMAT or found.get("run") != run:
+    if found.get("format") != CONTRIBUTION_FORMAT or found.get("run") != run:
         return None
     return found
 
 
-def write_contribution(run_folder: Path, measured: Mapping[str, Any]) -> None:
-    """Write ``contribution.json``.
-
-    Raises:
-        StorageError: If the disk takes no more.
-    """
-    files.write_json(run_folder / FILE, {"format": FORMAT, **measured}, for_others=True)
-
-
-# A run whose parties have kept their models: where these lie, and the parties' tables.
+# The folder of a result in memory, and files of parties that share this process.
 
 
 class TemporaryFolder:
@@ -624,35 +589,6 @@ class TemporaryFolder:
 def _remove(path: Path, owner: int) -> None:
     if os.getpid() == owner:  # and not a process that was forked from it
         shutil.rmtree(path, ignore_errors=True)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class KeptRun:
-    """Where the models of a run lie, and where its parties' tables are."""
-
-    config: FederationConfig
-    """The federation file."""
-    place: Path | TemporaryFolder
-    """The run folder."""
-    data_root: Path = field(default_factory=Path)
-    """Where relative data paths start."""
-    tables: Mapping[str, PartyTable] | None = field(default=None, repr=False)
-    """The parties' tables by name, where they are in memory; None: they are read."""
-    device: str = "cpu"
-    """``"cpu"`` or ``"cuda"``, where parties compute."""
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self.place.path if isinstance(self.place, TemporaryFolder) else self.place
-
-    def model(self, party: str) -> SavedModel:
-        """Read a party's model.
-
-        Raises:
-            ConfigError: As :func:`securevfl.federation.saved_model.load_model`.
-        """
-        return load_model(self.folder / "parties" / party / FOLDER, self.config, party=party)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Tables as a run reads them: every party's own, and new rows of the primary."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,14 +12,7 @@ from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.data.party_tables import (
-    ColumnRoles,
-    columns_of_roles,
-    columns_of_schema,
-    fit_party_table,
-    new_rows,
-    split_places,
-)
+from securevfl.data import party_tables
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import read_frame, unnoticed
@@ -62,17 +55,19 @@ def read_party(
         reading=party.reading,
         wanted=_wanted(config, party, roles, settings)
         if schema is None
-        else _wanted_again(config, party, schema),
+        else _wanted_again(config, party, schema, truth=truth),
         notice=lambda text: observe(Warned(text=text)),
     )
     if schema is None:
-        table = fit_party_table(frame, roles, settings, name=party.name, where=where)
+        table = party_tables.fit_party_table(frame, roles, settings, name=party.name, where=where)
         column = _split_column(config, party)
         if column is not None:
-            split_by = split_places(frame, column, kind=_split_kind(config), where=where)
+            split_by = party_tables.split_places(
+                frame, column, kind=_split_kind(config), where=where
+            )
             table = replace(table, split_by=split_by)
     else:
-        table = new_rows(frame, schema, name=party.name, where=where, truth=truth)
+        table = party_tables.new_rows(frame, schema, name=party.name, where=where, truth=truth)
     if keys.are_numbers:
         return table
     columns = keys_of_frame(
@@ -81,13 +76,13 @@ def read_party(
     return replace(table, link_columns=columns)
 
 
-def column_roles(config: FederationConfig, party: PartySettings) -> ColumnRoles:
+def column_roles(config: FederationConfig, party: PartySettings) -> party_tables.ColumnRoles:
     """Return what a party's columns are for; keys that are no numbers are for linkage alone.
 
     Columns that its settings exclude are not read at all.
     """
     numeric, column = key_spec(config).are_numbers, _split_column(config, party)
-    return ColumnRoles(
+    return party_tables.ColumnRoles(
         key=party.key if numeric else (),
         task=config.federation.task,
         label=party.label,
@@ -113,38 +108,55 @@ def schema_of(model: SavedModel) -> TableSchema:
     return TableSchema.from_json(model.schema, where=f"model of {model.party!r}: schema")
 
 
-def text_keys(config: FederationConfig, party: PartySettings) -> list[str]:
+def _text_keys(config: FederationConfig, party: PartySettings) -> list[str]:
     """Return a party's key columns that are compared as texts."""
     kinds = zip(party.key, key_spec(config).kinds.values(), strict=True)
     return [column for column, kind in kinds if kind == "text"]
 
 
 def _wanted(
-    config: FederationConfig, party: PartySettings, roles: ColumnRoles, settings: ColumnSettings
+    config: FederationConfig,
+    party: PartySettings,
+    roles: party_tables.ColumnRoles,
+    settings: ColumnSettings,
 ) -> Wanted:
-    column, texts = _split_column(config, party), text_keys(config, party)
-    if column is None:
-        return columns_of_roles(roles, settings, exclude=party.exclude, keys=party.key, texts=texts)
-    return columns_of_roles(
+    column, texts = _split_column(config, party), _text_keys(config, party)
+    read = set() if column is None else {column}
+    return party_tables.columns_of_roles(
         roles,
         settings,
-        exclude=party.exclude,
-        keys=tuple(dict.fromkeys((*party.key, column))),
-        texts=[*texts, *([column] if _split_kind(config) == "group" else [])],
+        exclude=[one for one in party.exclude if one not in read],
+        keys=tuple(dict.fromkeys((*party.key, *read))),
+        texts=[*texts, *(read if _split_kind(config) == "group" else ())],
     )
 
 
-def _wanted_again(config: FederationConfig, party: PartySettings, schema: TableSchema) -> Wanted:
-    wanted = columns_of_schema(schema, truth=config.linkage.truth)
-    if key_spec(config).are_numbers:
-        return wanted
+def _wanted_again(
+    config: FederationConfig,
+    party: PartySettings,
+    schema: TableSchema,
+    *,
+    truth: str | None = None,
+    names: Sequence[str] = (),
+) -> Wanted:
+    """Return the columns to read of rows that the schema of a model encodes.
+
+    Args:
+        config: The federation file.
+        party: Whose rows they are.
+        schema: Of its model.
+        truth: The column of true links, where it is read too.
+        names: The column that names rows, if there is one.
+    """
+    wanted = party_tables.columns_of_schema(schema, truth=truth)
+    more = [*(() if key_spec(config).are_numbers else party.key), *names]
     return replace(
         wanted,
-        columns=[*(wanted.columns or ()), *party.key],
-        needed=[*wanted.needed, *party.key],
-        as_text=text_keys(config, party),
+        columns=list(dict.fromkeys([*(wanted.columns or ()), *more])),
+        needed=[*wanted.needed, *more],
+        as_text=[*_text_keys(config, party), *names],
         # An id of many digits would lose some as a feature's float32.
-        exact=[*(wanted.exact or ()), *party.key],
+        exact=[*(wanted.exact or ()), *more],
     )
 
 
@@ -226,21 +238,12 @@ def read_new_rows(
         DataError: If the file cannot be read, or its columns are not those of training.
     """
     where, party = f"table {path}", config.primary
-    wanted = columns_of_schema(schema_of(model))
-    own = [] if key_spec(config).are_numbers else list(party.key)
-    named = [] if id_column is None else [id_column]
+    names = [] if id_column is None else [id_column]
     frame = read_frame(
         path,
         where=where,
         reading=party.reading,
-        wanted=replace(
-            wanted,
-            columns=list(dict.fromkeys([*(wanted.columns or ()), *own, *named])),
-            needed=[*wanted.needed, *own, *named],
-            as_text=[*text_keys(config, party), *named],
-            # An id of many digits would lose some as a feature's float32.
-            exact=[*(wanted.exact or ()), *own, *named],
-        ),
+        wanted=_wanted_again(config, party, schema_of(model), names=names),
         notice=notice,
     )
     return rows_of_frame(config, model, frame, id_column=id_column, where=where)
@@ -270,7 +273,7 @@ def rows_of_frame(
         frame = frame.fillna(stand_ins)
     elif set(party.key) <= set(frame.columns):
         linkable = frame[list(party.key)].notna().any(axis=1).to_numpy(copy=True)
-    table = new_rows(frame, schema_of(model), name=party.name, where=where)
+    table = party_tables.new_rows(frame, schema_of(model), name=party.name, where=where)
     if not keys.are_numbers:
         columns = keys_of_frame(
             keys, frame, name=party.name, columns=party.key, truth=None, where=where
@@ -305,8 +308,7 @@ def rows_of_table(model: SavedModel, table: PartyTable) -> NamedRows:
             f"table of {table.name!r}: was encoded by itself, and not as the rows of training "
             f"were; give the frame or the file, or read it by the schema of the table of training"
         )
-    linkable = np.ones(table.num_rows, dtype=np.bool_)
-    return NamedRows(table=table, names=None, row_name="row", linkable=linkable)
+    return NamedRows.all_of(table)
 
 
 def _first_there(values: "pd.Series[Any]") -> Any:

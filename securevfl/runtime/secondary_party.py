@@ -12,7 +12,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, told
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, save_secondary
+from securevfl.federation.build import build_secondary, save_secondary
 from securevfl.federation.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
 from securevfl.federation.messages import PredictRequest, Ready, RoundKind, TrainingRows
 from securevfl.federation.over_star import SecondaryServer, serve, sum_from_secondary
@@ -41,7 +41,7 @@ from securevfl.runtime.party import (
     require_same_parties,
     serve_sessions,
 )
-from securevfl.runtime.predicting import prediction_spec, warn_of_few_links
+from securevfl.runtime.predicting import KeptSecondary, prediction_spec
 from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.message import StarKind
@@ -352,11 +352,10 @@ class _Requests:
     """One session's requests for predictions at a secondary."""
 
     def __init__(self, session: SecondarySession, model: SavedModel, table: PartyTable) -> None:
+        job = session.party.job
         self._session = session
-        self._model = model
-        self._table = table
+        self._kept = KeptSecondary(job.config.party(job.name), table, model, device=job.device)
         self._last_round = 0
-        self._bottom: BottomAtWork | None = None
         self.asked = 0
 
     def serve(self) -> None:
@@ -382,7 +381,7 @@ class _Requests:
             return
 
     def _answer(self, request: PredictRequest) -> None:
-        session, model, star = self._session, self._model, self._session.star
+        session, model, star = self._session, self._kept.model, self._session.star
         party, config, job = session.party, session.party.config, session.party.job
         require_same_parties(config, star.facts, request)
         plan = plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
@@ -394,29 +393,15 @@ class _Requests:
         spec = prediction_spec(config, model, active=star.facts.active)
         place = LinkageInput(
             spec=spec,
-            keys=keys_of(spec.keys, self._table),
+            keys=keys_of(spec.keys, self._kept.table),
             data_root=job.data_root,
             cache=LinkCache(None),
         )
-        own = config.party(job.name)
-        if self._bottom is None:
-            self._bottom = bottom_at_work(plan, own, self._table, device=job.device, model=model)
-        linked = session.link(place, rows=request.rows)
-        warn_of_few_links(
-            own.name,
-            linked,
-            predicted=request.predicted_rows,
-            least=config.linkage.least_linked,
-            observe=party.observe,
-        )
-        secondary = build_secondary(
+        secondary = self._kept.linked(
             plan,
-            own,
-            self._table,
-            linked,
+            session.link(place, rows=request.rows),
             ledger,
-            device=job.device,
-            kept_bottom=self._bottom,
+            observe=party.observe,
             after_round=self._last_round,
         )
         try:

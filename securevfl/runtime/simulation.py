@@ -18,49 +18,28 @@ from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, epsilon_in_words
 from securevfl.core.progress import Observer, Stage, Warned, told, unheard
-from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data, save_secondary
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import class_means_in_process
-from securevfl.federation.pretraining.pretraining_stage import (
-    common_start,
-    finish_pretraining,
-    pretrain_as_primary,
-    pretraining_secondary,
-    write_pretraining,
-)
+from securevfl.federation.pretraining import pretraining_stage
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.primaries import require_top
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
-from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import lines_of_run
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.layers import PositionsTaken
+from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
-from securevfl.runtime.run_folder import (
-    simulated_files,
-    write_explanation,
-    write_federation,
-    write_figures,
-)
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import table_warnings
 from securevfl.runtime.trained_run import TrainedRun
-
-
-@dataclass(frozen=True, eq=False)
-class SimulatedParty:
-    """A secondary of a simulated federation, with what it keeps of the run."""
-
-    secondary: Secondary
-    files: PartyFiles
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -156,7 +135,7 @@ class RunResult(Summarised):
         """Return what a frozen run has released, for models of the primary's own.
 
         It costs nothing, however often it is asked for: see
-        :func:`securevfl.runtime.released_table.released_table`, which says what the columns and
+        :func:`securevfl.runtime.kept_run.released_table`, which says what the columns and
         ``attrs["securevfl"]`` are.
 
         Args:
@@ -202,219 +181,245 @@ def simulate_federation(
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    run_folder, observe, resume = options.run_folder, options.observe, options.resume
     require_covered_channels(config)
     require_estimator(config, own.base)
     require_top(config, own.top)
-    files.require_writable_folder(run_folder)
+    files.require_writable_folder(options.run_folder)
     for party in config.table_parties:
         for text in table_warnings(config, party, tables[party.name]):
-            observe(Warned(text=text))
-    split, facts = run_facts(config, tables[config.primary.name])
-    with (
-        simulated_files(config, config.table_parties, run_folder, resume=resume) as kept,
-        contextlib.ExitStack() as built,
-    ):
-        if resume:
-            facts = replace(facts, run=_resumed_run(config, kept, observe))
-        plan = plan_run(config, facts)
-        for one in kept.values():
-            one.open_ledger(plan)
-        linked = _link(config, tables, options)
-        run, parties = _build(plan, tables, split, linked, kept, options, own, built)
-        run.pretraining = _pretrain(run, tables, linked, parties, options)
+            options.observe(Warned(text=text))
+    with contextlib.ExitStack() as held:
+        simulation = _Simulation(config, tables, options, held)
+        run = simulation.begin(own)
+        run.pretraining = simulation.pretrain(run)
         if pretrain_only:
-            figures = write_pretraining(run_folder, run.pretraining, {}, alignment=run.alignment)
+            figures = pretraining_stage.write_pretraining(
+                options.run_folder, run.pretraining, {}, alignment=run.alignment
+            )
             return RunResult(metrics=figures, history=[], losses=[], ledger=[])
         run.train()
-        for name, simulated in parties.items():
-            _keep(run.plan, tables[name], linked.secondaries[name], simulated)
+        simulation.keep(run.plan)
         if with_placebo and run.tested is not None:
-            observe(Stage(text="placebo: the same training with partners' rows permuted"))
+            options.observe(Stage(text="placebo: the same training with partners' rows permuted"))
             run.placebo = _placebo(config, tables, options, replace(own, fitted=run.base))
-        positions = _shown_positions(config, parties)
         found = run.finish(
-            run_folder, mode="simulated", traffic={}, with_alone=with_alone, positions=positions
+            options.run_folder,
+            mode="simulated",
+            traffic={},
+            with_alone=with_alone,
+            positions=simulation.positions_shown(),
         )
-        write_figures(run_folder, found)
+        run_folder.write_figures(options.run_folder, found)
         return RunResult(
             metrics=found.as_json(),
             history=run.primary.history,
             losses=run.primary.losses,
-            ledger=lines_of_run(run.files.run_ledger, facts.run),
+            ledger=lines_of_run(run.files.run_ledger, run.plan.facts.run),
             base=run.base,
             joint_outputs=run.joint_outputs,
             trained=TrainedRun(
-                config=config, place=run_folder, tables=tables, device=str(options.device)
+                config=config, place=options.run_folder, tables=tables, device=str(options.device)
             ),
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _AllLinks:
-    """The links of all parties."""
+class _Simulation:
+    """All parties of a run in this process: their files, links and halves of the network."""
 
-    primary: LinkedPrimary
-    secondaries: Mapping[str, LinkedSecondary]
-    counts: Mapping[str, Mapping[str, Any]]
-    """Each secondary's numbers of links, for the figures."""
+    def __init__(
+        self,
+        config: FederationConfig,
+        tables: Mapping[str, PartyTable],
+        options: RunOptions,
+        held: contextlib.ExitStack,
+    ) -> None:
+        """Open every party's files.
 
-
-def _link(
-    config: FederationConfig, tables: Mapping[str, PartyTable], options: RunOptions
-) -> _AllLinks:
-    """Link every secondary's records to the primary's rows."""
-    options.observe(Stage(text="linking", of=len(config.secondaries)))
-    spec = link_spec(config)
-    own = keys_of(spec.keys, tables[config.primary.name])
-    link = Linker(spec, own, folder=options.run_folder / "parties")
-    for party in config.secondaries:
-        require_enough_records(config, tables[party.name])
-    linked, counts = {}, {}
-    for party in config.secondaries:
-        keys = keys_of(spec.keys, tables[party.name])
-        found = protection_of(spec).report_links(spec, keys, link(keys), options.observe)
-        assert found.counts is not None, "a run counts its links"
-        linked[party.name], counts[party.name] = found, told(found.counts)
-    return _AllLinks(primary=link.primary, secondaries=linked, counts=counts)
-
-
-def _build(
-    plan: RunPlan,
-    tables: Mapping[str, PartyTable],
-    split: RowSplit,
-    linked: _AllLinks,
-    kept: Mapping[str, PartyFiles],
-    options: RunOptions,
-    own: OwnModels,
-    built: contextlib.ExitStack,
-) -> tuple[PrimaryRun, dict[str, SimulatedParty]]:
-    """Build all parties' halves of the network, from their checkpoints where a run is resumed.
-
-    Args:
-        plan: The run.
-        tables: Every party's table, by name.
-        split: Of the primary's rows.
-        linked: All links.
-        kept: Every party's files, by name; their ledgers are open.
-        options: Where and how.
-        own: Models from Python.
-        built: Closes the secondaries in the end.
-    """
-    config, name = plan.config, plan.config.primary.name
-    data = primary_data(config, tables[name], split, linked.primary, device=options.device)
-    plan = replace(plan, training_rows=len(data.training_rows))
-    alignment = report_alignment(
-        config,
-        linked.primary.alignment,
-        training_rows=plan.training_rows,
-        log=kept[name].log,
-        observe=options.observe,
-    )
-    parties = _secondaries(plan, tables, linked, kept, options, built)
-    if options.resume:
-        saved = [one.checkpoints.pretrained() for one in kept.values()]
-        plan = replace(
-            plan,
-            facts=replace(
-                plan.facts,
-                resume_epoch=_resume_epoch(plan, kept[name], parties),
-                resume_pretraining=common_start(config, saved),
-            ),
+        Args:
+            config: The federation file.
+            tables: Every party's table, by name.
+            options: Where and how.
+            held: Closes files and secondaries in the end.
+        """
+        self._config, self._tables, self._options, self._held = config, tables, options, held
+        self._files = held.enter_context(
+            run_folder.simulated_files(
+                config, config.table_parties, options.run_folder, resume=options.resume
+            )
         )
-    else:
-        for one in kept.values():
-            one.checkpoints.begin(plan.facts.run)
-    write_federation(options.run_folder, config)
-    secondaries = {plan.ranks[party]: one.secondary for party, one in parties.items()}
-    run = PrimaryRun(
-        plan,
-        tables[name],
-        data,
-        linked.primary,
-        kept[name],
-        OtherParties(
-            exchange=SimulatedExchange(
-                secondaries,
-                plan.cut,
-                end_epoch={
-                    plan.ranks[party]: EpochSaver(one.secondary, one.files.checkpoints)
-                    for party, one in parties.items()
-                },
-                links=config.model.neighbours,
-            ),
-            vote=partial(class_means_in_process, list(secondaries.values()))
-            if plan.votes
-            else None,
-        ),
-        observe=options.observe,
-        own=own,
-    )
-    run.alignment, run.links = alignment, dict(linked.counts)
-    return run, parties
+        self._linked: dict[str, LinkedSecondary] = {}
+        self._secondaries: dict[str, Secondary] = {}
 
+    def begin(self, own: OwnModels) -> PrimaryRun:
+        """Plan the run, link, and build all parties' halves of the network.
 
-def _secondaries(
-    plan: RunPlan,
-    tables: Mapping[str, PartyTable],
-    linked: _AllLinks,
-    kept: Mapping[str, PartyFiles],
-    options: RunOptions,
-    built: contextlib.ExitStack,
-) -> dict[str, SimulatedParty]:
-    """Build all secondaries, by name; see :func:`_build`."""
-    parties = {}
-    for party in plan.config.secondaries:
-        own_files = kept[party.name]
-        secondary = build_secondary(
-            plan,
-            party,
-            tables[party.name],
-            linked.secondaries[party.name],
-            own_files.ledger,
-            files=own_files.checkpoints.files,
-            device=options.device,
-        )
-        built.callback(secondary.close)
-        parties[party.name] = SimulatedParty(secondary, own_files)
-    return parties
+        Where a run is resumed, they are taken from their checkpoints.
 
-
-def _pretrain(
-    run: PrimaryRun,
-    tables: Mapping[str, PartyTable],
-    linked: _AllLinks,
-    parties: Mapping[str, SimulatedParty],
-    options: RunOptions,
-) -> dict[str, Any] | None:
-    """Pretrain all parties' encoders, where the family has such; return the run's figures."""
-    plan, parts = run.plan, {}
-    for name, one in parties.items():
-        part = pretraining_secondary(
-            plan,
-            tables[name],
-            one.secondary,
-            one.files,
-            linked=linked.secondaries[name],
+        Args:
+            own: Models from Python.
+        """
+        config, options, name = self._config, self._options, self._config.primary.name
+        split, facts = run_facts(config, self._tables[name])
+        if options.resume:
+            facts = replace(facts, run=self._resumed_run())
+        plan = plan_run(config, facts)
+        for one in self._files.values():
+            one.open_ledger(plan)
+        linked, counts = self._link()
+        data = primary_data(config, self._tables[name], split, linked, device=options.device)
+        plan = replace(plan, training_rows=len(data.training_rows))
+        alignment = report_alignment(
+            config,
+            linked.alignment,
+            training_rows=plan.training_rows,
+            log=self._files[name].log,
             observe=options.observe,
         )
-        if part is not None:
-            parts[name] = part
-    figures = pretrain_as_primary(
-        plan,
-        run.table,
-        run.primary,
-        PeersHere({plan.ranks[name]: part.handlers for name, part in parts.items()}),
-        run.files,
-        alignment=linked.primary.alignment,
-        run_folder=options.run_folder,
-        observe=options.observe,
-        simulated=tuple(parts.values()),
-    )
-    for name, part in parts.items():
-        one = parties[name]
-        finish_pretraining(plan.config, one.secondary.bottom, part.learning, one.files.folder)
-    return figures
+        for party in config.secondaries:
+            files = self._files[party.name]
+            self._secondaries[party.name] = secondary = build_secondary(
+                plan,
+                party,
+                self._tables[party.name],
+                self._linked[party.name],
+                files.ledger,
+                files=files.checkpoints.files,
+                device=options.device,
+            )
+            self._held.callback(secondary.close)
+        if options.resume:
+            saved = [one.checkpoints.pretrained() for one in self._files.values()]
+            epoch, pretraining = (
+                self._resume_epoch(plan),
+                pretraining_stage.common_start(config, saved),
+            )
+            facts = replace(plan.facts, resume_epoch=epoch, resume_pretraining=pretraining)
+            plan = replace(plan, facts=facts)
+        else:
+            for one in self._files.values():
+                one.checkpoints.begin(plan.facts.run)
+        run_folder.write_federation(options.run_folder, config)
+        by_rank = {plan.ranks[party]: one for party, one in self._secondaries.items()}
+        run = PrimaryRun(
+            plan,
+            self._tables[name],
+            data,
+            linked,
+            self._files[name],
+            OtherParties(
+                exchange=SimulatedExchange(
+                    by_rank,
+                    plan.cut,
+                    end_epoch={
+                        plan.ranks[party]: EpochSaver(one, self._files[party].checkpoints)
+                        for party, one in self._secondaries.items()
+                    },
+                    links=config.model.neighbours,
+                ),
+                vote=partial(class_means_in_process, list(by_rank.values()))
+                if plan.votes
+                else None,
+            ),
+            observe=options.observe,
+            own=own,
+        )
+        run.alignment, run.links = alignment, counts
+        return run
+
+    def pretrain(self, run: PrimaryRun) -> dict[str, Any] | None:
+        """Pretrain all parties' encoders, where the family has such; return the run's figures."""
+        plan, observe, parts = run.plan, self._options.observe, {}
+        for name, secondary in self._secondaries.items():
+            part = pretraining_stage.pretraining_secondary(
+                plan,
+                self._tables[name],
+                secondary,
+                self._files[name],
+                linked=self._linked[name],
+                observe=observe,
+            )
+            if part is not None:
+                parts[name] = part
+        figures = pretraining_stage.pretrain_as_primary(
+            plan,
+            run.table,
+            run.primary,
+            PeersHere({plan.ranks[name]: part.handlers for name, part in parts.items()}),
+            run.files,
+            alignment=run.linked.alignment,
+            run_folder=self._options.run_folder,
+            observe=observe,
+            simulated=tuple(parts.values()),
+        )
+        for name, part in parts.items():
+            bottom, folder = self._secondaries[name].bottom, self._files[name].folder
+            pretraining_stage.finish_pretraining(plan.config, bottom, part.learning, folder)
+        return figures
+
+    def keep(self, plan: RunPlan) -> None:
+        """Keep what secondaries keep of a run that is through."""
+        for name, secondary in self._secondaries.items():
+            table, linked, own = self._tables[name], self._linked[name], self._files[name]
+            save_secondary(plan, table, linked, secondary, own.ledger, folder=own.folder)
+            run_folder.write_explanation(own.folder, secondary.explanation())
+
+    def positions_shown(self) -> dict[str, PositionsTaken]:
+        """Return secondaries' own positional encodings, for the report: none behind a promise."""
+        if self._config.privacy.mechanism != "none":
+            return {}
+        taken = {name: one.positions_taken for name, one in self._secondaries.items()}
+        return {name: one for name, one in taken.items() if one is not None}
+
+    def _link(self) -> tuple[LinkedPrimary, dict[str, dict[str, Any]]]:
+        """Link every secondary's records to the primary's rows; return the primary's, and counts.
+
+        The counts are each secondary's numbers of links, for the figures.
+        """
+        config, tables, options = self._config, self._tables, self._options
+        options.observe(Stage(text="linking", of=len(config.secondaries)))
+        spec = link_spec(config)
+        own = keys_of(spec.keys, tables[config.primary.name])
+        link = Linker(spec, own, folder=options.run_folder / "parties")
+        for party in config.secondaries:
+            require_enough_records(config, tables[party.name])
+        counts = {}
+        for party in config.secondaries:
+            keys = keys_of(spec.keys, tables[party.name])
+            found = protection_of(spec).report_links(spec, keys, link(keys), options.observe)
+            assert found.counts is not None, "a run counts its links"
+            self._linked[party.name], counts[party.name] = found, told(found.counts)
+        return link.primary, counts
+
+    def _resumed_run(self) -> str:
+        """Return the id of the run that is resumed in all parties' folders."""
+        kept = self._files
+        for name, own in kept.items():
+            for text in own.checkpoints.resume():
+                self._options.observe(Warned(text=f"{name}: {text}"))
+        run = kept[self._config.primary.name].checkpoints.run
+        others = [name for name, own in kept.items() if own.checkpoints.run != run]
+        if others:
+            raise ConfigError(
+                f"{kept[others[0]].folder}: belongs to another run than the primary's folder; "
+                f"restore it, or start afresh with another --out"
+            )
+        return run
+
+    def _resume_epoch(self, plan: RunPlan) -> int:
+        """Return the last epoch that every party whose model trains has saved, 0 for none.
+
+        The secondaries go back to it.
+        """
+        trained = {} if plan.frozen else self._secondaries
+        saved = [self._files[name].checkpoints.epochs() for name in trained]
+        primary = self._files[self._config.primary.name].checkpoints
+        epoch = last_common(plan.config, primary, saved)
+        for name, secondary in trained.items():
+            if epoch:
+                self._files[name].checkpoints.load(epoch, partial(secondary.resume, epoch))
+            else:
+                self._files[name].checkpoints.forget_after(0)
+        return epoch
 
 
 def _placebo(
@@ -436,55 +441,3 @@ def _placebo(
     with tempfile.TemporaryDirectory(prefix="securevfl-placebo-") as folder:
         there = RunOptions(run_folder=Path(folder), device=options.device)
         return simulate_federation(config, permuted, there, own=own, with_alone=False).joint_outputs
-
-
-def _keep(
-    plan: RunPlan, table: PartyTable, linked: LinkedSecondary, simulated: SimulatedParty
-) -> None:
-    """Keep what a secondary keeps of a run that is through."""
-    own = simulated.files
-    save_secondary(plan, table, linked, simulated.secondary, own.ledger, folder=own.folder)
-    write_explanation(own.folder, simulated.secondary.explanation())
-
-
-def _shown_positions(
-    config: FederationConfig, parties: Mapping[str, SimulatedParty]
-) -> dict[str, PositionsTaken]:
-    """Return secondaries' own positional encodings, for the report: none behind a promise."""
-    if config.privacy.mechanism != "none":
-        return {}
-    taken = {name: one.secondary.positions_taken for name, one in parties.items()}
-    return {name: one for name, one in taken.items() if one is not None}
-
-
-def _resumed_run(
-    config: FederationConfig, kept: Mapping[str, PartyFiles], observe: Observer
-) -> str:
-    """Return the id of the run that is resumed in all parties' folders."""
-    for name, own in kept.items():
-        for text in own.checkpoints.resume():
-            observe(Warned(text=f"{name}: {text}"))
-    run = kept[config.primary.name].checkpoints.run
-    others = [name for name, own in kept.items() if own.checkpoints.run != run]
-    if others:
-        raise ConfigError(
-            f"{kept[others[0]].folder}: belongs to another run than the primary's folder; restore "
-            f"it, or start afresh with another --out"
-        )
-    return run
-
-
-def _resume_epoch(plan: RunPlan, primary: PartyFiles, parties: Mapping[str, SimulatedParty]) -> int:
-    """Return the last epoch that every party whose model trains has saved, 0 for none.
-
-    The secondaries go back to it.
-    """
-    trained = [] if plan.frozen else list(parties.values())
-    saved = [party.files.checkpoints.epochs() for party in trained]
-    epoch = last_common(plan.config, primary.checkpoints, saved)
-    for party in trained:
-        if epoch:
-            party.files.checkpoints.load(epoch, partial(party.secondary.resume, epoch))
-        else:
-            party.files.checkpoints.forget_after(0)
-    return epoch

@@ -10,217 +10,20 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
 
-from securevfl.config.federation import FederationConfig
-from securevfl.core import files
+from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, DataError, NoRowsError
-from securevfl.core.progress import Observer, Stage, Warned, unheard
+from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.party_tables import as_pandas
 from securevfl.data.tables import PartyTable
-from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary
-from securevfl.federation.rounds.exchanges import ChargedExchange
-from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.run_plan import PredictionBudget, plan_prediction
-from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
+from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names, active_without, in_blocks
-from securevfl.federation.session.party_files import PartyFiles
-from securevfl.linkage.stage.linking import Linker
-from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime import predicting, run_options
+from securevfl.runtime.kept_run import NEVER_FEWER, KeptRun, released_table, worth_without
 from securevfl.runtime.launching import predict_in_processes
-from securevfl.runtime.predicting import (
-    AlonePredictor,
-    NamedRows,
-    answered,
-    answers_alone,
-    kept_top,
-    made_alone,
-    prediction_spec,
-    request_of,
-    require_one_model,
-    top_model,
-    warn_of_few_links,
-)
 from securevfl.runtime.predictions import FILE, Predictions, predictions_of, read_predictions
-from securevfl.runtime.released_table import released_table
-from securevfl.runtime.run_folder import KeptRun, read_figures, simulated_files
-from securevfl.runtime.run_options import (
-    FederationSource,
-    NewRows,
-    PartyJob,
-    RunOptions,
-    device_named,
-    opened,
-)
+from securevfl.runtime.run_folder import read_figures, simulated_files
 from securevfl.runtime.run_tables import read_new_rows, read_party, rows_of_frame, rows_of_table
-from securevfl.runtime.without_partners import NEVER_FEWER, worth_without
-
-# Requests for predictions of a kept model with all parties in this process.
-
-
-class Predictor:
-    """A trained federation whose parties all share this process, as a simulation's do.
-
-    Ledgers are charged for every request as those of real parties are.
-    """
-
-    def __init__(
-        self,
-        config: FederationConfig,
-        run_folder: Path,
-        tables: Mapping[str, PartyTable],
-        *,
-        device: torch.device,
-        without: Sequence[str] = (),
-    ) -> None:
-        """Load the model of every party that is there.
-
-        Args:
-            config: The federation file.
-            run_folder: Of the run that trained.
-            tables: The secondaries' tables, by name, encoded as their models' schemas say.
-            device: Where models and noise are computed.
-            without: Secondaries that are absent; neither their tables nor their models are needed.
-
-        Raises:
-            ConfigError: If a model is missing or damaged, they are of several runs, or too few
-                secondaries are left.
-        """
-        self.active = active_without(config, without)
-        self.absent = absent_names(config, self.active)
-        self.secondaries = [one for one in config.secondaries if one.name not in self.absent]
-        self.config = config
-        self.run_folder = run_folder
-        self.tables = tables
-        self.device = device
-        self.models = {
-            party.name: load_model(
-                run_folder / "parties" / party.name / FOLDER, config, party=party.name
-            )
-            for party in (config.primary, *self.secondaries)
-        }
-        self.primary = self.models[config.primary.name]
-        for name, model in self.models.items():
-            require_one_model(self.primary, model.run, name)
-
-    @contextlib.contextmanager
-    def session(self) -> "Iterator[SimulatedSession]":
-        """Hold every party's ledger open, for one request after another.
-
-        Raises:
-            ConfigError: If a ledger is in use by another run.
-        """
-        parties = (self.config.primary, *self.secondaries)
-        with simulated_files(self.config, parties, self.run_folder, resume=True) as own:
-            for files in own.values():
-                files.hold_ledger()
-            yield SimulatedSession(self, own)
-
-
-class SimulatedSession:
-    """Requests for predictions, one after another, with all parties in this process."""
-
-    def __init__(self, predictor: Predictor, own: Mapping[str, PartyFiles]) -> None:
-        self._predictor = predictor
-        self._own = own
-        self._bottoms: dict[str, BottomAtWork] = {}
-        self._top: nn.Module | None = None
-
-    @property
-    def broken(self) -> bool:
-        """Whether parties were left in the middle of a request: never, all of them are here."""
-        return False
-
-    def check(self) -> None:
-        """Do nothing: no party can be lost."""
-
-    def budgets(self) -> list[PredictionBudget]:
-        """Return what predictions have spent at every party, and what is left."""
-        model = self._predictor.primary.run
-        return [files.prediction_budget(model) for files in self._own.values()]
-
-    def ask(self, rows: NamedRows, *, observe: Observer = unheard) -> Predictions:
-        """Return predictions of new rows of the primary.
-
-        Raises:
-            BudgetExceededError: If a party's ledger does not cover the request; nothing was
-                released then.
-            DataError: If the rows have other features than the model.
-
-        Reveals:
-            Everything is in one process: a simulation protects nobody's table.
-        """
-        predictor = self._predictor
-        return answered(
-            predictor.config,
-            predictor.primary,
-            rows,
-            lambda table: self._release(table, observe),
-            device=predictor.device,
-            without=predictor.absent,
-        )
-
-    def _release(self, new: PartyTable, observe: Observer) -> tuple[Tensor, float]:
-        """Return the outputs for rows that are linked, and what releasing them cost."""
-        predictor = self._predictor
-        config, primary, device = predictor.config, predictor.primary, predictor.device
-        spec = prediction_spec(config, primary, active=predictor.active)
-        request = request_of(config, primary, keys_of(spec.keys, new), active=predictor.active)
-        plan = plan_prediction(config, request.facts, noise_share_std=primary.noise_share_std)
-        observe(Stage(text="linking", of=len(predictor.secondaries)))
-        with contextlib.ExitStack() as opened:
-            ledgers = {
-                name: files.open_prediction(plan, model=primary.run)
-                for name, files in self._own.items()
-            }
-            link = Linker(spec, request.keys)
-            parties = {}
-            for party in predictor.secondaries:
-                table, model = predictor.tables[party.name], predictor.models[party.name]
-                if party.name not in self._bottoms:
-                    self._bottoms[party.name] = bottom_at_work(
-                        plan, party, table, device=device, model=model
-                    )
-                linked = link(keys_of(spec.keys, table), similarity_scale=model.similarity_scale)
-                warn_of_few_links(
-                    party.name,
-                    linked,
-                    predicted=request.facts.predicted_rows,
-                    least=config.linkage.least_linked,
-                    observe=observe,
-                )
-                secondary = build_secondary(
-                    plan,
-                    party,
-                    table,
-                    linked,
-                    ledgers[party.name],
-                    device=device,
-                    kept_bottom=self._bottoms[party.name],
-                )
-                opened.callback(secondary.close)
-                parties[plan.ranks[party.name]] = secondary
-            exchange = ChargedExchange(
-                SimulatedExchange(parties, plan.cut),
-                ledgers[config.primary.name],
-                lambda _epsilon: None,
-            )
-            if self._top is None:
-                self._top = kept_top(config, primary, new, device=device)
-            top = top_model(
-                config,
-                primary,
-                self._top,
-                new,
-                link.primary,
-                exchange,
-                request=request,
-                device=device,
-            )
-            outputs = top.predict(request.rows, "predict")
-            spent = max(ledger.spent for ledger in ledgers.values())
-        return outputs, spent
-
 
 # What it takes to predict new rows with a run whose parties have kept their models.
 
@@ -262,7 +65,9 @@ class TrainedRun(KeptRun):
         none_left = active is not None and not active
         if none_left or (measured is not None and measured["used"] == "alone"):
             # The primary alone does better than those that are left, or has to.
-            model = made_alone(model, threshold=None if measured is None else measured["threshold"])
+            model = predicting.made_alone(
+                model, threshold=None if measured is None else measured["threshold"]
+            )
         way = "alone" if none_left else self.way(model)
         if (
             absent
@@ -272,12 +77,13 @@ class TrainedRun(KeptRun):
         ):
             observe(Warned(text=NEVER_FEWER))
         if way == "alone" or way == "here":
-            asker: AlonePredictor | Predictor = (
-                AlonePredictor(self.config, model, without=absent)
+            with (
+                contextlib.nullcontext(
+                    predicting.PredictionSession(self.config, model, active=active)
+                )
                 if way == "alone"
-                else self.predictor(observe, without=absent)
-            )
-            with asker.session() as session:
+                else self.session(observe, without=absent)
+            ) as session:
                 predictions = session.ask(named, observe=observe)
             if out is not None:
                 predictions.write(out)
@@ -288,20 +94,22 @@ class TrainedRun(KeptRun):
 
     def way(self, model: SavedModel) -> Way:
         """Return where requests for predictions of the primary's model are answered."""
-        if answers_alone(model):
+        if predicting.answers_alone(model):
             return "alone"
         if self.identity is not None:
             return "elsewhere"
         return "here" if read_figures(self.folder)["mode"] == "simulated" else "processes"
 
-    def primary_job(self, observe: Observer, new_rows: NewRows | None = None) -> PartyJob:
+    def primary_job(
+        self, observe: Observer, new_rows: run_options.NewRows | None = None
+    ) -> run_options.PartyJob:
         """Return the job of the primary's process, which serves the model.
 
         Args:
             observe: Called with progress.
             new_rows: What it asks for; None where requests come later.
         """
-        return PartyJob(
+        return run_options.PartyJob(
             **vars(replace(self.options(observe), resume=True)),
             config=self.config,
             name=self.config.primary.name,
@@ -311,12 +119,12 @@ class TrainedRun(KeptRun):
             new_rows=new_rows,
         )
 
-    def options(self, observe: Observer) -> RunOptions:
+    def options(self, observe: Observer) -> run_options.RunOptions:
         """Return the options of processes that serve the models."""
-        return RunOptions(
+        return run_options.RunOptions(
             run_folder=self.folder,
             data_root=self.data_root.resolve(),
-            device=device_named(self.device),
+            device=run_options.device_named(self.device),
             observe=observe,
         )
 
@@ -347,7 +155,7 @@ class TrainedRun(KeptRun):
     def _ask_primary(
         self,
         rows: Any,
-        named: NamedRows,
+        named: predicting.NamedRows,
         way: Way,
         absent: tuple[str, ...],
         id_column: str | None,
@@ -363,7 +171,7 @@ class TrainedRun(KeptRun):
                 "reads a file; give a frame or a path instead of a PartyTable"
             )
         with tempfile.TemporaryDirectory(prefix="securevfl-") as temporary:
-            new = NewRows(
+            new = run_options.NewRows(
                 path=_file_of(rows, Path(temporary)),
                 out=(out or Path(temporary) / FILE).resolve(),
                 id_column=id_column,
@@ -379,7 +187,7 @@ class TrainedRun(KeptRun):
         # As the frame has them: a file holds texts alone.
         return predictions if named.names is None else replace(predictions, rows=named.names)
 
-    def named(self, rows: Any, *, id_column: str | None = None) -> NamedRows:
+    def named(self, rows: Any, *, id_column: str | None = None) -> predicting.NamedRows:
         """Return new rows as the model takes them.
 
         Args:
@@ -402,47 +210,61 @@ class TrainedRun(KeptRun):
 
     def features(self, *, own: bool = False) -> pd.DataFrame:
         """Return the releases of a frozen run; see :meth:`RunResult.features`."""
-        name = self.config.primary.name
-        table = (self.tables or {}).get(name)
-        if table is None:
-            table = read_party(self.config, self.config.primary, self.data_root)
-        return released_table(self.config, self.folder, table, own=own)
+        return released_table(self, own=own)
 
     @cached_property
-    def _predictors(self) -> dict[tuple[str, ...], Predictor]:
+    def _secondaries(self) -> dict[str, predicting.KeptSecondary]:
         return {}
 
     @cached_property
     def _worths(self) -> dict[tuple[str, ...], Mapping[str, Any] | None]:
         return {}
 
-    def predictor(self, observe: Observer, *, without: tuple[str, ...] = ()) -> Predictor:
-        """Return all parties of a simulated run that are not absent, with their models loaded."""
-        absent = without
-        if absent not in self._predictors:
-            tables = self.tables
-            if not tables:
-                tables = {
-                    party.name: read_party(
-                        self.config, party, self.data_root, model=self.model(party.name)
-                    )
-                    for party in self.config.secondaries
-                    if party.name not in absent
-                }
-                for table in tables.values():
-                    _warn_of(table, observe)
-            self._predictors[absent] = Predictor(
-                self.config,
-                self.folder,
-                tables,
-                device=device_named(self.device),
-                without=absent,
+    @contextlib.contextmanager
+    def session(
+        self, observe: Observer, *, without: Sequence[str] = ()
+    ) -> Iterator[predicting.SimulatedSession]:
+        """Hold the ledgers of all parties of a simulated run, for one request after another.
+
+        Args:
+            observe: Called with warnings of tables that are read again.
+            without: Secondaries that are absent; neither their tables nor their models are needed.
+
+        Raises:
+            ConfigError: If a model is missing or damaged, they are of several runs, too few
+                secondaries are left, or a ledger is in use by another run.
+        """
+        config, active = self.config, active_without(self.config, without)
+        primary, absent = self.model(config.primary.name), absent_names(config, active)
+        secondaries = {}
+        for party in config.secondaries:
+            if party.name not in absent:
+                secondaries[party.name] = kept = self._secondary(party, observe)
+                predicting.require_one_model(primary, kept.model.run, party.name)
+        there = [config.primary, *(config.party(name) for name in secondaries)]
+        with simulated_files(config, there, self.folder, resume=True) as own:
+            for files in own.values():
+                files.hold_ledger()
+            device = run_options.device_named(self.device)
+            yield predicting.SimulatedSession(
+                config, primary, secondaries, own, device=device, active=active
             )
-        return self._predictors[absent]
+
+    def _secondary(self, party: PartySettings, observe: Observer) -> predicting.KeptSecondary:
+        if party.name not in self._secondaries:
+            model = self.model(party.name)
+            table = (self.tables or {}).get(party.name)
+            if table is None:
+                table = read_party(self.config, party, self.data_root, model=model)
+                _warn_of(table, observe)
+            self._secondaries[party.name] = predicting.KeptSecondary(
+                party, table, model, device=run_options.device_named(self.device)
+            )
+        return self._secondaries[party.name]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields alone: a loaded model is loaded again."""
-        loaded = ("_predictors", "_worths")
+        loaded = ("_secondaries", "_worths")
         return {name: value for name, value in vars(self).items() if name not in loaded}
 
 
@@ -470,7 +292,7 @@ def _file_of(rows: Any, folder: Path) -> Path:
 class RunSource(TypedDict, total=False):
     """Where a run's parts are, if not in its folder."""
 
-    federation: FederationSource | None
+    federation: run_options.FederationSource | None
     """The federation file; default: that of the run."""
     parties: Iterable[PartyTable] | None
     """The secondaries' tables, of a run that was simulated on tables in memory; others are read
@@ -533,23 +355,18 @@ def features(
     run: str | Path,
     *,
     own: bool = False,
-    federation: FederationSource | None = None,
-    parties: Iterable[PartyTable] | None = None,
-    data_root: Path | None = None,
+    **source: Unpack[RunSource],
 ) -> pd.DataFrame:
     """Return what a frozen run has released, as a table for models of the primary's own.
 
     It costs nothing, however often it is asked for: see
-    :func:`securevfl.runtime.released_table.released_table`, which says what the columns and
+    :func:`securevfl.runtime.kept_run.released_table`, which says what the columns and
     ``attrs["securevfl"]`` are.
 
     Args:
         run: The run folder.
         own: Whether the primary's own encoded columns and its label come too.
-        federation: The federation file; default: that of the run.
-        parties: The primary's table, of a run that was simulated on tables in memory; others are
-            read again.
-        data_root: Where relative data paths start; default: the current folder.
+        **source: See :class:`RunSource`; of ``parties``, it takes the primary's table.
 
     Raises:
         ConfigError: If the run's encoders are not frozen, the folder is not the primary's, a file
@@ -560,14 +377,13 @@ def features(
     Reveals:
         Nothing: it is made of what was released before.
     """
-    trained = trained_run(run, federation=federation, parties=parties, data_root=data_root)
-    return trained.features(own=own)
+    return trained_run(run, **source).features(own=own)
 
 
 def trained_run(
     run: str | Path,
     *,
-    federation: FederationSource | None = None,
+    federation: run_options.FederationSource | None = None,
     parties: Iterable[PartyTable] | None = None,
     identity: str | Path | None = None,
     listen: str | None = None,
@@ -582,7 +398,7 @@ def trained_run(
     path = Path(run) / "federation.toml"
     if federation is None and not path.exists():
         raise ConfigError(f"run folder {run}: has no {path.name}; is it that of a finished run?")
-    config, _ = opened(path if federation is None else federation, None)
+    config, _ = run_options.opened(path if federation is None else federation, None)
     return TrainedRun(
         config=config,
         place=Path(run),
@@ -591,50 +407,4 @@ def trained_run(
         identity=None if identity is None else Path(identity),
         listen=listen,
         device=device,
-    )
-
-
-def predict_file(
-    config: FederationConfig,
-    run_folder: Path,
-    *,
-    rows: Path,
-    out: Path,
-    id_column: str | None = None,
-    without: Sequence[str] = (),
-    observe: Observer = unheard,
-    **source: Unpack[RunSource],
-) -> Predictions:
-    """Predict a file of new rows, and write the predictions; see :func:`predict`.
-
-    Args:
-        config: The federation file.
-        run_folder: Of the run that trained.
-        rows: The file of new rows.
-        out: Where predictions are written.
-        id_column: The column that names rows; None numbers them from 1 on.
-        without: Secondaries that are absent.
-        observe: Called with progress.
-        **source: See :class:`RunSource`.
-
-    Raises:
-        BudgetExceededError: As :func:`predict`.
-        ConfigError: As :func:`predict`, or if there is no such file.
-        DataError: As :func:`predict`.
-
-    Reveals:
-        What :func:`predict` reveals.
-    """
-    files.require_writable_folder(out.parent, what="folder of --out")
-    if not rows.exists():
-        raise ConfigError(f"--rows: there is no file {rows}")
-    source["federation"] = config
-    return predict(
-        run_folder,
-        rows,
-        id_column=id_column,
-        without=without,
-        out=out,
-        observe=observe,
-        **source,
     )

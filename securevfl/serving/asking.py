@@ -17,9 +17,9 @@ from typing import Final, Protocol, runtime_checkable
 import pandas as pd
 
 from securevfl.core.errors import BudgetExceededError, DataError, PartyFailedError, SecureVflError
-from securevfl.core.progress import Observer, unheard
+from securevfl.core.progress import unheard
 from securevfl.federation.run_plan import PredictionBudget
-from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.predicting import NamedRows, PredictionSession
 from securevfl.runtime.predictions import Predictions
 
 MOST_WAITING: Final = 256
@@ -28,28 +28,6 @@ MOST_WAITING: Final = 256
 _NAP_S: Final = 0.2
 _AGAIN_S: Final = 0.5
 _END_S: Final = 60.0
-
-
-@runtime_checkable
-class PredictionSession(Protocol):
-    """Parties that answer."""
-
-    @property
-    def broken(self) -> bool:
-        """Whether an error has left the parties in the middle of a request."""
-        ...
-
-    def ask(self, rows: NamedRows, *, observe: Observer) -> Predictions:
-        """Return predictions of new rows."""
-        ...
-
-    def check(self) -> None:
-        """Raise what ended the session, if something has."""
-        ...
-
-    def budgets(self) -> list[PredictionBudget]:
-        """Return what is known of the parties' budgets."""
-        ...
 
 
 @runtime_checkable

@@ -14,13 +14,13 @@ from securevfl.federation.session.membership import active_without
 from securevfl.launch.spawn import KeptProcesses
 from securevfl.runtime.launching import others_in_processes
 from securevfl.runtime.party import PartySession, party_session
-from securevfl.runtime.predicting import AlonePredictor, NamedRows
+from securevfl.runtime.predicting import NamedRows, PredictionSession
 from securevfl.runtime.primary_party import PredictingPrimary, predicting
 from securevfl.runtime.run_options import PartyJob
 from securevfl.runtime.run_tables import rows_of_frame, schema_of
 from securevfl.runtime.trained_run import TrainedRun
 from securevfl.serving.api import Served
-from securevfl.serving.asking import Model, PredictionSession
+from securevfl.serving.asking import Model
 from securevfl.serving.json_rows import RowFormat
 from securevfl.transport.identity import Identity
 from securevfl.transport.star import PrimaryTransport
@@ -149,7 +149,8 @@ def opened(run: TrainedRun, *, observe: Observer, without_lost: bool = False) ->
     own = run.model(run.config.primary.name)
     way = run.way(own)
     if way == "alone":
-        yield _opened(own, run.config, AlonePredictor(run.config, own).session)
+        session = PredictionSession(run.config, own)
+        yield _opened(own, run.config, lambda: nullcontext(session))
     elif way == "here":
         found = in_process(run)
         # One session from start to end: another server or request on these ledgers is refused.
@@ -178,8 +179,8 @@ def in_process(run: TrainedRun) -> Opened:
         ConfigError: If a model is missing or damaged.
         DataError: If a party's table cannot be read any more.
     """
-    predictor = run.predictor(unheard)
-    return _opened(predictor.primary, run.config, predictor.session)
+    own = run.model(run.config.primary.name)
+    return _opened(own, run.config, lambda: run.session(unheard))
 
 
 def _opened(

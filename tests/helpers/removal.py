@@ -26,6 +26,7 @@ from torch import Tensor
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import read_federation
+from securevfl.core.progress import unheard
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp import class_sums
@@ -508,7 +509,7 @@ def whole_run(
         patches.enter_context(mechanisms_overheard(listener.say))
         for owner, name, make in (
             (simulation, "build_secondary", listener.built),
-            (trained_run, "build_secondary", listener.built),
+            (predicting, "build_secondary", listener.built),
             (Secondary, "answer", listener.spoken),
             (Secondary, "learn", listener.spoken),
             (encoder_fitting.ClassMeansFitting, "vectors", listener.spoken),
@@ -536,8 +537,8 @@ def whole_run(
             "history", [{k: v for k, v in one.items() if k not in timed} for one in result.history]
         )
         new = tables[config.primary.name].take(np.arange(3))
-        predictor = trained_run.Predictor(config, folder, tables, device=torch.device("cpu"))
-        with predictor.session() as session:
+        run = trained_run.TrainedRun(config=config, place=folder, tables=tables)
+        with run.session(unheard) as session:
             answer = session.ask(predicting.NamedRows.all_of(new))
         listener.hear("predictions", answer.values.tolist())
     return listener.heard

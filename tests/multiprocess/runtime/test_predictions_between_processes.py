@@ -18,7 +18,7 @@ from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import Predictions, read_predictions
 from securevfl.runtime.run_options import NewRows, RunOptions
-from securevfl.runtime.trained_run import predict_file
+from securevfl.runtime.trained_run import predict
 
 PARTIES = ("agency", "bank-1", "bank-2")
 SMALL = {"rows": 60, "training": {"epochs": 1, "batch_size": 32}}
@@ -46,7 +46,7 @@ def in_processes(config: FederationConfig, run: Path, rows: Path) -> Predictions
 
 def test_processes_predict_what_one_process_does(tmp_path: Path) -> None:
     config, run, rows = trained(write_federation(tmp_path, **SMALL))
-    alone = predict_file(config, run, rows=rows, out=tmp_path / "one.csv", data_root=tmp_path)
+    alone = predict(run, rows, federation=config, out=tmp_path / "one.csv", data_root=tmp_path)
     many = in_processes(config, run, rows)
     assert alone.probabilities is not None
     assert many.probabilities is not None

@@ -15,7 +15,7 @@ from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import read_predictions
 from securevfl.runtime.run_options import NewRows, RunOptions
-from securevfl.runtime.trained_run import predict_file
+from securevfl.runtime.trained_run import predict
 
 pytestmark = pytest.mark.multiprocess
 
@@ -34,8 +34,13 @@ def test_processes_without_a_secondary_predict_what_one_process_does(tmp_path: P
     rows = tmp_path / "new.csv"
     pd.read_csv(tmp_path / "agency.csv").iloc[:20].drop(columns="y").to_csv(rows, index=False)
     config = read_federation(run / "federation.toml")
-    alone = predict_file(
-        config, run, rows=rows, out=tmp_path / "one.csv", data_root=tmp_path, without=["bank-2"]
+    alone = predict(
+        run,
+        rows,
+        federation=config,
+        out=tmp_path / "one.csv",
+        data_root=tmp_path,
+        without=["bank-2"],
     )
     # Gone with everything that it has.
     (tmp_path / "bank-2.csv").rename(tmp_path / "elsewhere.csv")

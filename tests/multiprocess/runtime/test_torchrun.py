@@ -9,7 +9,7 @@ from helpers.command_line import securevfl
 from helpers.federations import save, write_federation
 from helpers.warm import Program
 
-from securevfl.runtime.entry import simulate_from_file
+from securevfl.runtime.entry import simulate
 
 pytestmark = pytest.mark.multiprocess
 
@@ -68,7 +68,7 @@ def test_parties_of_two_processes_train_as_those_of_one(tmp_path, capfd, port, p
     agency = ("securevfl.cli.main",) if privacy else several
     outputs = ended([party("agency", *agency), party("bank-1", *several)])
     assert "bank-1 is done" in outputs[1]
-    alone = simulate_from_file(path, out=tmp_path / "alone")
+    alone = simulate(path, out=tmp_path / "alone")
     metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     if privacy is None:
         history = (out / "history.csv").read_text(encoding="utf-8").splitlines()

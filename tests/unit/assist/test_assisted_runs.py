@@ -18,7 +18,7 @@ from securevfl.runtime.entry import simulate
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.trained_run import predict_file
+from securevfl.runtime.trained_run import predict
 
 
 def run(path: Path, out: Path, **settings: Any) -> RunResult:
@@ -115,10 +115,9 @@ def test_a_kept_model_predicts_what_the_run_predicted(
     tested = pd.read_csv(tmp_path / "run" / "predictions.csv")
     rows = pd.read_csv(tmp_path / "agency.csv").iloc[tested["row"] - 1]
     rows.to_csv(tmp_path / "new.csv", index=False)
-    found = predict_file(
-        read_federation(tmp_path / "run" / "federation.toml"),
+    found = predict(
         tmp_path / "run",
-        rows=tmp_path / "new.csv",
+        tmp_path / "new.csv",
         out=tmp_path / "out.csv",
         data_root=tmp_path,
     ).frame()

@@ -8,7 +8,7 @@ import pytest
 
 from securevfl.config.reading import parse_federation
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.trained_run import predict_file
+from securevfl.runtime.trained_run import predict
 
 ROWS = 200
 FIRST = 4_000_000_000_000_001
@@ -56,10 +56,10 @@ def test_new_rows_with_ids_of_sixteen_digits_find_their_records(
     )
     run = tmp_path / "run"
     simulate(config, out=run, data_root=tmp_path)
-    found = predict_file(
-        config,
+    found = predict(
         run,
-        rows=tmp_path / f"new.{suffix}",
+        tmp_path / f"new.{suffix}",
+        federation=config,
         out=tmp_path / "found.csv",
         id_column="id",
         data_root=tmp_path,

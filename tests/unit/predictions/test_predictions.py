@@ -23,7 +23,7 @@ from securevfl.federation.session.request_validator import RequestValidator, Ses
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.trained_run import predict_file
+from securevfl.runtime.trained_run import predict
 
 NONE = {"privacy": {"mechanism": "none"}}
 FEDSIM = {
@@ -110,7 +110,7 @@ def rows_of(run: Path, change: Callable[[pd.DataFrame], pd.DataFrame] = as_they_
 
 def predicted(run: Path, rows: Path, **options: Any) -> Predictions:
     out = run.parent / "predicted.csv"
-    return predict_file(config_of(run), run, rows=rows, out=out, data_root=run.parent, **options)
+    return predict(run, rows, federation=config_of(run), out=out, data_root=run.parent, **options)
 
 
 @pytest.mark.parametrize("family", ["fet", "fedsim"])

@@ -16,7 +16,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.lab import contribution as again
 from securevfl.lab.contribution import CACHE
-from securevfl.runtime.run_folder import FILE
+from securevfl.runtime.run_folder import CONTRIBUTION
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -140,7 +140,7 @@ def test_the_command_writes_file_plot_and_report(
     assert ended.code == 0
     told = json.loads(ended.out)
     assert told == first.as_json()
-    assert json.loads((out / FILE).read_text()) == {"format": 1, **told}
+    assert json.loads((out / CONTRIBUTION).read_text()) == {"format": 1, **told}
     assert plot.read_text().startswith("<svg")
     report = (out / "report.html").read_text()
     assert "What if a partner leaves" in report
@@ -229,4 +229,4 @@ def test_sums_under_a_promise_are_refused_with_what_it_would_take(
     assert refused.code == 4
     assert "2 more releases of the 12 test rows, epsilon" in refused.complaint
     assert 'layout = "blocks"' in refused.complaint
-    assert not (tmp_path / "run" / FILE).exists()
+    assert not (tmp_path / "run" / CONTRIBUTION).exists()

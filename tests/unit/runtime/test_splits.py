@@ -85,6 +85,20 @@ def test_a_run_is_split_by_a_column(tmp_path: Path, column: str) -> None:
         assert train.max() < validation.min() <= validation.max() < test.min()
 
 
+@pytest.mark.parametrize("excluded", [["x1"], ["x1", "day"]])
+def test_excluded_columns_are_no_features_where_a_column_splits(
+    tmp_path: Path, excluded: list[str]
+) -> None:
+    """The column that splits is read in any case, and is a feature in none."""
+    path = write(tmp_path, split="time", split_column="day")
+    source = tomllib.loads(path.read_text())
+    source["party"][0]["exclude"] = excluded
+    config = read_federation(save(tmp_path, source))
+    table = read_tables(config, tmp_path)["agency"]
+    assert table.feature_names == ("x0", "x2")
+    assert table.split_by is not None
+
+
 @pytest.mark.parametrize(
     ("ones", "training", "message"),
     [

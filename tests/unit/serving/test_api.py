@@ -6,7 +6,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +23,8 @@ from helpers.patience import PATIENCE_S
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.trained_run import predict_file, trained_run
+from securevfl.runtime.predicting import PredictionSession
+from securevfl.runtime.trained_run import predict, trained_run
 from securevfl.serving.guard import token_of
 from securevfl.serving.opening import Opened, in_process
 from securevfl.serving.server import ServerSettings, application, bound
@@ -113,8 +114,12 @@ def test_it_predicts_what_the_command_predicts(plain: Path, tmp_path: Path) -> N
     rows = pd.read_csv(run.parent / "agency.csv").iloc[:7].drop(columns="y")
     rows.to_csv(tmp_path / "new.csv", index=False)
     config = read_federation(run / "federation.toml")
-    said = predict_file(
-        config, run, rows=tmp_path / "new.csv", out=tmp_path / "out.csv", data_root=run.parent
+    said = predict(
+        run,
+        tmp_path / "new.csv",
+        federation=config,
+        out=tmp_path / "out.csv",
+        data_root=run.parent,
     )
     with client_of(opened(run)) as client:
         answer = client.post("/predict", json={"rows": rows.to_dict("records")})
@@ -376,14 +381,13 @@ def lost(model: Opened, after: int) -> Opened:
     return replace(model, model=replace(model.model, open=again))
 
 
-class _Losing:
+class _Losing(PredictionSession):
     """A session in which a party is lost once so many requests are answered."""
 
     broken = True
 
     def __init__(self, session: Any, after: int) -> None:
         self._session, self._left = session, after
-        self.check: Callable[[], None] = session.check
         self.budgets = session.budgets
 
     def ask(self, new: Any, **more: Any) -> Any:

@@ -1,0 +1,777 @@
+"""A finished run whose models were kept, and what it answers at no cost.
+
+The answers lie at the primary, or with a simulation without noise. Whatever this or another program
+computes from released rows afterwards reveals no more of the secondaries' records than they do: no
+party is asked, nothing is sent and no ledger is charged.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Float32, Float64, Int64
+from torch import Tensor
+
+from securevfl.config.federation import FederationConfig, link_spec
+from securevfl.config.sections import PartySettings
+from securevfl.core.errors import ConfigError, DataError, PrivacyError
+from securevfl.core.progress import Observer, Stage, unheard
+from securevfl.data.rows import RowSplit, consecutive_batches
+from securevfl.data.tables import PartyTable
+from securevfl.federation import run_plan
+from securevfl.federation.base import own_inputs, train_alone
+from securevfl.federation.build import primary_data
+from securevfl.federation.checkpoint import DamagedError, StateFolder
+from securevfl.federation.rounds.exchanges import CachedRows, ReleasedRows, without_blocks
+from securevfl.federation.rounds.primary import PrimaryData
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
+from securevfl.federation.session.membership import in_blocks
+from securevfl.ledger.book import LedgerBook
+from securevfl.ledger.chain import Chain, read_chain
+from securevfl.ledger.ledger import Ledger, recomputed, until_end
+from securevfl.linkage.spec import LinkedPrimary
+from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.party_keys import key_scaler, keys_of, model_keys
+from securevfl.models import task_metrics
+from securevfl.models.alone.choice import Used, who_answers
+from securevfl.models.tasks import TaskHead, as_logit, on_cpu
+from securevfl.runtime.predicting import (
+    KeptSecondary,
+    Request,
+    kept_top,
+    prediction_spec,
+    top_model,
+)
+from securevfl.runtime.run_folder import TemporaryFolder, read_contribution, read_figures
+from securevfl.runtime.run_options import device_named
+from securevfl.runtime.run_tables import read_party
+from securevfl.version import __version__
+
+# Where the models of a run lie, and where its parties' tables are.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeptRun:
+    """Where the models of a run lie, and where its parties' tables are."""
+
+    config: FederationConfig
+    """The federation file."""
+    place: Path | TemporaryFolder
+    """The run folder."""
+    data_root: Path = field(default_factory=Path)
+    """Where relative data paths start."""
+    tables: Mapping[str, PartyTable] | None = field(default=None, repr=False)
+    """The parties' tables by name, where they are in memory; None: they are read."""
+    device: str = "cpu"
+    """``"cpu"`` or ``"cuda"``, where parties compute."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.place.path if isinstance(self.place, TemporaryFolder) else self.place
+
+    def model(self, party: str) -> SavedModel:
+        """Read a party's model.
+
+        Raises:
+            ConfigError: As :func:`securevfl.federation.saved_model.load_model`.
+        """
+        return load_model(self.folder / "parties" / party / FOLDER, self.config, party=party)
+
+    def table(self, party: PartySettings) -> PartyTable:
+        """Return a party's table as in training, from memory or read again."""
+        table = (self.tables or {}).get(party.name)
+        return read_party(self.config, party, self.data_root) if table is None else table
+
+
+# A frozen run's releases as a table of the primary's own.
+
+METADATA: Final = "securevfl"
+"""Under this name a table's metadata lies in ``DataFrame.attrs`` and in a Parquet file's schema."""
+
+COST: Final = "nothing: post-processing of what was released; no ledger is charged, nothing is sent"
+"""What a table of releases costs, in words."""
+
+_FORMAT: Final = 1
+_RUN: Final = "run.pt"
+_PARTS: Final = ("train", "validation", "test", "unlabelled")
+
+
+class _Record:
+    """Read-only view of a ledger: whether it has the lines that saved rows were charged with."""
+
+    def __init__(self, path: Path, chain: Chain) -> None:
+        self._path = path
+        self._chain = chain
+
+    @property
+    def head(self) -> str:
+        """Hash of the last line."""
+        return self._chain.head.hex()
+
+    def require_history(self, head: str) -> None:
+        """Refuse if the line of that hash is not in the ledger."""
+        if not self._chain.contains(head):
+            raise PrivacyError(
+                f"ledger {self._path}: lacks releases that the kept rows were made with; it was "
+                f"cut or exchanged. Restore it from a copy"
+            )
+
+
+def released_table(kept_run: KeptRun, *, own: bool = False) -> pd.DataFrame:
+    """Return the released numbers of all rows of the primary.
+
+    What is kept is checked against the run's plan (rows, shape, settings, the ledger's lines), and
+    no file is believed for its name.
+
+    Args:
+        kept_run: The primary's; it may still be training.
+        own: Whether the primary's own columns, as they are encoded, and its label come too.
+
+    Returns:
+        One row a row of the primary, in the table's order. ``row`` counts from 1, as in
+        ``predictions.csv``; ``part`` is ``train``, ``validation``, ``test`` or ``unlabelled``; then
+        the released numbers, float32: ``SECONDARY_0`` and so on where each secondary has
+        coordinates of its own (``encoder.layout = "blocks"``); ``votes_CLASS`` where encoders vote
+        for classes, and ``votes_0``, for the lowest labels, and so on where they vote for numbers;
+        else ``released_0`` and so on. The last two kinds are averages over the secondaries. With
+        ``own``: ``own_NAME`` for every encoded column and numeric key, unscaled, and ``label`` in
+        its own words or unit, empty where a row has none.
+        ``attrs["securevfl"]`` has the promise, as :func:`_metadata` says.
+
+    Raises:
+        ConfigError: If the run's encoders are not frozen, the folder is not the primary's, a file
+            is damaged, or not all rows are released yet.
+        DataError: If the table does not fit, or columns of the result would share a name.
+        PrivacyError: If the ledger was altered, or lacks releases that the rows were made with.
+
+    Reveals:
+        Nothing: it is made of what was released before.
+    """
+    config = kept_run.config
+    if config.privacy.encoder != "frozen":
+        raise ConfigError(
+            f'privacy.encoder: rows of a "{config.privacy.encoder}" encoder are released anew in '
+            f'every epoch and not kept; only a run with "frozen" has releases as a table'
+        )
+    table = kept_run.table(config.primary)
+    folder = kept_run.folder / "parties" / config.primary.name
+    state, run = _state_of(folder, config)
+    ledger = folder / "ledger.jsonl"
+    if not ledger.exists():
+        raise ConfigError(f"{ledger}: is missing; the promise of the releases stands in it")
+    chain, entries = read_chain(ledger)
+    state.guard(_Record(ledger, chain))
+    parts = consecutive_batches(np.arange(table.num_rows), batch_size=config.training.batch_size)
+    kept = CachedRows(state, parts, shape=config.family.cut_shape(config.model))
+    kept.require_all()
+    split, _ = run_plan.run_facts(config, table)
+    released = kept.all().flatten(1).numpy()
+    columns: dict[str, Any] = {
+        "row": np.arange(1, table.num_rows + 1),
+        "part": _parts_of(split, table.num_rows),
+    }
+    _add(columns, zip(_names(config, table, released.shape[1]), released.T, strict=True))
+    if own:
+        _add(columns, _own_columns(table))
+    frame = pd.DataFrame(columns)
+    booked = until_end(entries, run)
+    head = chain.head_at(len(booked))
+    assert head is not None, "these lines are of the chain"
+    told = _metadata(config, booked, run, released)
+    frame.attrs[METADATA] = {**told, "ledger_head": head.hex(), "cost": COST}
+    return frame
+
+
+def _state_of(folder: Path, config: FederationConfig) -> tuple[StateFolder, str]:
+    """Return the primary's state files, and the id of the run that they are of."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"run folder {folder.parent.parent}: has no folder of the primary, "
+            f"{config.primary.name!r}; released rows lie with the primary alone"
+        )
+    state = StateFolder(folder, settings_digest=config.settings_digest)
+    try:
+        run, _, _ = state.examine(_RUN)
+    except FileNotFoundError:
+        raise ConfigError(f"run folder {folder.parent.parent}: holds no run") from None
+    except DamagedError:
+        raise ConfigError(f"{folder / _RUN}: is damaged; restore it from a copy") from None
+    state.run = run
+    return state, run
+
+
+def _metadata(
+    config: FederationConfig,
+    booked: Sequence[Mapping[str, Any]],
+    run: str,
+    released: Float32[np.ndarray, "rows numbers"],
+) -> dict[str, Any]:
+    """Return what is promised about the numbers, as the ledger's lines give it.
+
+    ``noise_deviation`` is that of the Gaussian noise in each number: every one of S secondaries
+    adds ``tau`` to its own term of the average, so it is ``tau / sqrt(S)``. ``unlinked_rows``
+    counts rows of zeros, behind which there is no record; behind noise that cannot be seen,
+    and it is None.
+    """
+    figures = recomputed(booked, run)
+    book = LedgerBook()
+    book.read(booked, where="the ledger")
+    last = [one for one in book.sessions if one.run == run][-1]
+    if (figures["row_releases"] or 0) < len(released):
+        raise PrivacyError(
+            f"the ledger has booked {figures['row_releases']} rows of run {run}, and "
+            f"{len(released)} lie in its folder; restore the ledger from a copy"
+        )
+    privacy, tau = last.plan.privacy, last.noise_share_std
+    spent = figures["epsilon"] or 0.0
+    total = figures["total_epsilon"] if len(book.runs(unit=privacy.unit)) > 1 else None
+    said = last.plan.statement(tau, spent=spent, total_epsilon=total)
+    return {
+        "format": _FORMAT,
+        "version": __version__,
+        "federation": config.federation.name,
+        "run": run,
+        "statement": said.text,
+        "warning": said.warning,
+        "mechanism": privacy.mechanism,
+        "epsilon": figures["epsilon"],
+        "delta": privacy.delta,
+        "unit": privacy.unit,
+        "links_per_record": privacy.links_per_record,
+        "links": config.model.neighbours,
+        "clip_norm": privacy.clip_norm,
+        "noise_deviation": tau / math.sqrt(last.plan.parties),
+        "secondaries": [party.name for party in config.secondaries],
+        "shape": list(config.family.cut_shape(config.model)),
+        "unlinked_rows": None if tau else int((~released.any(axis=1)).sum()),
+    }
+
+
+def _parts_of(split: RowSplit, rows: int) -> np.ndarray:
+    parts = np.empty(rows, dtype=object)
+    for name in _PARTS:
+        parts[getattr(split, name)] = name
+    return parts
+
+
+def _names(config: FederationConfig, table: PartyTable, numbers: int) -> list[str]:
+    if config.encoder is not None and config.encoder.method == "votes":
+        # The number at a class's place speaks for it (federation.ballot); a regression's have none.
+        return [f"votes_{one}" for one in table.classes or range(numbers)]
+    if config.encoder is None or not config.encoder.in_blocks:
+        return [f"released_{number}" for number in range(numbers)]
+    # In the order of ranks, as encoders write (federation.fitting.build_direction_bottom).
+    names = [party.name for party in config.secondaries]
+    each = numbers // len(names)
+    return [f"{name}_{number}" for name in names for number in range(each)]
+
+
+def _own_columns(table: PartyTable) -> Iterable[tuple[str, Any]]:
+    for name, column in zip(table.feature_names, table.features.T, strict=True):
+        yield f"own_{name}", column
+    for name, key in zip(table.key_names, table.keys.T, strict=True):
+        yield f"own_{name}", key
+    labels: Any = table.labels
+    if labels is None:
+        return
+    if table.classes is not None:
+        labels = np.array(table.classes, dtype=object)[labels.astype(np.int64)]
+    if table.labelled is not None:
+        labels = labels.astype(object)
+        labels[~table.labelled] = None
+    yield "label", labels
+
+
+def _add(columns: dict[str, Any], more: Iterable[tuple[str, Any]]) -> None:
+    for name, column in more:
+        if name in columns:
+            raise DataError(f"column {name!r}: two columns of the table would be called so")
+        columns[name] = column
+
+
+# Metrics of one or several models on the same test rows, with paired bootstrap intervals.
+
+Coalition = frozenset[str]
+"""Names of the partners that take part."""
+
+_LOSS: Final = {"regression": "mse", "binary": "log_loss", "multiclass": "log_loss"}
+"""Training loss by task: mean squared error in the label's unit squared, or logarithmic loss in
+nats."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CoalitionAnswer:
+    """Outputs for the test rows with one coalition."""
+
+    outputs: task_metrics.Outputs
+    """As the task's head takes them."""
+    threshold: float
+    """Probability above which a row counts as the second class, of a binary task."""
+    used: Used = "joint"
+    """Whether the joint model answers, or the primary's local model alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A figure of the test rows with its bootstrap interval."""
+
+    value: float
+    interval: task_metrics.Interval | None
+    """From paired resamples of the test rows; None where too few of them define it."""
+    standard_error: float | None = None
+    """Of sampled permutations, in addition to the interval; None of exact figures."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields by name, without those that are undefined."""
+        found: dict[str, Any] = {
+            "value": self.value,
+            "interval": None if self.interval is None else list(self.interval),
+        }
+        if self.standard_error is not None:
+            found["standard_error"] = self.standard_error
+        return found
+
+
+Figures = Mapping[str, Estimate]
+"""By metric."""
+
+
+def metric_functions(
+    answer: CoalitionAnswer, head: TaskHead, targets: task_metrics.Targets
+) -> dict[str, task_metrics.Resampled]:
+    """Return the metric of training and the loss of an answer, as functions of rows' weights.
+
+    Args:
+        answer: Of the test rows.
+        head: The task.
+        targets: Labels of the test rows, as metrics take them.
+    """
+    cut = as_logit(answer.threshold)
+    found = task_metrics.resampled_metrics(head.task, answer.outputs, targets, cut=cut)
+    functions: dict[str, task_metrics.Resampled] = {}
+    for name in dict.fromkeys((head.metric_name, _LOSS[head.task])):
+        if name == "mse":
+            functions[name] = _times(_squared(found["rmse"]), head.label_deviation**2)
+        else:
+            unit = head.in_label_units(name, (0.0, 1.0))
+            assert unit is not None, "an interval was given"
+            functions[name] = _times(found[name], unit[1])
+    return functions
+
+
+def draws_of(
+    functions: Mapping[str, task_metrics.Resampled], head: TaskHead, *, rows: int, seed: int
+) -> dict[str, Float64[np.ndarray, " draws"]]:
+    """Return metrics on resamples of the test rows, the same resamples for all of them."""
+    return task_metrics.bootstrap_draws(
+        functions,
+        rows=rows,
+        resamples=task_metrics.resamples_for(rows, head.outputs),
+        seed=seed,
+    )
+
+
+def _times(metric: task_metrics.Resampled, factor: float) -> task_metrics.Resampled:
+    return lambda weights: factor * metric(weights)
+
+
+def _squared(metric: task_metrics.Resampled) -> task_metrics.Resampled:
+    def measure(weights: task_metrics.Weights) -> Float64[np.ndarray, " resamples"]:
+        return np.square(metric(weights))
+
+    return measure
+
+
+def measure(
+    answer: CoalitionAnswer, head: TaskHead, targets: task_metrics.Targets, *, seed: int
+) -> Figures:
+    """Return the metrics of one answer with intervals of resampled test rows."""
+    functions, rows = metric_functions(answer, head, targets), len(targets)
+    draws = draws_of(functions, head, rows=rows, seed=seed)
+    return {
+        name: Estimate(
+            value=float(of(np.ones((1, rows)))[0]),
+            interval=task_metrics.percentile_interval(draws[name]),
+        )
+        for name, of in functions.items()
+    }
+
+
+class BaselineOfRun:
+    """The primary's local model on the rows of training, to compare a saved model with."""
+
+    def __init__(
+        self, config: FederationConfig, table: PartyTable, model: SavedModel, data: PrimaryData
+    ) -> None:
+        assert model.primary is not None, "the primary's"
+        self.part, self.data = model.primary, data
+        self.head, device = data.head, data.features.device
+        split = data.split
+        alone = self.part.alone
+        if alone is None:
+            alone = train_alone(config, table, data).best.model
+        self.margins = torch.from_numpy(alone.margins(own_inputs(table))).to(device)
+        """Outputs of the local model for all rows."""
+        self.threshold = self.head.choose_threshold(
+            self.outputs(split.validation), self.targets(split.validation)
+        )
+
+    def outputs(self, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return the local model's outputs for rows."""
+        return self.margins[torch.as_tensor(rows, device=self.margins.device)]
+
+    def targets(self, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return the labels of rows."""
+        return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]
+
+    @property
+    def tested(self) -> task_metrics.Targets:
+        """The test rows' labels, as metrics take them."""
+        rows = self.data.split.test
+        return on_cpu(self.outputs(rows), self.targets(rows))[1]
+
+    @property
+    def test(self) -> CoalitionAnswer:
+        """The local model's answer for the test rows."""
+        return self.answer(self.outputs(self.data.split.test), self.threshold, "alone")
+
+    def answer(self, outputs: Tensor, threshold: float, used: Used) -> CoalitionAnswer:
+        """Return outputs for the test rows as an answer."""
+        out, _ = on_cpu(outputs, self.targets(self.data.split.test))
+        return CoalitionAnswer(outputs=out, threshold=threshold, used=used)
+
+
+class Partners:
+    """A run's outputs with some of its partners."""
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        table: PartyTable,
+        model: SavedModel,
+        linked: LinkedPrimary,
+        split: RowSplit,
+        *,
+        device: torch.device,
+    ) -> None:
+        """Build the primary's half of the network with all rows of training.
+
+        Args:
+            config: The federation file.
+            table: The primary's table, as in training.
+            model: The primary's.
+            linked: Links with all secondaries; a round reads the similarities of its active ones.
+            split: Of the rows.
+            device: Where models compute.
+        """
+        self.config, self.table, self.model = config, table, model
+        self.data = primary_data(config, table, split, linked, device=device)
+        self.alone = BaselineOfRun(config, table, model, self.data)
+        self.everybody = frozenset(party.name for party in config.secondaries)
+        rows = table.num_rows
+        self.top = top_model(
+            config,
+            model,
+            kept_top(config, model, table, device=device),
+            table,
+            linked,
+            self._stored(torch.empty(0, 1, 1), self.everybody),
+            request=Request(
+                facts=run_plan.prediction_facts(rows=rows, predicted_rows=rows),
+                keys=keys_of(prediction_spec(config, model).keys, table),
+            ),
+            device=device,
+        )
+        """The primary's half of the network; :meth:`exchange` gives it a coalition's averages."""
+
+    def _stored(
+        self, averages: Float[Tensor, "rows positions width"], coalition: Coalition
+    ) -> ReleasedRows:
+        return ReleasedRows(
+            averages,
+            ranks=tuple(sorted(self.config.ranks[one] for one in coalition)),
+            rounds=run_plan.RoundCounter(),
+            device=self.data.features.device,
+        )
+
+    def exchange(self, coalition: Coalition) -> ReleasedRows:
+        """Return the stored averages over a coalition."""
+        raise NotImplementedError
+
+    def outputs(self, coalition: Coalition, rows: Int64[np.ndarray, " some"]) -> Tensor:
+        """Return the saved joint model's outputs for rows, with these partners alone."""
+        self.top.exchange = self.exchange(coalition)
+        return self.top.predict(rows, "test")
+
+    def answer(self, coalition: Coalition) -> CoalitionAnswer:
+        """Return the saved model's answer for the test rows with these partners alone.
+
+        With a base, the primary's local model answers where the joint model does not beat it on the
+        validation rows by the rule of the run.
+        """
+        alone, part = self.alone, self.alone.part
+        if not coalition or part.used == "alone":
+            return alone.test
+        split = self.data.split
+        # The run has decided for all of its partners.
+        if part.base is not None and coalition != self.everybody:
+            used = who_answers(
+                alone.head,
+                joint=self.outputs(coalition, split.validation),
+                alone=alone.outputs(split.validation),
+                targets=alone.targets(split.validation),
+            )
+            if used == "alone":
+                return alone.test
+        return alone.answer(self.outputs(coalition, split.test), part.threshold, "joint")
+
+
+# A simulation without noise: its saved models answer for every coalition.
+
+
+class SavedModels(Partners):
+    """All saved models of a simulation without noise, with every party's table."""
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        tables: Mapping[str, PartyTable],
+        models: Mapping[str, SavedModel],
+        *,
+        device: torch.device,
+    ) -> None:
+        """Compute every secondary's representations of the validation and test rows, once.
+
+        Args:
+            config: The federation file.
+            tables: Every party's table by name, as in training.
+            models: Every party's model by name.
+            device: Where models compute.
+
+        Reveals:
+            Nothing leaves the process, which holds everybody's table.
+        """
+        table, model = tables[config.primary.name], models[config.primary.name]
+        split, facts = run_plan.run_facts(config, table)
+        plan = run_plan.plan_prediction(
+            config,
+            run_plan.prediction_facts(rows=facts.rows, predicted_rows=facts.rows),
+            noise_share_std=model.noise_share_std,
+        )
+        spec = prediction_spec(config, model)
+        link = Linker(spec, keys_of(spec.keys, table))
+        linked = {
+            party.name: link(
+                keys_of(spec.keys, tables[party.name]),
+                similarity_scale=models[party.name].similarity_scale,
+            )
+            for party in config.secondaries
+        }
+        super().__init__(config, table, model, link.primary, split, device=device)
+        asked = np.union1d(split.validation, split.test)
+        self._parts = {}
+        for party in config.secondaries:
+            kept = KeptSecondary(party, tables[party.name], models[party.name], device=device)
+            # In memory: nothing leaves this process, and no table's ledger is charged.
+            ledger = Ledger(
+                None,
+                party=party.name,
+                plan=plan.releases,
+                noise_share_std=plan.noise_share_std,
+            )
+            secondary = kept.linked(plan, linked[party.name], ledger)
+            self._parts[party.name] = _representations(plan, secondary, asked)
+            secondary.close()
+
+    def exchange(self, coalition: Coalition) -> ReleasedRows:
+        """Return the average of these partners' representations."""
+        ordered = sorted(coalition, key=self.config.ranks.__getitem__)
+        averages = torch.stack([self._parts[one] for one in ordered]).mean(dim=0)
+        return self._stored(averages, coalition)
+
+
+def _representations(
+    plan: run_plan.RunPlan, secondary: Secondary, asked: Int64[np.ndarray, " asked"]
+) -> Float[Tensor, "rows positions width"]:
+    """Return one secondary's representations of the rows that are asked for, zeros of others.
+
+    There is no noise.
+    """
+    found = torch.zeros((plan.facts.rows, *plan.cut.shape))
+    parts = consecutive_batches(asked, batch_size=plan.config.training.batch_size)
+    for number, rows in enumerate(parts, 1):
+        words = secondary.answer(
+            run_plan.RoundPlan(
+                round_number=number,
+                rows=rows,
+                active=tuple(sorted(plan.secondaries)),
+                purpose="predict",
+            )
+        )
+        found[rows] = plan.cut.decode(words, rows=len(rows), active=1).cpu()
+    return found
+
+
+# A frozen run in blocks: its released rows answer for every coalition.
+
+
+class BlockReleases(Partners):
+    """A frozen run whose every released number is one secondary's."""
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        table: PartyTable,
+        model: SavedModel,
+        released: Float[Tensor, "rows positions width"],
+        *,
+        device: torch.device,
+    ) -> None:
+        """Make it.
+
+        Args:
+            config: The federation file.
+            table: The primary's table, as in training.
+            model: The primary's.
+            released: What was released, of all rows.
+            device: Where top models compute.
+        """
+        self._released = released
+        split, facts = run_plan.run_facts(config, table)
+        self.plan = run_plan.plan_run(config, facts)
+        spec = prediction_spec(config, model)
+        keys = keys_of(spec.keys, table)
+        linked = LinkedPrimary(keys=model_keys(key_scaler(spec, keys), keys))
+        super().__init__(config, table, model, linked, split, device=device)
+
+    def exchange(self, coalition: Coalition) -> ReleasedRows:
+        """Return the released averages, with zeros in the blocks of absent partners."""
+        absent = [self.config.ranks[one] - 1 for one in self.everybody - coalition]
+        masked = without_blocks(self._released, absent, blocks=len(self.everybody))
+        return self._stored(masked, self.everybody)
+
+
+# The model of a run without some of its partners, measured on its test rows.
+
+NEVER_FEWER: Final = (
+    "the model was trained without party dropout and has never met an average over fewer "
+    "secondaries; with model.party_dropout it would have"
+)
+"""What there is to say of an average over fewer secondaries than in training."""
+
+
+def worth_without(
+    run: KeptRun, absent: Sequence[str], *, observe: Observer = unheard
+) -> dict[str, Any] | None:
+    """Return the saved model's metrics on the run's test rows without some partners.
+
+    Args:
+        run: The run.
+        absent: Names of those that are gone.
+        observe: Called when it is measured.
+
+    Returns:
+        ``used``, who answers then (the primary alone where that is better on validation rows);
+        ``threshold`` of the primary alone; ``metrics``, each with ``value`` and ``interval``. From
+        ``contribution.json``, or measured now where that is free; None where it is neither.
+
+    Reveals:
+        Nothing: no party is asked, and no ledger is charged.
+    """
+    config = run.config
+    model = run.model(config.primary.name)
+    present = {party.name for party in config.secondaries} - set(absent)
+    kept = read_contribution(run.folder, run=model.run)
+    if kept is not None:
+        for one in kept["gone"]["values"]:
+            if set(one["partners"]) == present:
+                found = {name: one[name] for name in ("used", "metrics")}
+                return {**found, "threshold": kept["threshold"]}
+    try:
+        source = partners_of(run, model, read_figures(run.folder))
+    except (ConfigError, DataError, PrivacyError):
+        # It would take releases, or what it takes is not here.
+        return None
+    observe(Stage(text="measuring the model without them"))
+    answer = source.answer(frozenset(present))
+    figures = measure(answer, source.data.head, source.alone.tested, seed=config.federation.seed)
+    return {
+        "used": answer.used,
+        "metrics": {name: figure.as_json() for name, figure in figures.items()},
+        "threshold": source.alone.threshold,
+    }
+
+
+def partners_of(
+    run: KeptRun, model: SavedModel, figures: Mapping[str, Any]
+) -> BlockReleases | SavedModels:
+    """Return where outputs with fewer partners come from.
+
+    Raises:
+        ConfigError: Like DataError and PrivacyError, if they cannot be had for nothing.
+    """
+    if answers_in_blocks(run.config):
+        return _releases(run, model)
+    return _kept_models(run, figures)
+
+
+def answers_in_blocks(config: FederationConfig) -> bool:
+    """Whether a run's releases hold each secondary's numbers apart from the others'."""
+    if config.privacy.encoder != "frozen":
+        return False
+    return len(config.secondaries) == 1 or in_blocks(config)
+
+
+def _releases(run: KeptRun, model: SavedModel) -> BlockReleases:
+    config = run.config
+    if config.training.rows == "aligned":
+        raise ConfigError(
+            'training.rows = "aligned": which rows were trained on is not kept, so nothing can be '
+            'trained again; run with training.rows = "all"'
+        )
+    if config.family.needs_similarities(config.model):
+        raise ConfigError(
+            f"model.family: {config.family.name!r} reads similarities, which are not kept; the "
+            f"value of partners can be measured of families that read releases alone"
+        )
+    frame = released_table(run)
+    shape = frame.attrs[METADATA]["shape"]
+    numbers = frame.iloc[:, -int(np.prod(shape)) :].to_numpy(dtype=np.float32, copy=True)
+    return BlockReleases(
+        config,
+        run.table(config.primary),
+        model,
+        torch.from_numpy(numbers.reshape(len(frame), *shape)),
+        device=device_named(run.device),
+    )
+
+
+def _kept_models(run: KeptRun, figures: Mapping[str, Any]) -> SavedModels:
+    config = run.config
+    if config.privacy.mechanism != "none":
+        raise PrivacyError(
+            "privacy.mechanism: the value of partners behind noise would take further releases"
+        )
+    if figures["mode"] != "simulated":
+        raise ConfigError(
+            "run: its parties have processes and tables of their own; simulate the same file, or "
+            'take privacy.encoder = "frozen" with encoder.layout = "blocks", of which everything '
+            "lies at the primary"
+        )
+    similarities = link_spec(config).similarities
+    if similarities is not None and (similarities.noise or similarities.tau is not None):
+        raise ConfigError(
+            "linkage.similarity_noise, similarity_tau: the noise of similarities is drawn once and "
+            "not kept, so the run's model cannot be measured again; simulate it with "
+            "similarity_noise = 0"
+        )
+    tables = {party.name: run.table(party) for party in config.table_parties}
+    models = {party.name: run.model(party.name) for party in config.table_parties}
+    return SavedModels(config, tables, models, device=device_named(run.device))
