@@ -544,7 +544,7 @@ class PredictionSession:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Linked:
+class LinkedRequest:
     """A request that the secondaries are about to answer."""
 
     primary: LinkedPrimary
@@ -560,7 +560,7 @@ class SessionWithPartners(PredictionSession):
 
     def _link(
         self, plan: RunPlan, spec: LinkSpec, request: Request, observe: Observer
-    ) -> AbstractContextManager[Linked]:
+    ) -> AbstractContextManager[LinkedRequest]:
         """Open ledgers for a request, and link it; the block makes its rounds.
 
         Raises:
@@ -621,7 +621,7 @@ class SimulatedSession(SessionWithPartners):
     @contextmanager
     def _link(
         self, plan: RunPlan, spec: LinkSpec, request: Request, observe: Observer
-    ) -> Iterator[Linked]:
+    ) -> Iterator[LinkedRequest]:
         observe(Stage(text="linking", of=len(self._secondaries)))
         ledgers = {
             name: files.open_prediction(plan, model=self.model.run)
@@ -636,7 +636,7 @@ class SimulatedSession(SessionWithPartners):
                 secondary = kept.linked(plan, linked, ledgers[name], observe=observe)
                 built.callback(secondary.close)
                 parties[plan.ranks[name]] = secondary
-            yield Linked(
+            yield LinkedRequest(
                 primary=link.primary,
                 exchange=SimulatedExchange(parties, plan.cut),
                 ledgers=list(ledgers.values()),

@@ -34,7 +34,7 @@ from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, reveals_of
 from securevfl.runtime.party import PartySession, countersigner
-from securevfl.runtime.predicting import Linked, Request, SessionWithPartners
+from securevfl.runtime.predicting import LinkedRequest, Request, SessionWithPartners
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import OtherParties, PrimaryRun, report_alignment
 from securevfl.runtime.run_folder import RunFigures
@@ -428,7 +428,7 @@ class PredictingPrimary(SessionWithPartners):
     @contextmanager
     def _link(
         self, plan: run_plan.RunPlan, spec: LinkSpec, request: Request, observe: Observer
-    ) -> Iterator[Linked]:
+    ) -> Iterator[LinkedRequest]:
         """Announce a request whose ledger is open to the parties, and link it.
 
         Reveals:
@@ -449,7 +449,7 @@ class PredictingPrimary(SessionWithPartners):
             data_root=party.job.data_root,
             cache=LinkCache(None),
         )
-        yield Linked(
+        yield LinkedRequest(
             primary=link_as_primary(place, session.transport, observe),
             exchange=session.exchange(plan, rounds=self._rounds),
             ledgers=[ledger],
