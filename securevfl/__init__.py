@@ -3,9 +3,9 @@
 Names are loaded on first use: the budget calculator must not wait for torch and CrypTen.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from securevfl.core.lazy_names import on_first_use
 from securevfl.version import __version__
 
 if TYPE_CHECKING:
@@ -65,52 +65,4 @@ __all__ = [
     "train",
 ]
 
-_HOME = {
-    "AuditSettings": "securevfl.lab.audit.settings",
-    "Contribution": "securevfl.lab.contribution",
-    "FederatedClassifier": "securevfl.estimators.federated",
-    "FederatedRegressor": "securevfl.estimators.federated",
-    "EncoderSettings": "securevfl.config.encoder",
-    "LinkageSettings": "securevfl.config.linkage",
-    "PredictionSettings": "securevfl.config.sections",
-    "Predictions": "securevfl.runtime.predictions",
-    "PretrainingSettings": "securevfl.models.family",
-    "RunResult": "securevfl.runtime.simulation",
-    "SecureVflError": "securevfl.core.errors",
-    "StudyOptions": "securevfl.lab.study",
-    "TrainingSettings": "securevfl.config.sections",
-    "audit": "securevfl.lab.audit.audit_report",
-    "compare": "securevfl.lab.entry_points",
-    "contribution": "securevfl.lab.contribution",
-    "features": "securevfl.runtime.trained_run",
-    "link": "securevfl.lab.entry_points",
-    "predict": "securevfl.runtime.trained_run",
-    "preset": "securevfl.config.presets",
-    "read_federation": "securevfl.config.reading",
-    "simulate": "securevfl.runtime.entry",
-    "sweep": "securevfl.lab.entry_points",
-    "train": "securevfl.runtime.entry",
-}
-_MODULES = {
-    "callbacks": "securevfl.callbacks",
-    "data": "securevfl.data",
-    "datasets": "securevfl.lab.datasets",
-    "dp": "securevfl.dp",
-    "linkage": "securevfl.linkage",
-    "models": "securevfl.models",
-    "progress": "securevfl.core.progress",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name from its home module on first use."""
-    if name in _MODULES:
-        return import_module(_MODULES[name])
-    if name not in _HOME:
-        raise AttributeError(f"module 'securevfl' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    """Name everything public, loaded yet or not."""
-    return __all__
+__getattr__, __dir__ = on_first_use(__name__, __file__, __all__)

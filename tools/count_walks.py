@@ -23,6 +23,9 @@ import numpy as np
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WALKS: Final = {
+    "a setting, from the federation file's text to the models": (
+        "read_federation", "FeTFamily.build_bottom", "FeTFamily.build_top",
+    ),
     "a representation, from bottom model to top model": (
         "SecondaryServer._round", "FederatedExchange.release",
     ),

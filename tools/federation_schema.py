@@ -1,7 +1,8 @@
 """JSON Schema of the federation file, with which editors complete and check one as it is written.
 
 Types and defaults are those of the settings' dataclasses, descriptions the docstrings below their
-fields, and limits those of the calls of :mod:`securevfl.core.checks` that name a field.
+fields. Limits are those of the checks in a field's annotation, and of the calls of
+:mod:`securevfl.core.checks` that name a field.
 """
 
 import ast
@@ -9,6 +10,7 @@ import dataclasses
 import inspect
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, cast, get_args, get_type_hints
 
 from pydantic import TypeAdapter
@@ -17,6 +19,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.presets import TopEstimator
 from securevfl.config.sections import PartySettings, TrainingSettings
+from securevfl.core import checks
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
 from securevfl.models.alone.margins import Named
@@ -25,16 +28,15 @@ from securevfl.models.registry import FAMILIES
 from securevfl.models.task_metrics import TASK_METRICS
 
 _LIMITS: Final[Mapping[str, Mapping[str, float]]] = {
-    "positive": {"exclusiveMinimum": 0},
-    "non_negative": {"minimum": 0},
-    "open_unit": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    "rate": {"exclusiveMinimum": 0, "maximum": 1},
-    "fraction": {"minimum": 0, "exclusiveMaximum": 1},
+    name: check.limits
+    for name, check in vars(checks).items()
+    if isinstance(check, checks.NumberCheck)
 }
 """What functions of :mod:`securevfl.core.checks` without a number of their own ask for."""
 
 _BOUNDS: Final[Mapping[str, tuple[str, ...]]] = {
     "at_least": ("minimum",),
+    "whole_from": ("minimum",),
     "at_most": ("maximum",),
     "within": ("minimum", "maximum"),
 }
@@ -166,12 +168,19 @@ def _docstrings(kind: type[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _limits_of(kind: type[Any]) -> dict[str, dict[str, float]]:
-    """Return the limits of every field that a check of the class or of its bases names.
+    """Return the limits of every field: its annotation, and checks of the class and its bases.
 
-    A check names its field as ``checks.positive(epsilon=self.epsilon)``, or takes a dict whose
-    values are such.
+    A check in a method names its field as ``checks.positive(epsilon=self.epsilon)``, or takes a
+    dict whose values are such.
     """
     found: dict[str, dict[str, float]] = {}
+    for name, _, own in checks.limits_of(kind):  # type: ignore[arg-type]  # a class is hashable
+        for check in own:
+            if isinstance(check, checks.NumberCheck):
+                found.setdefault(name, {}).update(check.limits)
+            elif isinstance(check, partial) and check.func.__name__ in _BOUNDS:
+                words = _BOUNDS[check.func.__name__]
+                found.setdefault(name, {}).update(zip(words, check.args, strict=True))
     for base, body in _class_bodies(kind):
         for method in body:
             if isinstance(method, ast.FunctionDef):

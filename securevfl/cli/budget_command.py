@@ -5,6 +5,7 @@ Imports neither torch nor CrypTen, and the accountants, with all of scipy, only 
 
 import json
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -170,22 +171,12 @@ def _answer(
     if plot is not None:
         _draw(asked, path=plot, around=noise_multiplier)
     if as_json:
+        plan = {name: value for name, value in asdict(asked).items() if "gradient" not in name}
         answer: dict[str, Any] = {
             "epsilon": spent,
-            "delta": asked.delta,
             "noise_multiplier": noise_multiplier,
-            "steps": asked.steps,
-            "sampling_rate": asked.sampling_rate,
-            "unit": asked.unit,
-            "encoder": asked.encoder,
-            "links_per_record": asked.links_per_record,
-            "secondaries": asked.secondaries,
-            "colluding": asked.colluding,
-            "sampling": asked.sampling,
-            "accountant": asked.accountant,
             "noise_share_std": share,
-            "clip_norm": asked.clip_norm,
-            "batch_rows": asked.batch_rows,
+            **plan,
             **updates,
             "statement": said.text,
             "against": said.against,
@@ -284,32 +275,26 @@ def similarity(
         raise ConfigError("budget similarity: give exactly one of --sigma and --tau")
     if (key_mean is None) != (rows is None):
         raise ConfigError("budget similarity: give both --mu0 and --rows, or neither")
-    from securevfl.dp.sensitivity import (
-        expected_recoveries,
-        reachable_floor,
-        recovery_bound,
-        similarity_epsilon,
-        similarity_noise_std,
-    )
+    from securevfl.dp import sensitivity
 
     if noise_std is None:
         assert bound is not None  # exactly one is given
-        noise_std = similarity_noise_std(bound=bound, key_scale=key_scale)
-    tau = recovery_bound(noise_std=noise_std, key_scale=key_scale)
+        noise_std = sensitivity.similarity_noise_std(bound=bound, key_scale=key_scale)
+    tau = sensitivity.recovery_bound(noise_std=noise_std, key_scale=key_scale)
     answer: dict[str, Any] = {
         "tau": tau,
         "sigma": noise_std,
         "sigma0": key_scale,
-        "tau_floor": reachable_floor(key_scale=key_scale),
+        "tau_floor": sensitivity.reachable_floor(key_scale=key_scale),
         "is_differential_privacy": False,
     }
     if records is not None:
         answer["records"] = records
-        answer["expected_recoveries"] = expected_recoveries(
+        answer["expected_recoveries"] = sensitivity.expected_recoveries(
             noise_std=noise_std, key_scale=key_scale, records=records
         )
     if key_mean is not None and rows is not None:
-        answer["epsilon_at_least"] = similarity_epsilon(
+        answer["epsilon_at_least"] = sensitivity.similarity_epsilon(
             noise_std=noise_std, key_scale=key_scale, key_mean=key_mean, rows=rows
         )
     if as_json:

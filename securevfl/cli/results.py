@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,13 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.command_line import print_figures
 from securevfl.core.errors import SecureVflError
 from securevfl.core.formatting import written
-from securevfl.core.memory import loading
+from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import alignment_in_words
 from securevfl.core.shown_progress import RunProgress
 from securevfl.federation.session.membership import absences_in_words
 from securevfl.models.task_metrics import metrics_of
+from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.run_folder import (
-    candidates_in_words,
-    interval_heading,
-    interval_in_words,
-    links_of_run,
-    models_measured,
-    placebos_in_words,
-    threshold_in_words,
-)
 from securevfl.runtime.run_options import warnings_about
 
 
@@ -41,7 +33,7 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     _print_metrics(console, metrics)
     _print_privacy(console, metrics["privacy"])
     _print_alignment(console, metrics)
-    for line in links_of_run(metrics):
+    for line in run_folder.links_of_run(metrics):
         console.print(line.partition("; ")[0], highlight=False, soft_wrap=True, markup=False)
     if "absences" in metrics:
         text = absences_in_words(metrics["absences"], epochs=metrics["epochs"])
@@ -54,28 +46,30 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
 
 def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
     """Print a row a metric: the joint model with its interval, then every other model."""
-    evaluation, measured = metrics["evaluation"], models_measured(metrics)
+    evaluation, measured = metrics["evaluation"], run_folder.models_measured(metrics)
     first, *others = measured
     tested = "no test rows" if "untested" in metrics else "test rows"
     title = f"{metrics['federation']}: {tested}; best epoch by validation {metrics['metric']}"
-    heading = [interval_heading(evaluation)] if evaluation else []
+    heading = [run_folder.interval_heading(evaluation)] if evaluation else []
     rows = [["metric", first, *heading, *others]]
     for name, value in measured[first].items():
-        interval = [interval_in_words(evaluation["intervals"][name])] if evaluation else []
+        interval = (
+            [run_folder.interval_in_words(evaluation["intervals"][name])] if evaluation else []
+        )
         rest = (_figure(measured[other][name]) for other in others)
         rows.append([name, _figure(value), *interval, *rest])
     print_figures(console, rows, title=title)
     if "untested" in metrics:
         console.print(Text.assemble(("not tested: ", "bold"), metrics["untested"]), soft_wrap=True)
     if "threshold" in evaluation:
-        console.print(threshold_in_words(evaluation), highlight=False)
+        console.print(run_folder.threshold_in_words(evaluation), highlight=False)
     if metrics["gain"] is not None:
         colour = {"better": "green", "unclear": "yellow", "worse": "red"}
         verdict, outcome = metrics["gain"]["verdict"], metrics["gain"]["outcome"]
         console.print(Text.assemble(("verdict: ", "bold"), (verdict, colour[outcome])))
-        console.print(candidates_in_words(metrics), highlight=False)
+        console.print(run_folder.candidates_in_words(metrics), highlight=False)
         if metrics["placebos"]:
-            console.print(placebos_in_words(metrics), highlight=False)
+            console.print(run_folder.placebos_in_words(metrics), highlight=False)
 
 
 def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
@@ -85,9 +79,8 @@ def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool
         return
     console = Console()
     title = f"{figures['method']}: {figures['iterations']} iterations of {figures['algorithm']}"
-    table = Table(title=title, title_justify="left")
-    for column in ("encoder", "loss", "spread (1: even, 0: collapsed)"):
-        table.add_column(column)
+    headings = ("encoder", "loss", "spread (1: even, 0: collapsed)")
+    table = Table(*headings, title=title, title_justify="left")
     for name in ("cross", "local"):
         if f"{name}_loss" in figures:
             loss, spread = figures[f"{name}_loss"], figures[f"{name}_spread"]
@@ -123,8 +116,7 @@ def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
 
 
 def _print_parties(console: Console, metrics: Mapping[str, Any]) -> None:
-    table = Table(title="parties", title_justify="left")
-    table.add_column("party")
+    table = Table("party", title="parties", title_justify="left")
     table.add_column("sent", justify="right")
     table.add_column("received", justify="right")
     memory = metrics.get("peak_memory_bytes", {})
@@ -159,26 +151,49 @@ def finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
 def train_and_report(
     config: FederationConfig,
     folder: Path,
+    simulated: bool,
     *,
     data_root: Path,
-    resume: bool,
-    device: str,
-    extra_figures: Callable[[], Mapping[str, Any]] = dict,
+    resume: bool = False,
+    device: str = "cpu",
+    **options: Any,
 ) -> dict[str, Any]:
-    """Run a federation in processes, with progress on stderr, and write its report."""
+    """Run a federation with progress on stderr, and write its report.
+
+    Args:
+        config: The federation.
+        folder: Run folder.
+        simulated: Whether all parties are in this process; otherwise each has its own.
+        data_root: Where relative data paths start.
+        resume: Whether to continue the run in the folder.
+        device: ``"cpu"`` or ``"cuda"``.
+        options: Further ones of :func:`securevfl.train`.
+    """
     with loading():
-        from securevfl.runtime.entry import train
+        from securevfl.runtime.entry import simulate_from_file, train
+        from securevfl.runtime.run_options import RunOptions, device_named
 
     with RunProgress(metric=metric_name(config)) as progress:
-        result = train(
-            config,
-            out=folder,
-            data_root=data_root,
-            resume=resume,
-            device=device,
-            observe=progress,
-            extra_figures=extra_figures,
-        )
+        if simulated:
+            keep_freed_memory()
+            given = RunOptions(
+                run_folder=folder,
+                data_root=data_root,
+                device=device_named(device),
+                resume=resume,
+                observe=progress,
+            )
+            result = simulate_from_file(config, given)
+        else:
+            result = train(
+                config,
+                out=folder,
+                data_root=data_root,
+                resume=resume,
+                device=device,
+                observe=progress,
+                **options,
+            )
     write_page(folder)
     return result.metrics
 

@@ -13,19 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from securevfl.core.command_line import (
-    AsJson,
-    DataRoot,
-    Device,
-    Federation,
-    FederationFile,
-    FileDataRoot,
-    Identity,
-    Listen,
-    Out,
-    Resume,
-    RunFolder,
-)
+from securevfl.core import command_line as given
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory, loading
 
@@ -37,121 +25,63 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _PANEL: Final = "Run"
-_PretrainOnly = Annotated[
-    bool,
-    typer.Option(
-        "--pretrain-only",
-        help="Pretrain encoders without labels, and stop; another run can start from them.",
-    ),
-]
 
 
-@app.command(rich_help_panel=_PANEL)
-def simulate(
-    federation: FederationFile,
-    out: Out = None,
-    resume: Resume = False,
-    device: Device = "cpu",
-    data_root: FileDataRoot = None,
-    pretrain_only: _PretrainOnly = False,
-    as_json: AsJson = False,
-) -> None:
-    """Train a federation in one process, on CPU or GPU, with the same noise."""
-    _run(
-        federation,
-        out,
-        data_root,
-        resume=resume,
-        device=device,
-        pretrain_only=pretrain_only,
-        simulated=True,
-        as_json=as_json,
-    )
-
-
-@app.command(rich_help_panel=_PANEL)
-def train(
-    federation: FederationFile,
-    out: Out = None,
-    resume: Resume = False,
-    device: Device = "cpu",
-    data_root: FileDataRoot = None,
-    pretrain_only: _PretrainOnly = False,
-    as_json: AsJson = False,
-) -> None:
-    """Train a federation on this machine, one process per party."""
-    _run(
-        federation,
-        out,
-        data_root,
-        resume=resume,
-        device=device,
-        pretrain_only=pretrain_only,
-        simulated=False,
-        as_json=as_json,
-    )
-
-
-def _run(
-    federation: Path,
-    out: Path | None,
-    data_root: Path | None,
-    *,
-    resume: bool,
-    device: str,
-    pretrain_only: bool,
-    simulated: bool,
-    as_json: bool,
-) -> None:
-    """Train or pretrain a federation, and print its figures.
+def _training_command(name: str, help_text: str, *, simulated: bool) -> None:
+    """Add a command that trains or pretrains a federation, and prints its figures.
 
     Args:
-        federation: The federation file.
-        out: Run folder; None makes one.
-        data_root: Where relative data paths start; None: next to the file.
-        resume: Whether to continue the run in ``out``.
-        device: ``"cpu"`` or ``"cuda"``.
-        pretrain_only: Whether to stop after pretraining.
+        name: Of the command.
+        help_text: One line about it.
         simulated: Whether all parties are in this process; otherwise each has its own.
-        as_json: Whether figures are printed as JSON.
     """
-    with loading():
-        from securevfl.cli import results
-        from securevfl.config.reading import read_federation
-        from securevfl.core.shown_progress import RunProgress
-        from securevfl.runtime.run_folder import run_folder_for
 
-    config = read_federation(federation)
-    root = data_root or federation.parent
-    if pretrain_only:
-        folder, figures = _pretrained(
-            config, out, root, resume=resume, device=device, simulated=simulated
-        )
-        results.print_pretraining(figures, folder, as_json=as_json)
-        return
-    folder = run_folder_for(config, out, resume=resume)
-    metrics = results.finished(config, folder) if resume else None
-    if metrics is None and simulated:
+    @app.command(name, help=help_text, rich_help_panel=_PANEL)
+    def run(
+        federation: given.FederationFile,
+        out: given.Out = None,
+        resume: given.Resume = False,
+        device: given.Device = "cpu",
+        data_root: given.FileDataRoot = None,
+        pretrain_only: Annotated[
+            bool,
+            typer.Option(
+                "--pretrain-only",
+                help="Pretrain encoders without labels, and stop; another run can start from them.",
+            ),
+        ] = False,
+        as_json: given.AsJson = False,
+    ) -> None:
         with loading():
-            from securevfl.runtime.entry import simulate_from_file
-            from securevfl.runtime.run_options import RunOptions, device_named
+            from securevfl.cli import results
+            from securevfl.config.reading import read_federation
+            from securevfl.runtime.run_folder import run_folder_for
 
-        keep_freed_memory()
-        with RunProgress(metric=results.metric_name(config)) as progress:
-            options = RunOptions(
-                run_folder=folder,
-                data_root=root,
-                device=device_named(device),
-                resume=resume,
-                observe=progress,
+        config = read_federation(federation)
+        root = data_root or federation.parent
+        if pretrain_only:
+            folder, figures = _pretrained(
+                config, out, root, resume=resume, device=device, simulated=simulated
             )
-            metrics = simulate_from_file(config, options).metrics
-        results.write_page(folder)
-    elif metrics is None:
-        metrics = results.train_and_report(
-            config, folder, data_root=root, resume=resume, device=device
-        )
-    results.print_results(metrics, folder, as_json=as_json)
+            results.print_pretraining(figures, folder, as_json=as_json)
+            return
+        folder = run_folder_for(config, out, resume=resume)
+        metrics = results.finished(config, folder) if resume else None
+        if metrics is None:
+            metrics = results.train_and_report(
+                config, folder, simulated, data_root=root, resume=resume, device=device
+            )
+        results.print_results(metrics, folder, as_json=as_json)
+
+
+_training_command(
+    "simulate",
+    "Train a federation in one process, on CPU or GPU, with the same noise.",
+    simulated=True,
+)
+_training_command(
+    "train", "Train a federation on this machine, one process per party.", simulated=False
+)
 
 
 def _pretrained(
@@ -167,18 +97,15 @@ def _pretrained(
     with loading():
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
-        from securevfl.federation.pretraining.pretraining_stage import (
-            nothing_to_pretrain,
-            wants_pretraining,
-        )
+        from securevfl.federation.pretraining import pretraining_stage
         from securevfl.runtime.launching import pretrain_in_processes
         from securevfl.runtime.run_folder import run_folder_for
         from securevfl.runtime.run_options import RunOptions, device_named
         from securevfl.runtime.run_tables import read_tables
         from securevfl.runtime.simulation import simulate_federation
 
-    if not wants_pretraining(config):
-        raise nothing_to_pretrain()
+    if not pretraining_stage.wants_pretraining(config):
+        raise pretraining_stage.nothing_to_pretrain()
     folder = run_folder_for(config, out, resume=resume)
     with RunProgress(metric="") as progress:
         options = RunOptions(
@@ -198,16 +125,16 @@ def _pretrained(
 
 @app.command(rich_help_panel=_PANEL)
 def party(
-    federation: FederationFile,
+    federation: given.FederationFile,
     name: Annotated[str, typer.Option("--name", help="Which party of the file this process is.")],
     identity: Annotated[
         Path,
         typer.Option("--identity", help="This party's folder, made by securevfl identity create."),
     ],
-    out: Out = None,
-    resume: Resume = False,
-    device: Device = "cpu",
-    data_root: FileDataRoot = None,
+    out: given.Out = None,
+    resume: given.Resume = False,
+    device: given.Device = "cpu",
+    data_root: given.FileDataRoot = None,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -233,18 +160,13 @@ def party(
     predictions: Annotated[Path | None, typer.Option("--predictions", hidden=True)] = None,
     id_column: Annotated[str | None, typer.Option("--id", hidden=True)] = None,
     without: Annotated[str | None, typer.Option("--without", hidden=True)] = None,
-    as_json: AsJson = False,
+    as_json: given.AsJson = False,
 ) -> None:
     """Run one party of a federation, on its own machine."""
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.launch.child import end_with_launcher, report_failure, report_memory
-        from securevfl.runtime.launching import (
-            help_party,
-            leave_at_once,
-            own_processes,
-            require_network,
-        )
+        from securevfl.runtime import launching
         from securevfl.runtime.run_folder import run_folder_for
         from securevfl.runtime.run_options import NewRows, PartyJob, device_named
 
@@ -261,10 +183,10 @@ def party(
         if serve and new_rows is None and config.party(name).role == "primary":
             raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
         torch_device = device_named(device)
-        require_network(config, name, serves=serve)
-        with own_processes(out, device=torch_device) as group:
+        launching.require_network(config, name, serves=serve)
+        with launching.own_processes(out, device=torch_device) as group:
             if group is not None and group.rank:
-                help_party(group, device=torch_device)
+                launching.help_party(group, device=torch_device)
             else:
                 job = PartyJob(
                     config=config,
@@ -291,21 +213,13 @@ def party(
         # Python's last collection would walk all of torch: a second of CPU in which a party that
         # has failed is still there.
         gc.freeze()
-    leave_at_once()
+    launching.leave_at_once()
 
 
 def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
     """Run a party's process to the end, and report the outcome to its launcher or its user."""
     with loading():
-        from securevfl.cli.results import (
-            metric_name,
-            print_pretraining,
-            print_results,
-            warn,
-            write_own_page,
-            write_page,
-            write_pictures,
-        )
+        from securevfl.cli import results
         from securevfl.core.progress import told
         from securevfl.core.shown_progress import RunProgress
         from securevfl.launch.child import is_launched
@@ -314,8 +228,8 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
         from securevfl.runtime.predictions import Predictions
         from securevfl.runtime.run_folder import RunFigures, write_figures
 
-    warn(job.config)
-    with RunProgress(metric=metric_name(job.config)) as progress:
+    results.warn(job.config)
+    with RunProgress(metric=results.metric_name(job.config)) as progress:
 
         def observe(event: "ProgressEvent") -> None:
             report_to_launcher(event.EVENT, **told(event))
@@ -326,7 +240,7 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
         finally:
             # One that failed has released something too, and one that serves for ever ends by ^C.
             if not is_launched():
-                write_own_page(job.folder)
+                results.write_own_page(job.folder)
     if isinstance(outcome, RunFigures):
         figures = outcome.as_json()
         if is_launched():
@@ -334,22 +248,22 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
             report_to_launcher(OUTCOME_EVENT, **figures)
         else:
             write_figures(job.run_folder, outcome)
-            write_page(job.run_folder)
-        print_results(figures, job.run_folder, as_json=as_json)
+            results.write_page(job.run_folder)
+        results.print_results(figures, job.run_folder, as_json=as_json)
     elif isinstance(outcome, Predictions):
         report_to_launcher(OUTCOME_EVENT, **outcome.told())
     elif outcome is not None:
         report_to_launcher(OUTCOME_EVENT, **outcome)
-        print_pretraining(outcome, job.run_folder, as_json=as_json)
+        results.print_pretraining(outcome, job.run_folder, as_json=as_json)
     else:
         print(f"securevfl: {job.name} is done; its log and ledger: {job.folder}", file=sys.stderr)
         if not is_launched() and not job.serves:
-            write_pictures(job.folder)
+            results.write_pictures(job.folder)
 
 
 @app.command(rich_help_panel=_PANEL)
 def predict(
-    run: RunFolder,
+    run: given.RunFolder,
     rows: Annotated[
         Path, typer.Option("--rows", help="New rows of the primary: columns as in training.")
     ],
@@ -364,12 +278,12 @@ def predict(
         str | None,
         typer.Option("--without", metavar="NAME[,NAME]", help="Secondaries that are absent."),
     ] = None,
-    federation: Federation = None,
-    identity: Identity = None,
-    listen: Listen = None,
-    data_root: DataRoot = None,
-    device: Device = "cpu",
-    as_json: AsJson = False,
+    federation: given.Federation = None,
+    identity: given.Identity = None,
+    listen: given.Listen = None,
+    data_root: given.DataRoot = None,
+    device: given.Device = "cpu",
+    as_json: given.AsJson = False,
 ) -> None:
     """Predict new rows with the model of a run; every party's ledger is charged."""
     with loading():
@@ -406,7 +320,7 @@ def predict(
 @app.command(rich_help_panel="Check and audit")
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    as_json: AsJson = False,
+    as_json: given.AsJson = False,
 ) -> None:
     """Write a run's self-contained HTML report."""
     with loading():

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -70,33 +71,25 @@ def demo(
         from securevfl.cli.results import print_results, train_and_report
         from securevfl.config.reading import parse_federation
         from securevfl.core import files
-        from securevfl.lab.digits import (
-            demo_baselines,
-            demo_federation,
-            digits_tables,
-            write_tables,
-        )
+        from securevfl.lab import digits
         from securevfl.runtime.run_folder import run_folder_for
 
-    source = demo_federation(seed=seed)
+    source = digits.demo_federation(seed=seed)
     config = parse_federation(source, file="demo")
     folder = run_folder_for(config, out)
     files.require_writable_folder(folder)
-    tables = digits_tables(seed=seed)
-    write_tables(tables, folder / "tables")
+    tables = digits.digits_tables(seed=seed)
+    digits.write_tables(tables, folder / "tables")
     metrics = train_and_report(
         config,
         folder,
+        simulated=False,
         data_root=folder,
-        resume=False,
-        device="cpu",
-        extra_figures=lambda: demo_baselines(source, tables, tell=_progress),
+        extra_figures=lambda: digits.demo_baselines(
+            source, tables, tell=partial(print, file=sys.stderr)
+        ),
     )
     print_results(metrics, folder, as_json=as_json)
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -187,14 +180,8 @@ def init(
         name=name or out.name.removesuffix(".toml"),
     )
     secondaries = secondary or []
-    declared = declared_by_options(
-        bounds=bounds or (),
-        words=words or (),
-        missing=missing or (),
-        exclude=exclude or (),
-        reading=reading or (),
-        tables=[path for path in (primary, *secondaries) if path.suffix != ".json"],
-    )
+    here = [path for path in (primary, *secondaries) if path.suffix != ".json"]
+    declared = declared_by_options(bounds, words, missing, exclude, reading, tables=here)
     proposal, text = proposed(
         primary, secondaries, lists or [], wishes=wishes, declared=declared, root=out.parent
     )
@@ -207,50 +194,41 @@ def init(
 
 def _print_proposal(proposal: "Proposal", out: Path) -> None:
     console = Console()
+    tell = partial(say, console, "")
+    warn = partial(tell, style="yellow")
     for table in proposal.tables:
         rows = "columns by its list" if table.rows is None else f"{table.rows:,} rows"
         role = "primary" if table is proposal.tables[0] else "secondary"
-        grid = Table(title=Text(f"{table.name}: {role}, {rows}"), title_justify="left")
-        for heading in ("column", "becomes", "why"):
-            grid.add_column(heading)
+        title = Text(f"{table.name}: {role}, {rows}")
+        grid = Table("column", "becomes", "why", title=title, title_justify="left")
         for use in proposal.uses[table.name]:
             grid.add_row(Text(use.column.name), use.use, Text(use.reason))
         console.print(grid)
     if (warning := proposal.keys.shown) is not None:
-        say(console, "", f"warning: {warning}", style="yellow")
+        warn(f"warning: {warning}")
     for reason in (*proposal.keys.reasons, *proposal.spelling_shares):
-        say(console, "", f"keys: {reason}")
-    say(console, "", f"task: {proposal.task} ({proposal.task_reason})")
+        tell(f"keys: {reason}")
+    tell(f"task: {proposal.task} ({proposal.task_reason})")
     for name, served in proposal.served.items():
-        say(console, "", f"links: of {name}, {served.in_words()}")
+        tell(f"links: of {name}, {served.in_words()}")
         if (warning := served.warning(name)) is not None:
-            say(console, "", warning, style="yellow")
+            warn(warning)
     for doubt in proposal.doubts:
-        say(console, "", f"keys: {doubt}", style="yellow")
-    say(
-        console,
-        "",
-        f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}: the file has the sentence",
-    )
+        warn(f"keys: {doubt}")
+    tell(f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}: the file has the sentence")
     console.print(f"written: {out}", highlight=False, soft_wrap=True)
     if proposal.bounds_from_data:
-        say(
-            console,
-            "",
+        warn(
             "some ranges, words and gaps were taken from the records: they are rounded, the file "
-            "shows them to every party, and epsilon does not cover them",
-            style="yellow",
+            "shows them to every party, and epsilon does not cover them"
         )
     if not proposal.ready:
         names = sorted({f"{party}.{column}" for party, column in proposal.left_open})
-        say(
-            console,
-            "",
+        warn(
             f"missing declarations, without which it does not run: {', '.join(names)}. Fill in "
             f"the lines marked so, or run init again with --bounds, --words and --missing; "
             f"--bounds-from-data takes what is missing from the records, which epsilon does not "
-            f"cover",
-            style="yellow",
+            f"cover"
         )
     console.print(f"next: securevfl check {out}", highlight=False, soft_wrap=True)
 
@@ -281,14 +259,7 @@ def columns(
         from securevfl.setup.proposal import excluded_because
         from securevfl.setup.proposed_columns import require_columns, write_column_list
 
-    declared = declared_by_options(
-        bounds=bounds or (),
-        words=words or (),
-        missing=missing or (),
-        exclude=exclude or (),
-        reading=reading or (),
-        tables=[table],
-    )
+    declared = declared_by_options(bounds, words, missing, exclude, reading, tables=[table])
     described = look_at(table, declared=declared, root=table.parent)
     require_columns([described], declared)
     if name is not None:
@@ -296,30 +267,27 @@ def columns(
     write_column_list(described, out)
     console = Console()
     console.print(f"{out}: {len(described.columns)} columns of {described.name}", highlight=False)
-    undeclared = [
-        column.name
-        for column in described.columns
-        if column.kind in ("number", "words", "date")
-        and column.bounds is None
-        and column.words is None
-        and excluded_because(column) is None
-    ]
     left_out = {
         column.name: why
         for column in described.columns
         if (why := excluded_because(column)) is not None
     }
+    undeclared = [
+        column.name
+        for column in described.columns
+        if column.name not in left_out
+        and column.kind in ("number", "words", "date")
+        and column.bounds is None
+        and column.words is None
+    ]
     for column, why in left_out.items():
         say(console, "", f"{column}: no feature: {why}")
     if undeclared:
-        console.print(
-            Text(
-                "nothing is declared of: "
-                + ", ".join(undeclared)
-                + ". Of those that become features, a promise needs bounds (--bounds) or words "
-                "(--words); keys need none."
-            )
+        text = (
+            f"nothing is declared of: {', '.join(undeclared)}. Of those that become features, a "
+            f"promise needs bounds (--bounds) or words (--words); keys need none."
         )
+        console.print(Text(text))
 
 
 def _print_schema(wanted: bool) -> bool:
@@ -380,9 +348,8 @@ def _print_check(console: Console, found: "Check") -> None:
     _print_privacy(console, found)
     _print_costs(console, found)
     if found.config is not None:
-        table = Table(title="what each party will learn", title_justify="left")
-        for heading in ("channel", "who learns what", "what covers it", "of whom"):
-            table.add_column(heading)
+        headings = ("channel", "who learns what", "what covers it", "of whom")
+        table = Table(*headings, title="what each party will learn", title_justify="left")
         for row in found.learns():
             table.add_row(*(Text(cell) for cell in row.values()))
         console.print(table)
@@ -399,9 +366,8 @@ def _print_check(console: Console, found: "Check") -> None:
 def _print_party(console: Console, one: "PartyCheck") -> None:
     party = one.party
     rows = "no table here" if one.rows is None else f"{one.rows:,} rows"
-    table = Table(title=Text(f"{party.name}: {party.role}, {rows}"), title_justify="left")
-    table.add_column("columns")
-    table.add_column("what becomes of them")
+    title = Text(f"{party.name}: {party.role}, {rows}")
+    table = Table("columns", "what becomes of them", title=title, title_justify="left")
     table.add_row("key", Text(", ".join(party.key)))
     if one.features:
         alike: dict[str, list[str]] = {}

@@ -6,16 +6,14 @@ before anything else is read: a run's own file names what was chosen.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, assert_never
+from functools import partial
+from typing import Annotated, Any, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.release_plan import FittingPlan
 
 # The ``[encoder]`` table: how frozen encoders of few numbers are made, and where they write.
-
-_MOST_LABEL_EPSILON: Final = 1e4
-"""Nothing is promised long before it, and noise as small as that could not be drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,24 +39,19 @@ class EncoderSettings:
     secondary sees a label. ``randomised``: labels behind randomised response. ``shown``: labels as
     they are."""
 
-    label_epsilon: float = 2.0
+    label_epsilon: Annotated[float, checks.positive, partial(checks.at_most, 1e4)] = 2.0
     """Epsilon of these labels: for ``shares`` against each secondary, for ``randomised`` against
-    all together."""
+    all together; at most 10,000: noise for more could not be drawn, and promises nothing."""
 
     whiten: bool = False
     """Project on a linear discriminant's directions instead of class means; half of ``share`` then
     pays for a covariance."""
 
-    share: float = 0.05
+    share: checks.OpenUnit = 0.05
     """Part of the run's privacy, in squared mu, that fitting may use."""
 
     def __post_init__(self) -> None:
-        checks.one_of(("random", "principal", "votes"), method=self.method)
-        if self.layout is not None:
-            checks.one_of(("blocks", "sum"), layout=self.layout)
-        checks.open_unit(share=self.share)
-        checks.positive(label_epsilon=self.label_epsilon)
-        checks.at_most(_MOST_LABEL_EPSILON, label_epsilon=self.label_epsilon)
+        checks.require_limits(self)
         if self.method != "votes":
             if self.labels is not None or self.whiten:
                 field = "whiten" if self.labels is None else "labels"
@@ -73,7 +66,6 @@ class EncoderSettings:
                 'hide them), "randomised" (randomised response) or "shown" (every secondary sees '
                 "them)"
             )
-        checks.one_of(("shares", "randomised", "shown"), labels=self.labels)
         if self.layout == "blocks":
             raise ConfigError(
                 "encoder.layout: votes are written into numbers that all secondaries share; write "
@@ -88,15 +80,9 @@ class EncoderSettings:
     @property
     def fitting(self) -> FittingPlan | None:
         """What fitting takes; None if nothing is fitted."""
-        match self.method:
-            case "random":
-                return None
-            case "principal":
-                return FittingPlan(share=self.share)
-            case "votes":
-                return FittingPlan(share=self.share, steps=2 if self.whiten else 1)
-            case _:
-                assert_never(self.method)
+        if self.method == "random":
+            return None
+        return FittingPlan(share=self.share, steps=2 if self.whiten else 1)
 
 
 # ``encoder.method = "auto"``: the settings of frozen encoders that follow from the promise.

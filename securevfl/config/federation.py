@@ -7,29 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from securevfl.config import sections
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.presets import TopEstimator
-from securevfl.config.sections import (
-    BaseSettings,
-    FederationSettings,
-    PartySettings,
-    PredictionSettings,
-    RuntimeSettings,
-    TrainingSettings,
-)
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import SplitKind
 from securevfl.dp.privacy import Privacy
+from securevfl.linkage import spec
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.spec import (
-    ChoiceSpec,
-    HidingSpec,
-    LinkRoles,
-    LinkSpec,
-    SimilaritySpec,
-    SplitSpec,
-)
 from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
 from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
 
@@ -38,14 +24,14 @@ from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettin
 class FederationConfig:
     """A whole federation file, checked."""
 
-    federation: FederationSettings
-    training: TrainingSettings
-    base: BaseSettings
+    federation: sections.FederationSettings
+    training: sections.TrainingSettings
+    base: sections.BaseSettings
     privacy: Privacy
     linkage: LinkageSettings
-    prediction: PredictionSettings
-    runtime: RuntimeSettings
-    parties: tuple[PartySettings, ...]
+    prediction: sections.PredictionSettings
+    runtime: sections.RuntimeSettings
+    parties: tuple[sections.PartySettings, ...]
     family: AnyFamily
     model: FamilySettings
     """The family's own settings, an instance of ``family.settings_class``."""
@@ -61,27 +47,27 @@ class FederationConfig:
     """What ``auto`` has chosen, by ``table.name``; empty where the file says all."""
 
     @property
-    def primary(self) -> PartySettings:
+    def primary(self) -> sections.PartySettings:
         """The party that holds the labels."""
         return next(party for party in self.parties if party.role == "primary")
 
     @property
-    def secondaries(self) -> tuple[PartySettings, ...]:
+    def secondaries(self) -> tuple[sections.PartySettings, ...]:
         """The other parties, in the order of the file; the first has rank 1."""
         return tuple(party for party in self.parties if party.role == "secondary")
 
     @property
-    def table_parties(self) -> tuple[PartySettings, ...]:
+    def table_parties(self) -> tuple[sections.PartySettings, ...]:
         """The parties that hold a table, in the order of the file."""
         return tuple(party for party in self.parties if not party.is_helper)
 
     @property
-    def callers(self) -> tuple[PartySettings, ...]:
+    def callers(self) -> tuple[sections.PartySettings, ...]:
         """Everybody who dials the primary: the secondaries by rank, then coordinator and dealer."""
         helpers = (self.helper("coordinator"), self.helper("dealer"))
         return (*self.secondaries, *(party for party in helpers if party is not None))
 
-    def helper(self, role: Literal["coordinator", "dealer"]) -> PartySettings | None:
+    def helper(self, role: Literal["coordinator", "dealer"]) -> sections.PartySettings | None:
         """Return the party without a table that has a certain role, if there is one."""
         return next((party for party in self.parties if party.role == role), None)
 
@@ -98,7 +84,7 @@ class FederationConfig:
         """Whether votes meet labels under masks of a dealer."""
         return self.encoder is not None and self.encoder.labels == "shares"
 
-    def party(self, name: str) -> PartySettings:
+    def party(self, name: str) -> sections.PartySettings:
         """Return the settings of one party.
 
         Raises:
@@ -259,35 +245,35 @@ def tells_rows(config: FederationConfig) -> bool:
     return pretrains or config.training.rows == "aligned"
 
 
-def _max_distance(config: FederationConfig) -> float:
-    limit = config.linkage.max_distance
-    return min(config.family.max_distance, math.inf if limit is None else limit)
-
-
-def link_spec(config: FederationConfig) -> LinkSpec:
+def link_spec(config: FederationConfig) -> spec.LinkSpec:
     """Return all that linking needs; a run asks once and hands it on."""
     linkage, privacy, training = config.linkage, config.privacy, config.training
     similarities = None
     if config.family.needs_similarities(config.model):
-        similarities = SimilaritySpec(noise=linkage.similarity_noise, tau=linkage.similarity_tau)
-    return LinkSpec(
+        similarities = spec.SimilaritySpec(
+            noise=linkage.similarity_noise, tau=linkage.similarity_tau
+        )
+    return spec.LinkSpec(
         keys=key_spec(config),
-        hiding=HidingSpec(
+        hiding=spec.HidingSpec(
             protection=linkage.protection,
             secret=linkage.secret,
             cell=linkage.cell,
             key_bits=linkage.key_bits,
         ),
-        choice=ChoiceSpec(
+        choice=spec.ChoiceSpec(
             neighbours=config.model.neighbours,
             by=linkage.choose,
             links_per_record=privacy.links_per_record,
             sampling_rate=privacy.sampling_rate,
             once=privacy.encoder == "frozen",
-            max_distance=_max_distance(config),
+            max_distance=min(
+                config.family.max_distance,
+                math.inf if linkage.max_distance is None else linkage.max_distance,
+            ),
             least_linked=linkage.least_linked,
         ),
-        roles=LinkRoles(
+        roles=spec.LinkRoles(
             primary=config.primary.name,
             secondaries=tuple(party.name for party in config.secondaries),
             helpers={
@@ -296,7 +282,7 @@ def link_spec(config: FederationConfig) -> LinkSpec:
                 if party.role in PROTECTIONS[linkage.protection].helpers
             },
         ),
-        split=SplitSpec(
+        split=spec.SplitSpec(
             seed=config.federation.seed,
             validation_fraction=training.validation_fraction,
             test_fraction=training.test_fraction,

@@ -31,12 +31,12 @@ class LinkageSettings:
     nearest rows. The latter halves what a record can change; it needs a frozen encoder with pooled
     rows."""
 
-    max_distance: float | None = None
+    max_distance: checks.NonNegative | None = None
     """Farther records are no links. In the metric's unit: edits (``levenshtein``), a share of 1
     (``mixed``), metres (``great-circle``), the keys' own unit (``euclidean``), differing bits where
     codes are compared (``bloom``)."""
 
-    least_linked: float = 0.05
+    least_linked: checks.ClosedUnit = 0.05
     """Least share of the rows, or else of a secondary's records, that must be linked, in [0, 1].
     With fewer a run ends before anything is charged; 0 allows all. Each secondary asks it of its
     own links, predictions do not."""
@@ -47,7 +47,7 @@ class LinkageSettings:
     fields: dict[str, dict[str, Any]] | None = None
     """For ``mixed``: kind, weight and scale by the primary's column names."""
 
-    missing_similarity: float = 0.5
+    missing_similarity: checks.ClosedUnit = 0.5
     """For ``mixed``: similarity of a field that one side lacks, in [0, 1]."""
 
     ranges: tuple[tuple[float, ...], ...] | None = None
@@ -79,10 +79,10 @@ class LinkageSettings:
     code_bits: int | None = None
     """Bits of a code (``bloom``): 1024 for texts and for each field, 2048 for a point."""
 
-    code_concentration: float | None = None
+    code_concentration: checks.OpenUnit | None = None
     """Share of a code's bits that are set; default 0.35 for texts, 0.25 for numbers."""
 
-    cell: float | None = None
+    cell: checks.Positive | None = None
     """For ``shares`` and ``paillier``: width of a grid cell, in the keys' unit; links stay the
     same. The coordinator learns every cell; the primary how many records are near its rows, with
     ``links_per_record`` also in each cell."""
@@ -90,10 +90,10 @@ class LinkageSettings:
     key_bits: Literal[2048, 3072, 4096] = 2048
     """Bits of the modulus (``paillier``)."""
 
-    similarity_noise: float | None = None
+    similarity_noise: checks.NonNegative | None = None
     """sigma of the noise on similarities, in units of sigma_0."""
 
-    similarity_tau: float | None = None
+    similarity_tau: checks.OpenUnit | None = None
     """FedSim's bound on one greedy attacker, from which sigma follows."""
 
     cache: str | None = None
@@ -116,27 +116,14 @@ class LinkageSettings:
                 f"code_bits: must be a multiple of 64 and at most {_MOST_CODE_BITS}, "
                 f"got {self.code_bits}"
             )
-        if self.code_concentration is not None:
-            checks.open_unit(code_concentration=self.code_concentration)
-        for name in ("missing_similarity", "least_linked"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}: must lie in [0, 1], got {getattr(self, name)!r}")
+        checks.require_limits(self)
         for pair in self.ranges or ():
             if len(pair) != 2 or not -1e150 < pair[0] < pair[1] < 1e150:
                 raise ConfigError(f"ranges: must be [low, high] pairs, ascending; got {list(pair)}")
-        if self.max_distance is not None:
-            checks.non_negative(max_distance=self.max_distance)
-        self._check_similarities()
+        if self.similarity_tau is not None and self.similarity_noise is not None:
+            raise ConfigError("similarity_tau: give it or similarity_noise, not both")
         self._check_metric()
         self._check_protection()
-
-    def _check_similarities(self) -> None:
-        if self.similarity_noise is not None:
-            checks.non_negative(similarity_noise=self.similarity_noise)
-        if self.similarity_tau is not None:
-            checks.open_unit(similarity_tau=self.similarity_tau)
-            if self.similarity_noise is not None:
-                raise ConfigError("similarity_tau: give it or similarity_noise, not both")
 
     def _check_metric(self) -> None:
         metric = METRICS[self.metric]
@@ -161,11 +148,9 @@ class LinkageSettings:
 
     def _check_protection(self) -> None:
         protection = PROTECTIONS[self.protection]
-        if self.cell is not None:
-            checks.positive(cell=self.cell)
-            if not protection.takes_cells:
-                takers = _quoted(other.name for other in PROTECTIONS.values() if other.takes_cells)
-                raise ConfigError(f"cell: goes with protection = {takers} alone")
+        if self.cell is not None and not protection.takes_cells:
+            takers = _quoted(other.name for other in PROTECTIONS.values() if other.takes_cells)
+            raise ConfigError(f"cell: goes with protection = {takers} alone")
         if self.secret is not None and not protection.needs_secret:
             takers = _quoted(other.name for other in PROTECTIONS.values() if other.needs_secret)
             raise ConfigError(f"secret: goes with protection = {takers}, and only with it")

@@ -10,20 +10,12 @@ those of ``[pretraining]`` have a table of their own, ``[methods.NAME.pretrainin
 """
 
 import dataclasses
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Annotated, Any, Final
 
-from securevfl.config.presets import (
-    base_of,
-    expanded,
-    methods_with_presets,
-    preset_named,
-    pretraining_of,
-    privacy_of,
-    without_top,
-)
+from securevfl.config import presets
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
@@ -44,7 +36,7 @@ def adapted(source: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]
         ConfigError: If its ``[model]`` table is wrong.
     """
     result, notes = dict(source), []
-    model, _ = without_top(expanded(source)["model"])
+    model, _ = presets.without_top(presets.expanded(source)["model"])
     family = family_named(model.pop("family", None))
     require_own_fields(family, model)
     settings = family.settings_from(model)
@@ -102,83 +94,68 @@ def _fields(family: AnyFamily) -> tuple[str, ...]:
 class BoostingConfig:
     """Trees and how they are grown."""
 
-    iterations: int = 5000
+    iterations: checks.Times = 5000
     """Rounds at most, one tree a class each. Validation rows end them earlier."""
 
-    learning_rate: float = 0.1
+    learning_rate: checks.Positive = 0.1
     """Weight of a tree."""
 
-    leaves: tuple[int, ...] = (31, 63)
+    leaves: tuple[Annotated[int, partial(checks.within, 2, checks.MOST_TIMES)], ...] = (31, 63)
     """Leaves of a tree, at most; validation rows choose."""
 
-    patience: int = 20
+    patience: checks.Times = 20
     """Rounds without a better validation loss."""
 
-    smallest_leaf: int = 5
+    smallest_leaf: checks.Count = 5
     """Rows of a leaf, at least."""
 
     def __post_init__(self) -> None:
-        checks.within(1, checks.MOST_TIMES, iterations=self.iterations, patience=self.patience)
-        checks.at_least(1, smallest_leaf=self.smallest_leaf)
         checks.within(1, checks.MOST_LAYERS, numbers_of_leaves=len(self.leaves))
-        checks.within(
-            2, checks.MOST_TIMES, **{f"leaves[{i}]": number for i, number in enumerate(self.leaves)}
-        )
-        checks.positive(learning_rate=self.learning_rate)
+        checks.require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FedCVTConfig:
     """How the two parties and their three classifiers are trained."""
 
-    hidden: int = 128
+    hidden: checks.Width = 128
     """Width of an encoder's first layer, in a comparison."""
 
-    width: int = 128
+    width: checks.Width = 128
     """Width of a representation, in a comparison."""
 
-    epochs: int = 40
+    epochs: checks.Times = 40
     """Passes over the labelled rows, at least."""
 
-    least_steps: int = 200
+    least_steps: checks.Times = 200
     """Optimizer steps, at least."""
 
-    batch_size: int = 128
+    batch_size: Annotated[int, partial(checks.within, 2, checks.MOST_TIMES)] = 128
     """Rows of a step from each of: labelled, aligned, primary's own, secondary's own."""
 
-    learning_rate: float = 1e-3
+    learning_rate: checks.Positive = 1e-3
     """Step size of AdamW."""
 
-    weight_decay: float = 1e-4
+    weight_decay: checks.NonNegative = 1e-4
     """Decoupled weight decay."""
 
-    sharpening: float = 0.1
+    sharpening: checks.Positive = 0.1
     """Temperature of the attention that estimates missing representations."""
 
-    confidence: float = 0.5
+    confidence: Annotated[float, checks.fraction] = 0.5
     """Least probability at all three classifiers for a row to get a label."""
 
-    common: float = 0.1
+    common: checks.NonNegative = 0.1
     """Weight of equal common representations."""
 
-    distinct: float = 0.1
+    distinct: checks.NonNegative = 0.1
     """Weight of orthogonal common and unique representations."""
 
-    estimation: float = 0.1
+    estimation: checks.NonNegative = 0.1
     """Weight of right estimated representations."""
 
     def __post_init__(self) -> None:
-        checks.within(1, checks.MOST_WIDTH, hidden=self.hidden, width=self.width)
-        checks.within(1, checks.MOST_TIMES, epochs=self.epochs, least_steps=self.least_steps)
-        checks.within(2, checks.MOST_TIMES, batch_size=self.batch_size)
-        checks.positive(learning_rate=self.learning_rate, sharpening=self.sharpening)
-        checks.fraction(confidence=self.confidence)
-        checks.non_negative(
-            weight_decay=self.weight_decay,
-            common=self.common,
-            distinct=self.distinct,
-            estimation=self.estimation,
-        )
+        checks.require_limits(self)
 
     def passes(self, labelled: int) -> int:
         """Return how often so many labelled rows are passed over."""
@@ -207,9 +184,6 @@ JOINED: Final = ("combine", "boosting-combine", "fedcvt")
 ALONE: Final = ("alone", "solo", "boosting")
 """Those of them that read the primary's table and no other."""
 
-_NAME_LETTERS: Final = frozenset(string.ascii_letters + string.digits + "-_")
-_LONGEST_NAME: Final = 40
-
 _SHARED: Final = ("neighbours", "keys_as_features", "hidden", "dropout", "party_dropout")
 """Fields of ``[model]`` that mean the same in every family that has them."""
 
@@ -231,7 +205,7 @@ by one metric."""
 
 def known_methods(source: Mapping[str, Any]) -> tuple[str, ...]:
     """Return every name that a comparison of this federation file understands."""
-    own = (*IN_ONE_PLACE, *family_names(), *methods_with_presets())
+    own = (*IN_ONE_PLACE, *family_names(), *presets.methods_with_presets())
     return tuple(dict.fromkeys([*own, *source.get("methods", {})]))
 
 
@@ -242,7 +216,7 @@ def method_family(source: Mapping[str, Any], name: str) -> str:
         ConfigError: If no family, baseline or table has that name; those there are are listed.
     """
     table = _table(source, name)
-    meant = methods_with_presets().get(name, {})
+    meant = presets.methods_with_presets().get(name, {})
     family = table.get("family", meant.get("family", name))
     if meant and family != meant["family"]:
         raise ConfigError(f"methods.{name}.family: {name!r} can't be {family!r}; rename it")
@@ -250,10 +224,8 @@ def method_family(source: Mapping[str, Any], name: str) -> str:
     if name in trainable:
         if family != name:
             raise ConfigError(f"methods.{name}.family: {name!r} can't be {family!r}; rename it")
-    elif len(name) > _LONGEST_NAME or set(name) - _NAME_LETTERS:
-        raise ConfigError(
-            f"methods.{name}: a name has at most {_LONGEST_NAME} letters, digits, '-' or '_'"
-        )
+    else:
+        checks.plain_name(**{f"methods.{name}": name})
     if family not in trainable:
         known = known_methods(source)
         raise ConfigError(
@@ -297,14 +269,14 @@ def method_source(
     training = source.get("training", {})
     wider = source.get("pretraining", {})
     if preset is not None:
-        one = preset_named(family_named(family), preset)
+        one = presets.preset_named(family_named(family), preset)
         inherited.pop("preset", None)
         inherited |= {key: value for key, value in one.model.items() if key not in _INPUTS}
         training = training | {k: v for k, v in one.training.items() if k not in _COMMON}
-        wider = {**wider, **pretraining_of(one, {**wider, **pretraining})}
-        result["privacy"] = privacy_of(one, source["privacy"])
+        wider = {**wider, **presets.pretraining_of(one, {**wider, **pretraining})}
+        result["privacy"] = presets.privacy_of(one, source["privacy"])
         # What a file chooses as a base for its own family is not meant for a paper's protocol.
-        result["base"] = base_of(one, {})
+        result["base"] = presets.base_of(one, {})
     result["model"] = {
         **inherited,
         **{key: value for key, value in own.items() if key not in training_fields},
@@ -339,7 +311,7 @@ def _table(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _settings(source: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a method's own settings; a variant has those of its family's table beneath."""
     family = method_family(source, name)
-    meant = methods_with_presets().get(name, {})
+    meant = presets.methods_with_presets().get(name, {})
     # A preset is the paper's own: what the file tunes for the family is not meant for it.
     beneath = meant or _table(source, family)
     own = _table(source, name)
@@ -358,7 +330,7 @@ def _inherited(model: Mapping[str, Any], family: str) -> tuple[dict[str, Any], t
     other = family_named(family)
     own = other.settings_class
     has = {field.name for field in dataclasses.fields(own)}
-    if _related(base, own):
+    if any(issubclass(own, kind) for kind in base.__mro__ if dataclasses.is_dataclass(kind)):
         # One network with other steps before it; which of its encoders are used may differ.
         return {key: value for key, value in given.items() if key in has and key != "encoders"}, ()
     # Inputs and links are equal for all methods even where their families' defaults differ.
@@ -380,8 +352,3 @@ def _inherited(model: Mapping[str, Any], family: str) -> tuple[dict[str, Any], t
             f"without {', '.join(left_out)} of [model], which {model['family']!r} has for itself"
         )
     return shared, tuple(notes)
-
-
-def _related(one: type[Any], other: type[Any]) -> bool:
-    """Whether two families' settings have a common base class of settings."""
-    return any(issubclass(other, kind) for kind in one.__mro__ if dataclasses.is_dataclass(kind))

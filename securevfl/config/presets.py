@@ -70,12 +70,8 @@ def top_source(top: Any) -> str:
     """
     if isinstance(top, str):
         return top
-    if not hasattr(top, "fit") or not hasattr(top, "get_params"):
-        raise ConfigError(
-            f'top: must be "boosting", "linear", "tied" or an estimator of scikit-learn, '
-            f"got {top!r:.60}"
-        )
-    return f"{_OWN}{described(top)}"
+    names = '"boosting", "linear", "tied"'
+    return f"{_OWN}{described(top, f'top: must be {names}')}"
 
 
 # Presets of ``[model]``: the settings by which a family is what its paper writes.

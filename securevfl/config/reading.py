@@ -11,28 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from securevfl.config import rules
+from securevfl.config import methods, rules, sections
 from securevfl.config.encoder import EncoderSettings, resolved
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import parse_linkage
-from securevfl.config.methods import (
-    IN_ONE_PLACE,
-    adapted,
-    baseline_settings,
-    method_family,
-    method_source,
-    require_own_fields,
-)
 from securevfl.config.presets import expanded, without_top
-from securevfl.config.sections import (
-    BaseSettings,
-    FederationSettings,
-    PartySettings,
-    PredictionSettings,
-    RuntimeSettings,
-    TrainingSettings,
-    require_one_federation,
-)
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
@@ -163,13 +146,13 @@ def require_method(config: FederationConfig, name: str) -> None:
 
 def _method_source(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the file as a method sees it, and what it has otherwise than the file says."""
-    fields = frozenset(one.name for one in dataclasses.fields(TrainingSettings))
-    source, dropped = method_source(config.source, name, training_fields=fields)
-    if method_family(config.source, name) in IN_ONE_PLACE:
-        baseline_settings(config.source, name)
+    fields = frozenset(one.name for one in dataclasses.fields(sections.TrainingSettings))
+    source, dropped = methods.method_source(config.source, name, training_fields=fields)
+    if methods.method_family(config.source, name) in methods.IN_ONE_PLACE:
+        methods.baseline_settings(config.source, name)
         return source, ()
     try:
-        source, changed = adapted(source)
+        source, changed = methods.adapted(source)
     except ConfigError as error:
         raise ConfigError(f"method {name!r}: {error}") from None
     return source, (*dropped, *changed)
@@ -222,13 +205,13 @@ def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationCo
     model, top = without_top(tables["model"])
     family, settings = findings.table(_read_model, model, "model")
     return FederationConfig(
-        federation=section(FederationSettings, "federation"),
-        training=section(TrainingSettings, "training"),
-        base=section(BaseSettings, "base"),
+        federation=section(sections.FederationSettings, "federation"),
+        training=section(sections.TrainingSettings, "training"),
+        base=section(sections.BaseSettings, "base"),
         privacy=section(Privacy, "privacy"),
         linkage=findings.table(parse_linkage, tables["linkage"], "linkage"),
-        prediction=section(PredictionSettings, "prediction"),
-        runtime=section(RuntimeSettings, "runtime"),
+        prediction=section(sections.PredictionSettings, "prediction"),
+        runtime=section(sections.RuntimeSettings, "runtime"),
         parties=_parties(tables.get("party", []), findings),
         family=family,
         model=settings,
@@ -242,21 +225,19 @@ def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationCo
 
 def _read_model(table: dict[str, Any]) -> tuple[AnyFamily, FamilySettings]:
     family = family_named(table.pop("family", None))
-    require_own_fields(family, table)
+    methods.require_own_fields(family, table)
     return family, family.settings_from(table)
 
 
-def _parties(tables: Any, findings: Findings) -> tuple[PartySettings, ...]:
+def _parties(tables: Any, findings: Findings) -> tuple[sections.PartySettings, ...]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         findings.wrong(ConfigError("[[party]]: must be a list of tables, one a party"), "party")
         return ()
     parties = tuple(
-        findings.table(partial(_read_party, where), table, where)
+        findings.table(partial(read_settings, sections.PartySettings, where=where), table, where)
         for where, table in ((f"party[{place}]", table) for place, table in enumerate(tables))
     )
-    findings.attempt(lambda: require_one_federation(parties), otherwise=None, about="parties")
+    findings.attempt(
+        lambda: sections.require_one_federation(parties), otherwise=None, about="parties"
+    )
     return parties
-
-
-def _read_party(where: str, table: dict[str, Any]) -> PartySettings:
-    return read_settings(PartySettings, table, where=where)

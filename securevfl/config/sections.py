@@ -3,14 +3,15 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Annotated, Any, Literal
 
 from securevfl.core import checks
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.rows import SplitKind
 from securevfl.data.scaling import MAX_CATEGORIES, declared_range
-from securevfl.data.sources.settings import AS_IT_IS, Reading
+from securevfl.data.sources.settings import AS_IT_IS, Reading, repeated
 from securevfl.models.optimisers import Schedule
 from securevfl.models.tasks import Rule
 
@@ -64,16 +65,18 @@ def base_source(base: Any) -> dict[str, str]:
     """
     if isinstance(base, str):
         return {"estimator": base}
-    if not hasattr(base, "fit") or not hasattr(base, "get_params"):
-        raise ConfigError(
-            'base: must be "best", "boosting", "linear", "none" or an estimator of scikit-learn, '
-            f"got {base!r:.60}"
-        )
-    return {"estimator": OWN, "described": described(base)}
+    names = '"best", "boosting", "linear", "none"'
+    return {"estimator": OWN, "described": described(base, f"base: must be {names}")}
 
 
-def described(estimator: Any) -> str:
-    """Return an estimator's class and parameters, by which the digest of a model knows it."""
+def described(estimator: Any, rule: str) -> str:
+    """Return an estimator's class and parameters, by which the digest of a model knows it.
+
+    Raises:
+        ConfigError: If it is none; ``rule`` says what else may be there.
+    """
+    if not hasattr(estimator, "fit") or not hasattr(estimator, "get_params"):
+        raise ConfigError(f"{rule} or an estimator of scikit-learn, got {estimator!r:.60}")
     kind = type(estimator)
     # Every parameter, not those alone that are printed.
     params = json.dumps(estimator.get_params(), sort_keys=True, default=repr)
@@ -93,36 +96,33 @@ class FederationSettings:
     task: Task
     """The label is a number, one of two classes, or one of several."""
 
-    classes: int | None = None
+    classes: Annotated[int, partial(checks.within, 2, checks.MOST_WIDTH)] | None = None
     """Classes of a multiclass label, which must have as many. Only ``encoder.method = "auto"``
     needs it."""
 
-    seed: int = 0
+    seed: checks.FromZero = 0
     """Seed of initialisation, shuffling and dropout, never of noise."""
 
     def __post_init__(self) -> None:
         checks.file_name(name=self.name)
-        checks.at_least(0, seed=self.seed)
-        if self.classes is not None:
-            checks.within(2, checks.MOST_WIDTH, classes=self.classes)
-            if self.task != "multiclass":
-                raise ConfigError(
-                    f"classes: only a multiclass task has it, and this one is {self.task}; "
-                    f"leave it out"
-                )
+        checks.require_limits(self)
+        if self.classes is not None and self.task != "multiclass":
+            raise ConfigError(
+                f"classes: only a multiclass task has it, and this one is {self.task}; leave it out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSettings:
     """The ``[training]`` table."""
 
-    epochs: int = 20
+    epochs: checks.Times = 20
     """Passes over the training rows, at most."""
 
-    batch_size: int = 128
+    batch_size: checks.Times = 128
     """Rows of the primary in a round."""
 
-    learning_rate: float | None = None
+    learning_rate: checks.Positive | None = None
     """Step size of every optimizer; default 0.003, for ``fedhssl`` and its parts 0.001."""
 
     schedule: Schedule = "constant"
@@ -132,7 +132,7 @@ class TrainingSettings:
     optimizer: Literal["adamw", "adam", "lamb", "sgd"] = "adamw"
     """Every party's optimizer."""
 
-    weight_decay: float = 0.0
+    weight_decay: checks.NonNegative = 0.0
     """Decoupled weight decay."""
 
     metric: str | None = None
@@ -144,17 +144,17 @@ class TrainingSettings:
     best on each epoch's validation rows, by F1 (``f1``) or by true minus false positives' rate
     (``youden``)."""
 
-    iso_gradients: float = 0.0
+    iso_gradients: checks.NonNegative = 0.0
     """lambda of the ISO noise on gradients to secondaries ([FedHSSL] section VI), scaled by the
     longest in the batch. A heuristic that promises nothing."""
 
-    patience: int = 10
+    patience: checks.Times = 10
     """Epochs without a better validation metric before training stops."""
 
-    validation_fraction: float = 0.1
+    validation_fraction: checks.OpenUnit = 0.1
     """Share of the rows that choose the best epoch."""
 
-    test_fraction: float = 0.2
+    test_fraction: checks.OpenUnit = 0.2
     """Share of the rows that are held out to the end."""
 
     split: Literal["stratified", "random", "group", "time"] | None = None
@@ -167,7 +167,7 @@ class TrainingSettings:
     """The primary's column for ``group`` (texts or whole numbers) or ``time`` (numbers or ISO
     dates), without missing values. It may be a key and is never a feature."""
 
-    labelled_rows: int | None = None
+    labelled_rows: checks.Count | None = None
     """How many training rows keep their labels, by default all. Pretraining uses the others too."""
 
     rows: Literal["all", "aligned"] = "all"
@@ -183,16 +183,9 @@ class TrainingSettings:
         return self.split or ("random" if task == "regression" else "stratified")
 
     def __post_init__(self) -> None:
-        times = {"epochs": self.epochs, "batch_size": self.batch_size, "patience": self.patience}
-        checks.within(1, checks.MOST_TIMES, **times)
-        if self.learning_rate is not None:
-            checks.positive(learning_rate=self.learning_rate)
-        checks.non_negative(weight_decay=self.weight_decay, iso_gradients=self.iso_gradients)
+        checks.require_limits(self)
         if isinstance(self.threshold, float):
             checks.open_unit(threshold=self.threshold)
-        checks.open_unit(
-            validation_fraction=self.validation_fraction, test_fraction=self.test_fraction
-        )
         if not self.validation_fraction + self.test_fraction < 1:
             raise ConfigError(
                 "test_fraction plus validation_fraction must be below 1, got "
@@ -200,8 +193,6 @@ class TrainingSettings:
             )
         if (self.split in ("group", "time")) != (self.split_column is not None):
             raise ConfigError('split_column: goes with split = "group" or "time", and only with it')
-        if self.labelled_rows is not None:
-            checks.at_least(1, labelled_rows=self.labelled_rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,27 +202,21 @@ class PredictionSettings:
     It can be changed later, for a saved model too.
     """
 
-    epsilon: float | None = None
+    epsilon: checks.Positive | None = None
     """Epsilon of all predictions of the model together, at ``privacy.delta`` and apart from
     training. Default: ``privacy.epsilon`` once more. Every request is charged to each ledger."""
 
-    rows: int | None = None
+    rows: checks.Count | None = None
     """Rows that all predictions of the model may ask for, counted in every ledger; default: any
     number. Without a promise it is the only bound on what a primary may ask."""
 
-    least_secondaries: int | None = None
+    least_secondaries: checks.Count | None = None
     """Fewest secondaries that may answer. Default with noise: ``privacy.colluding`` plus one;
     without noise as few as a training round may have. Where one answers alone, the primary sees its
     numbers, behind its own noise if any."""
 
     def __post_init__(self) -> None:
-        if self.epsilon is not None:
-            checks.positive(epsilon=self.epsilon)
-        if self.rows is not None:
-            checks.at_least(1, rows=self.rows)
-        if self.least_secondaries is not None:
-            checks.whole(least_secondaries=self.least_secondaries)
-            checks.at_least(1, least_secondaries=self.least_secondaries)
+        checks.require_limits(self)
 
 
 OnLoss = Literal["stop", "wait", "continue"]
@@ -241,23 +226,23 @@ OnLoss = Literal["stop", "wait", "continue"]
 class RuntimeSettings:
     """The ``[runtime]`` table: how long a party waits before it gives another one up."""
 
-    join_timeout_s: float = 120.0
+    join_timeout_s: checks.Positive = 120.0
     """Wait until every party has joined."""
 
-    round_timeout_s: float = 120.0
+    round_timeout_s: checks.Positive = 120.0
     """Wait for the next message of a round."""
 
-    idle_timeout_s: float = 3600.0
+    idle_timeout_s: checks.Positive = 3600.0
     """Wait for the primary's next round while its heartbeats arrive."""
 
-    silence_timeout_s: float = 10.0
+    silence_timeout_s: checks.Positive = 10.0
     """Time without a heartbeat after which a party is lost."""
 
-    lowest_rate: float = 1000.0
+    lowest_rate: checks.NonNegative = 1000.0
     """Bytes a second that a party must read of what waits for it, over ``silence_timeout_s``; a
     slower one is lost."""
 
-    largest_message_mib: int = 256
+    largest_message_mib: checks.Times = 256
     """MiB of the largest message taken in, unless row counts say that more is due. Codes of 2
     million records are one message."""
 
@@ -267,51 +252,29 @@ class RuntimeSettings:
     charged, within the budget. With epsilon and a trained encoder the last two plan noise for one
     more pass."""
 
-    wait_s: float = 3600.0
+    wait_s: checks.Positive = 3600.0
     """Time that a lost party may take to come back."""
 
-    continue_after_s: float = 60.0
+    continue_after_s: checks.Positive = 60.0
     """With ``continue``: time that a lost secondary may take before the others continue."""
 
-    least_secondaries: int | None = None
+    least_secondaries: checks.Count | None = None
     """With ``continue``: fewest secondaries that may continue. Noise is made for so few from the
     first round. Default: all but one, at least ``privacy.colluding`` plus two. At one more than
     ``colluding``, a secondary's numbers are hidden by its noise alone."""
 
-    most_losses: int = 20
+    most_losses: checks.Times = 20
     """More losses than this end the run."""
 
     def __post_init__(self) -> None:
-        checks.one_of(get_args(OnLoss), on_loss=self.on_loss)
-        checks.at_least(0, lowest_rate=self.lowest_rate)
-        checks.within(
-            1,
-            checks.MOST_TIMES,
-            most_losses=self.most_losses,
-            largest_message_mib=self.largest_message_mib,
-        )
-        if self.least_secondaries is not None:
-            checks.whole(least_secondaries=self.least_secondaries)
-            checks.at_least(1, least_secondaries=self.least_secondaries)
-            if self.on_loss != "continue":
-                raise ConfigError(
-                    'least_secondaries: goes with on_loss = "continue", and only with it; leave it '
-                    "out"
-                )
-        checks.positive(
-            join_timeout_s=self.join_timeout_s,
-            round_timeout_s=self.round_timeout_s,
-            idle_timeout_s=self.idle_timeout_s,
-            silence_timeout_s=self.silence_timeout_s,
-            wait_s=self.wait_s,
-            continue_after_s=self.continue_after_s,
-        )
+        checks.require_limits(self)
+        if self.least_secondaries is not None and self.on_loss != "continue":
+            raise ConfigError(
+                'least_secondaries: goes with on_loss = "continue", and only with it; leave it out'
+            )
 
 
 # The ``[[party]]`` tables: who takes part, and with which columns.
-
-_NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
-_LONGEST_NAME = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -363,7 +326,7 @@ class PartySettings:
     """Words by text column, agreed without looking. Other words are refused, unless ``other`` is in
     the list and takes them in."""
 
-    max_categories: int = MAX_CATEGORIES
+    max_categories: checks.Width = MAX_CATEGORIES
     """Most frequent words that become features where no list is given; the rest is ``other``."""
 
     missing: Literal["fill", "refuse"] = "fill"
@@ -379,10 +342,7 @@ class PartySettings:
     """Columns that are neither keys nor features."""
 
     def __post_init__(self) -> None:
-        if not self.name or len(self.name) > _LONGEST_NAME or set(self.name) - _NAME_LETTERS:
-            raise ConfigError(
-                f"name: must be 1 to {_LONGEST_NAME} letters, digits, '-' or '_', got {self.name!r}"
-            )
+        checks.plain_name(name=self.name)
         checks.file_name(name=self.name)  # "con" is a device on some systems, "--out" an option
         if self.is_helper:
             self._check_helper()
@@ -420,11 +380,11 @@ class PartySettings:
             )
         if not self.key:
             raise ConfigError("key: must name at least one column")
-        if len(set(self.key)) < len(self.key):
+        if repeated(self.key) is not None:
             raise ConfigError(f"key: names a column twice: {', '.join(self.key)}; name each once")
         if (self.scaling == "bounds") != (self.bounds is not None):
             raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
-        checks.within(1, checks.MOST_WIDTH, max_categories=self.max_categories)
+        checks.require_limits(self)
         if self.missing == "refuse" and self.missing_columns:
             raise ConfigError('missing_columns: goes with missing = "fill"')
         pairs = self.bounds.values() if isinstance(self.bounds, dict) else [self.bounds]
@@ -456,9 +416,8 @@ def require_one_federation(parties: Sequence[PartySettings]) -> None:
             keys of one dimension are needed.
     """
     names = [party.name for party in parties]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"party.name: two parties are called {name!r}; rename one")
+    if (twice := repeated(names)) is not None:
+        raise ConfigError(f"party.name: two parties are called {twice!r}; rename one")
     primaries = [party.name for party in parties if party.role == "primary"]
     if len(primaries) != 1:
         found = "none has" if not primaries else f"{' and '.join(primaries)} have"

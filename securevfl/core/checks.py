@@ -7,12 +7,28 @@ within lists down to the end of the stack: what is read without an error then fa
 """
 
 import difflib
+import functools
 import json
 import math
+import operator
+import string
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from numbers import Real
-from typing import Any, Final, NoReturn
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from securevfl.core.errors import ConfigError
 
@@ -48,20 +64,39 @@ def _number(**values: object) -> None:
             raise ConfigError(f"{name} must be below 1e308") from None
 
 
-def positive(**values: float) -> None:
-    """Check that every named value is finite and > 0."""
-    _number(**values)
-    for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"{name} must be finite and > 0, got {value!r}")
+_HOLDS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    "minimum": operator.ge,
+    "exclusiveMinimum": operator.gt,
+    "maximum": operator.le,
+    "exclusiveMaximum": operator.lt,
+}
 
 
-def non_negative(**values: float) -> None:
-    """Check that every named value is finite and >= 0."""
-    _number(**values)
-    for name, value in values.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{name} must be finite and >= 0, got {value!r}")
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberCheck:
+    """A check of named numbers: ``positive(epsilon=8.0)``."""
+
+    rule: str
+    """What a number must be or do."""
+
+    limits: Mapping[str, float]
+    """The ends, by the words of JSON Schema."""
+
+    def __call__(self, **values: float) -> None:
+        """Check that every named value is finite and within the limits."""
+        _number(**values)
+        for name, value in values.items():
+            holds = (_HOLDS[end](value, limit) for end, limit in self.limits.items())
+            if not (math.isfinite(value) and all(holds)):
+                raise ConfigError(f"{name} must {self.rule}, got {value!r}")
+
+
+positive: Final = NumberCheck("be finite and > 0", {"exclusiveMinimum": 0})
+non_negative: Final = NumberCheck("be finite and >= 0", {"minimum": 0})
+open_unit: Final = NumberCheck("lie in (0, 1)", {"exclusiveMinimum": 0, "exclusiveMaximum": 1})
+rate: Final = NumberCheck("lie in (0, 1]", {"exclusiveMinimum": 0, "maximum": 1})
+fraction: Final = NumberCheck("lie in [0, 1)", {"minimum": 0, "exclusiveMaximum": 1})
+closed_unit: Final = NumberCheck("lie in [0, 1]", {"minimum": 0, "maximum": 1})
 
 
 def at_least(minimum: float, **values: float) -> None:
@@ -87,6 +122,12 @@ def whole(**values: object) -> None:
             raise ConfigError(f"{name} must be a whole number, got {value!r}")
 
 
+def whole_from(least: int, **values: object) -> None:
+    """Check that every named value is a whole number of at least ``least``."""
+    whole(**values)
+    at_least(least, **values)  # type: ignore[arg-type]
+
+
 def within(least: int, most: int, **values: object) -> None:
     """Check that every named value is a whole number from ``least`` to ``most``.
 
@@ -101,28 +142,61 @@ def within(least: int, most: int, **values: object) -> None:
             raise ConfigError(f"{name} must be {rule}, got {value!r}")
 
 
-def open_unit(**values: float) -> None:
-    """Check that every named value lies in (0, 1)."""
-    _number(**values)
-    for name, value in values.items():
-        if not 0 < value < 1:
-            raise ConfigError(f"{name} must lie in (0, 1), got {value!r}")
+# Checks as annotations of a field: ``epochs: Times = 20``.
+
+Positive = Annotated[float, positive]
+NonNegative = Annotated[float, non_negative]
+OpenUnit = Annotated[float, open_unit]
+Rate = Annotated[float, rate]
+ClosedUnit = Annotated[float, closed_unit]
+FromZero = Annotated[int, partial(whole_from, 0)]
+Count = Annotated[int, partial(whole_from, 1)]
+Times = Annotated[int, partial(within, 1, MOST_TIMES)]
+Links = Annotated[int, partial(within, 1, MOST_LINKS)]
+Layers = Annotated[int, partial(within, 1, MOST_LAYERS)]
+Fraction = Annotated[float, fraction]
+Width = Annotated[int, partial(within, 1, MOST_WIDTH)]
 
 
-def rate(**values: float) -> None:
-    """Check that every named value lies in (0, 1]."""
-    _number(**values)
-    for name, value in values.items():
-        if not 0 < value <= 1:
-            raise ConfigError(f"{name} must lie in (0, 1], got {value!r}")
+def require_limits(settings: object) -> None:
+    """Check the fields of a dataclass by what their annotations say; None only where it may be.
+
+    What the annotation says of a tuple's numbers holds for each of them.
+
+    Raises:
+        ConfigError: Naming the first field that is wrong, its rule and its value.
+    """
+    kind: Any = type(settings)
+    for name, optional, limits in limits_of(kind):
+        value = getattr(settings, name)
+        if value is None and optional:
+            continue
+        values = {name: value}
+        if isinstance(value, tuple):
+            values = {f"{name}[{place}]": one for place, one in enumerate(value)}
+        for check in limits:
+            check(**values)
 
 
-def fraction(**values: float) -> None:
-    """Check that every named value lies in [0, 1)."""
-    _number(**values)
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise ConfigError(f"{name} must lie in [0, 1), got {value!r}")
+@functools.cache
+def limits_of(kind: type[Any]) -> list[tuple[str, bool, list[Callable[..., None]]]]:
+    """Return each field, whether it may be None, and what its annotation asks of it otherwise."""
+    found = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        options = options_of(hint)
+        numbers = [get_args(one)[0] if get_origin(one) is tuple else one for one in options]
+        limits = [c for one in numbers for c in getattr(one, "__metadata__", ()) if callable(c)]
+        if len(options) == 1 and get_origin(options[0]) is Literal:
+            limits.append(partial(one_of, get_args(options[0])))
+        found.append((name, NoneType in get_args(hint), limits))
+    return found
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """Return the types that a value may have, without None."""
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(one for one in get_args(hint) if one is not NoneType)
+    return (hint,)
 
 
 def file_name(**values: str) -> None:
@@ -149,13 +223,29 @@ def file_name(**values: str) -> None:
             )
 
 
-def one_of(allowed: Iterable[str], **values: object) -> None:
+NAME_LETTERS: Final = frozenset(string.ascii_letters + string.digits + "-_")
+"""Letters of parties' and methods' names."""
+
+LONGEST_NAME: Final = 40
+
+
+def plain_name(**values: str) -> None:
+    """Check that every named value has 1 to 40 letters, digits, hyphens or underscores."""
+    for name, value in values.items():
+        if not 1 <= len(value) <= LONGEST_NAME or set(value) - NAME_LETTERS:
+            raise ConfigError(
+                f"{name}: must be 1 to {LONGEST_NAME} letters, digits, '-' or '_', got {value!r}"
+            )
+
+
+def one_of(allowed: Iterable[object], **values: object) -> None:
     """Check that every named value is one of the ``allowed`` words."""
     words = tuple(allowed)
     for name, value in values.items():
         if value not in words:
-            near = did_you_mean(value, words)
-            raise ConfigError(f"{name} must be one of {', '.join(words)}; got {value!r}{near}")
+            known = [*map(str, words)]
+            near = did_you_mean(value, known)
+            raise ConfigError(f"{name} must be one of {', '.join(known)}; got {value!r}{near}")
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:

@@ -83,15 +83,12 @@ def meaning_of(name: str) -> Meaning:
     in_order = words_of(name)
     words = set(in_order)
     alone = {word for word in words if not word.isdigit()} <= _ROW_NUMBERS and words
-    if _numbers_something(in_order) or alone or _ends_in_id(name):
+    ends_in_id = name.isalpha() and name.endswith(("Id", "ID"))
+    if _numbers_something(in_order) or alone or ends_in_id:
         return "identity"
     if words & _PERSON:
         return "person"
     return "time" if in_order[-1:] and in_order[-1] in _TIME else "none"
-
-
-def _ends_in_id(name: str) -> bool:
-    return name.isalpha() and name.endswith(("Id", "ID"))
 
 
 def _numbers_something(words: list[str]) -> bool:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, get_args
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,27 +90,28 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinksMade:
-    """So many of a secondary's rows (or records, where these seek) are linked."""
-
-    EVENT: ClassVar[str] = "links"
+class PartDone:
+    """So much of a step that may take minutes is done."""
 
     name: str
+    """Whose step it is, or how it is done."""
     done: int
     of: int
     seconds_left: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CiphertextsMade:
+class LinksMade(PartDone):
+    """So many of a secondary's rows (or records, where these seek) are linked."""
+
+    EVENT: ClassVar[str] = "links"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CiphertextsMade(PartDone):
     """A secondary has prepared so many ciphertexts."""
 
     EVENT: ClassVar[str] = "ciphertexts"
-
-    name: str
-    done: int
-    of: int
-    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,16 +228,10 @@ class PretrainingIteration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CoalitionsValued:
-    """So many sets of partners are valued, to see what each of them is worth."""
+class CoalitionsValued(PartDone):
+    """So many sets of partners are valued, by a model that was kept or by ones trained again."""
 
     EVENT: ClassVar[str] = "coalitions"
-
-    name: str
-    """How: by the model that was kept, or by one that is trained again."""
-    done: int
-    of: int
-    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,28 +270,7 @@ ProgressEvent = (
 Observer = Callable[[ProgressEvent], None]
 """Hears of progress: figures and words, never a row or a record."""
 
-_TYPES: Final[Mapping[str, type[Any]]] = {
-    one.EVENT: one
-    for one in (
-        Warned,
-        SessionLost,
-        PresenceChanged,
-        SpendingPlanned,
-        Listening,
-        Stage,
-        LinksMade,
-        CiphertextsMade,
-        LinksCounted,
-        RowsAligned,
-        RowsReleased,
-        RoundDone,
-        EpochDone,
-        PretrainingRound,
-        PretrainingIteration,
-        CoalitionsValued,
-        PartyDone,
-    )
-}
+_TYPES: Final[Mapping[str, type[Any]]] = {one.EVENT: one for one in get_args(ProgressEvent)}
 
 
 def unheard(_event: ProgressEvent) -> None:
@@ -369,17 +343,6 @@ def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
     return event
 
 
-@runtime_checkable
-class LongStep(Protocol):
-    """An event of a step that may take minutes."""
-
-    def __call__(
-        self, *, name: str, done: int, of: int, seconds_left: float | None
-    ) -> ProgressEvent:
-        """Return the event."""
-        ...
-
-
 class Pace:
     """Reports how much of a long step is done, and an estimate of the seconds left.
 
@@ -389,7 +352,7 @@ class Pace:
         name: Whose step it is.
     """
 
-    def __init__(self, observe: Observer, step: LongStep, *, name: str) -> None:
+    def __init__(self, observe: Observer, step: Callable[..., ProgressEvent], *, name: str) -> None:
         self._observe = observe
         self._step = step
         self._name = name

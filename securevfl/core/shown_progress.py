@@ -11,30 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from securevfl.core import progress
 from securevfl.core.formatting import epsilon_in_words, written
-from securevfl.core.progress import (
-    CiphertextsMade,
-    CoalitionsValued,
-    EpochDone,
-    LinksCounted,
-    LinksMade,
-    Listening,
-    PartyDone,
-    PresenceChanged,
-    PretrainingIteration,
-    PretrainingRound,
-    ProgressEvent,
-    RoundDone,
-    RowsAligned,
-    RowsReleased,
-    SessionLost,
-    SpendingPlanned,
-    Stage,
-    Warned,
-    alignment_in_words,
-    links_in_words,
-    told,
-)
 
 _QUIET_SECONDS = 5.0
 
@@ -80,41 +58,41 @@ class RunProgress:
     ) -> None:
         self._progress.stop()
 
-    def __call__(self, event: ProgressEvent) -> None:
+    def __call__(self, event: progress.ProgressEvent) -> None:
         """Take one event of a run."""
         self._note(event)
         match event:
             case (
-                Warned()
-                | SessionLost()
-                | PresenceChanged()
-                | SpendingPlanned()
-                | LinksCounted()
-                | RowsAligned()
+                progress.Warned()
+                | progress.SessionLost()
+                | progress.PresenceChanged()
+                | progress.SpendingPlanned()
+                | progress.LinksCounted()
+                | progress.RowsAligned()
             ):
                 self._say(_sentence(event))
-            case Stage():
+            case progress.Stage():
                 self._begin(event.text, total=event.of)
-            case LinksMade():
+            case progress.LinksMade():
                 self._long_step(f"linking {event.name}", event)
-            case CiphertextsMade():
+            case progress.CiphertextsMade():
                 self._long_step(f"{event.name} prepares ciphertexts", event)
-            case CoalitionsValued():
+            case progress.CoalitionsValued():
                 self._long_step(event.name, event)
-            case RowsReleased():
+            case progress.RowsReleased():
                 self._advance("releasing rows", event.done, event.of)
-            case PretrainingRound():
+            case progress.PretrainingRound():
                 self._advance(f"iteration {event.iteration}", event.done, event.of)
-            case PretrainingIteration():
+            case progress.PretrainingIteration():
                 self._pretraining(event)
-            case RoundDone():
+            case progress.RoundDone():
                 self._figures["loss"] = f"loss {written(event.loss)}"
                 self._advance(f"epoch {event.epoch}", event.done, event.of)
-            case EpochDone():
+            case progress.EpochDone():
                 self._figures["loss"] = f"loss {written(event.loss)}"
                 self._figures["metric"] = f"validation {self._metric} {written(event.validation)}"
                 self._line(f"epoch {event.epoch}/{event.epochs}: {self._text()}")
-            case Listening() | PartyDone():
+            case progress.Listening() | progress.PartyDone():
                 pass
             case _:
                 assert_never(event)
@@ -125,10 +103,10 @@ class RunProgress:
             line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal
         )
 
-    def _note(self, event: ProgressEvent) -> None:
+    def _note(self, event: progress.ProgressEvent) -> None:
         """Keep the event's figures for the lines to come, but the time left for this event only."""
-        figures = told(event)
-        if "epsilon" in figures and not isinstance(event, SpendingPlanned):
+        figures = progress.told(event)
+        if "epsilon" in figures and not isinstance(event, progress.SpendingPlanned):
             self._figures["epsilon"] = f"epsilon {figures['epsilon']:.3g}"
         if "bytes" in figures:
             self._figures["bytes"] = f"{figures['bytes'] / 1e6:.1f} MB"
@@ -136,12 +114,16 @@ class RunProgress:
         if "seconds_left" in figures:
             self._figures["left"] = f"{timedelta(seconds=round(figures['seconds_left']))} left"
 
-    def _long_step(self, stage: str, event: LinksMade | CiphertextsMade | CoalitionsValued) -> None:
+    def _long_step(
+        self,
+        stage: str,
+        event: progress.LinksMade | progress.CiphertextsMade | progress.CoalitionsValued,
+    ) -> None:
         self._advance(stage, event.done, event.of)
         if "left" in self._figures:
             self._line(f"{stage} {event.done}/{event.of}: {self._text()}")
 
-    def _pretraining(self, event: PretrainingIteration) -> None:
+    def _pretraining(self, event: progress.PretrainingIteration) -> None:
         steps = {
             "cross": (event.cross_loss, event.cross_spread),
             "local": (event.local_loss, event.local_spread),
@@ -184,33 +166,38 @@ class RunProgress:
 
 
 def _sentence(
-    event: Warned | SessionLost | PresenceChanged | SpendingPlanned | LinksCounted | RowsAligned,
+    event: progress.Warned
+    | progress.SessionLost
+    | progress.PresenceChanged
+    | progress.SpendingPlanned
+    | progress.LinksCounted
+    | progress.RowsAligned,
 ) -> str:
     match event:
-        case Warned():
+        case progress.Warned():
             return f"warning: {event.text}"
-        case SessionLost(goes_on_after_s=None):
+        case progress.SessionLost(goes_on_after_s=None):
             return (
                 f"warning: {event.why}; waiting up to {event.wait_s:g} s for all parties to be "
                 f"there again, to go on from what all have saved"
             )
-        case SessionLost():
+        case progress.SessionLost():
             return (
                 f"warning: {event.why}; waiting {event.goes_on_after_s:g} s for it, to go on from "
                 f"what all have saved, and then without it if enough are left; else up to "
                 f"{event.wait_s:g} s"
             )
-        case PresenceChanged():
+        case progress.PresenceChanged():
             return presence_in_words(event)
-        case SpendingPlanned():
+        case progress.SpendingPlanned():
             return spending_in_words(event)
-        case LinksCounted():
-            return links_in_words(event).partition("; ")[0]
-        case RowsAligned():
-            return alignment_in_words(told(event))
+        case progress.LinksCounted():
+            return progress.links_in_words(event).partition("; ")[0]
+        case progress.RowsAligned():
+            return progress.alignment_in_words(progress.told(event))
 
 
-def presence_in_words(event: PresenceChanged) -> str:
+def presence_in_words(event: progress.PresenceChanged) -> str:
     """Return who is back and who is absent, in one line."""
     said = []
     if event.back:
@@ -225,7 +212,7 @@ def _are(names: Sequence[str]) -> str:
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
-def spending_in_words(event: SpendingPlanned) -> str:
+def spending_in_words(event: progress.SpendingPlanned) -> str:
     """Return what a run may spend, and what was spent on the table before it, in one line."""
     before = "first run"
     if event.runs_before:

@@ -199,6 +199,16 @@ def first_row(chosen: Bool[np.ndarray, " rows"]) -> int:
     return int(np.argmax(chosen)) + 1
 
 
+def refuse_rows(wrong: Bool[np.ndarray, " rows"], *, where: str, why: str) -> None:
+    """Refuse a table for the first of some rows, if there is any.
+
+    Raises:
+        DataError: Naming that row.
+    """
+    if wrong.any():
+        raise DataError(f"{where}, row {first_row(wrong)}: {why}")
+
+
 def require_columns(frame: pd.DataFrame, columns: Sequence[str], *, where: str) -> None:
     """Check that all columns are there.
 

@@ -9,10 +9,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,7 @@ from securevfl.data.cells import (
     first_row,
     is_text,
     numbers_of,
+    refuse_rows,
     texts_of,
     truths_of,
     word,
@@ -257,10 +258,10 @@ def _number(values: "pd.Series[Any]", reason: str) -> ColumnKind:
         problem = _indistinct(different, len(present))
         if problem is not None and len(different) == len(present):
             identifier = f"all {len(present)} values differ"
-    return ColumnKind(
-        kind="number",
-        reason=reason,
-        rows=len(values),
+    return _found(
+        values,
+        "number",
+        reason,
         missing=len(values) - len(present),
         different=len(different),
         identifier=identifier,
@@ -296,27 +297,19 @@ def _indistinct(different: np.ndarray, rows: int) -> str | None:
 def _date(values: "pd.Series[Any]", reason: str) -> ColumnKind:
     dates = dates_of(values)
     timed = dates[~np.isnat(dates)]
-    return ColumnKind(
-        kind="date",
-        reason=reason,
-        rows=len(values),
-        missing=int(np.isnat(dates).sum()),
+    return _found(
+        values,
+        "date",
+        reason,
+        missing=len(dates) - len(timed),
         different=len(np.unique(timed)),
         timed=bool((timed != timed.astype("datetime64[D]")).any()),
     )
 
 
-def _found(
-    values: "pd.Series[Any]", kind: Kind | None, reason: str, *, different: int, **more: Any
-) -> ColumnKind:
-    return ColumnKind(
-        kind=kind,
-        reason=reason,
-        rows=len(values),
-        missing=int(values.isna().sum()),
-        different=different,
-        **more,
-    )
+def _found(values: "pd.Series[Any]", kind: Kind | None, reason: str, **facts: Any) -> ColumnKind:
+    facts = {"missing": int(values.isna().sum()), **facts}
+    return ColumnKind(kind=kind, reason=reason, rows=len(values), **facts)
 
 
 def _unusable(values: "pd.Series[Any]", reason: str, problem: str) -> ColumnKind:
@@ -333,14 +326,24 @@ _CIRCLE: Final[Pair] = (-1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NumberColumn:
-    """Numbers as they are."""
+class _ColumnOfFeatures:
+    """What columns of every kind have."""
 
     name: str
     """The column's name."""
 
     flagged: bool
     """Whether a feature flags missing values."""
+
+    @property
+    def own_features(self) -> tuple[str, ...]:
+        """Names of the features, the flag not among them."""
+        return (self.name,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumberColumn(_ColumnOfFeatures):
+    """Numbers as they are."""
 
     fill: float | None
     """Value for a missing number; None: missing numbers are refused."""
@@ -351,15 +354,8 @@ class NumberColumn:
     kind: Literal["number"] = "number"
     """Name of the kind in JSON."""
 
-    @property
-    def own_features(self) -> tuple[str, ...]:
-        """Names of the features, the flag not among them."""
-        return (self.name,)
-
-    @property
-    def natural_bounds(self) -> tuple[Pair | None, ...]:
-        """Range of each feature for any data; None: the party has to declare it."""
-        return (None,)
+    natural_bounds: ClassVar[tuple[Pair | None, ...]] = (None,)
+    """Range of each feature for any data; None: the party has to declare it."""
 
     def values(self, cells: "pd.Series[Any]", *, where: str) -> Float64[np.ndarray, "rows 1"]:
         """Encode cells; NaN where they are missing.
@@ -371,8 +367,7 @@ class NumberColumn:
         expected = f"a number with the sign {self.sign!r}" if self.sign else "a number"
         _require_read(cells, np.isnan(numbers), expected=expected, where=where)
         too_large = np.abs(numbers) > np.finfo(np.float32).max
-        if too_large.any():
-            raise DataError(f"{where}, row {first_row(too_large)}: is infinite or beyond float32")
+        refuse_rows(too_large, where=where, why="is infinite or beyond float32")
         return numbers[:, None]
 
     @property
@@ -389,22 +384,16 @@ class NumberColumn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BooleanColumn:
+class BooleanColumn(_ColumnOfFeatures):
     """True and false as 1 and 0; a missing one is 0.5."""
 
-    name: str
-    flagged: bool
     kind: Literal["boolean"] = "boolean"
 
-    @property
-    def own_features(self) -> tuple[str, ...]:
-        """Names of the features, the flag not among them."""
-        return (self.name,)
-
-    @property
-    def natural_bounds(self) -> tuple[Pair | None, ...]:
-        """Range of each feature for any data."""
-        return (_TRUTH,)
+    natural_bounds: ClassVar[tuple[Pair | None, ...]] = (_TRUTH,)
+    fills: ClassVar[tuple[float, ...]] = (0.5,)
+    """Value for a missing cell in each feature."""
+    encoding: ClassVar[str] = "1 and 0"
+    """Description of the encoding, in a few words."""
 
     def values(self, cells: "pd.Series[Any]", *, where: str) -> Float64[np.ndarray, "rows 1"]:
         """Encode cells; NaN where they are missing.
@@ -416,23 +405,11 @@ class BooleanColumn:
         _require_read(cells, np.isnan(truths), expected="true or false", where=where)
         return truths[:, None]
 
-    @property
-    def fills(self) -> tuple[float, ...]:
-        """Value for a missing cell in each feature."""
-        return (0.5,)
-
-    @property
-    def encoding(self) -> str:
-        """Description of the encoding, in a few words."""
-        return "1 and 0"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WordsColumn:
+class WordsColumn(_ColumnOfFeatures):
     """One 0/1 feature a word; a missing word, or one not known, is 0 in all of them."""
 
-    name: str
-    flagged: bool
     words: tuple[str, ...]
     """In the order of their features; if ``other`` is among them, it stands for all not listed."""
     kind: Literal["words"] = "words"
@@ -485,14 +462,12 @@ class WordsColumn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DateColumn:
+class DateColumn(_ColumnOfFeatures):
     """Days gone by since an origin, and where in the year, week and day a date lies.
 
     A place on a circle is sine and cosine, so that December lies next to January. All in UTC.
     """
 
-    name: str
-    flagged: bool
     origin: float
     """Date that becomes 0, in days since 1970-01-01."""
     timed: bool
@@ -566,11 +541,9 @@ def encode_column(
             stand for it.
     """
     missing, fills = cells.isna().to_numpy(dtype=bool), column.fills
-    if missing.any() and (refuse or fills is None):
-        raise DataError(
-            f"{where}, row {first_row(missing)}: is missing ({int(missing.sum())} such cells in "
-            f"all); {_what_to_do(column, refuse=refuse)}"
-        )
+    if refuse or fills is None:
+        why = f"is missing ({missing.sum()} such cells in all); "
+        refuse_rows(missing, where=where, why=why + _what_to_do(column, refuse=refuse))
     values = column.values(cells, where=where)
     if fills is not None:
         values = np.where(missing[:, None], fills, values)
@@ -589,7 +562,8 @@ def _what_to_do(column: Column, *, refuse: bool) -> str:
 
 def toml_key(name: str) -> str:
     """Return a column's name as a federation file spells it in a table."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+    bare = re.fullmatch(r"[A-Za-z0-9_-]+", name)
+    return name if bare else json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _require_read(
@@ -626,119 +600,105 @@ def fit_column(
     """
     gaps = bool(cells.isna().any()) and settings.missing == "fill"
     declared = name in settings.missing_columns
-    taken: list[Dependence] = []
-    column = _fitted(cells, name, settings, taken, flagged=gaps or declared, where=where)
+    fit = _Fit(cells=cells, name=name, settings=settings, where=where, flagged=gaps or declared)
+    column = fit.column()
     if gaps and not declared:
-        taken.append(
-            Dependence(
-                column=name,
-                what="whether values are missing",
-                declare=f"party.missing_columns = [{json.dumps(name, ensure_ascii=False)}]",
-            )
-        )
+        quoted = json.dumps(name, ensure_ascii=False)
+        fit.takes("whether values are missing", f"party.missing_columns = [{quoted}]")
     encoded = encode_column(column, cells, refuse=settings.missing == "refuse", where=where)
-    return column, encoded, tuple(taken)
+    return column, encoded, tuple(fit.taken)
 
 
-def _fitted(
-    cells: "pd.Series[Any]",
-    name: str,
-    settings: ColumnSettings,
-    taken: list[Dependence],
-    *,
-    flagged: bool,
-    where: str,
-) -> Column:
-    words, pair = settings.words(name), settings.pair(name)
-    if words is not None:
-        words = tuple(map(word, words))
-        _require_declared(cells, words, where=where)
-        return WordsColumn(name=name, flagged=flagged, words=words)
-    if pair is not None and isinstance(pair[0], str):
-        return _declared_dates(name, pair, flagged=flagged, where=where)
-    found = infer(cells, max_categories=settings.max_categories)
-    stated = isinstance(settings.bounds, Mapping) and pair is not None  # to be numbers
-    if found.problem is not None and (found.kind == "number" or not stated):
-        raise DataError(f"{where}: {found.problem}")
-    if found.kind == "boolean":
-        return BooleanColumn(name=name, flagged=flagged)
-    if found.kind == "number" or stated:
-        return _numbers(cells, name, settings, taken, flagged=flagged, sign=found.sign)
-    if found.kind == "date":
-        return _dates(cells, name, settings, taken, flagged=flagged, timed=found.timed)
-    return _collected_words(cells, name, settings, taken, flagged=flagged)
+@dataclass(kw_only=True, slots=True)
+class _Fit:
+    """The fitting of one column."""
 
+    cells: "pd.Series[Any]"
+    name: str
+    settings: ColumnSettings
+    where: str
+    flagged: bool
+    taken: list[Dependence] = field(default_factory=list)
+    """What was taken from the cells so far."""
 
-def _numbers(
-    cells: "pd.Series[Any]",
-    name: str,
-    settings: ColumnSettings,
-    taken: list[Dependence],
-    *,
-    flagged: bool,
-    sign: str,
-) -> NumberColumn:
-    pair = settings.pair(name)
-    if pair is not None:
-        low, high = declared_range(pair)
-        return NumberColumn(name=name, flagged=flagged, fill=(low + high) / 2, sign=sign)
-    if not settings.own_statistics:
-        return NumberColumn(name=name, flagged=flagged, fill=None, sign=sign)
-    numbers = amounts_of(cells, sign)
-    if flagged:
-        taken.append(
-            Dependence(
-                column=name,
-                what="the median that stands for missing values",
-                declare='scaling = "bounds" and '
-                f"party.bounds = {{ {toml_key(name)} = [low, high] }}",
+    def takes(self, what: str, declare: str) -> None:
+        """Note a statistic of the cells, and the setting that would replace it."""
+        self.taken.append(Dependence(column=self.name, what=what, declare=declare))
+
+    def column(self) -> Column:
+        """Return the column's encoding."""
+        settings, name, where = self.settings, self.name, self.where
+        words, pair = settings.words(name), settings.pair(name)
+        if words is not None:
+            words = tuple(map(word, words))
+            _require_declared(self.cells, words, where=where)
+            return WordsColumn(name=name, flagged=self.flagged, words=words)
+        if pair is not None and isinstance(pair[0], str):
+            return self._declared_dates(pair)
+        found = infer(self.cells, max_categories=settings.max_categories)
+        stated = isinstance(settings.bounds, Mapping) and pair is not None  # to be numbers
+        if found.problem is not None and (found.kind == "number" or not stated):
+            raise DataError(f"{where}: {found.problem}")
+        if found.kind == "boolean":
+            return BooleanColumn(name=name, flagged=self.flagged)
+        if found.kind == "number" or stated:
+            fill = self._filling_number(found.sign)
+            return NumberColumn(name=name, flagged=self.flagged, fill=fill, sign=found.sign)
+        return self._dates(found.timed) if found.kind == "date" else self._collected_words()
+
+    def _filling_number(self, sign: str) -> float | None:
+        pair = self.settings.pair(self.name)
+        if pair is not None:
+            return sum(declared_range(pair)) / 2
+        if not self.settings.own_statistics:
+            return None
+        if self.flagged:
+            self.takes(
+                "the median that stands for missing values",
+                f'scaling = "bounds" and party.bounds = {{ {toml_key(self.name)} = [low, high] }}',
             )
+        return _median(amounts_of(self.cells, sign))
+
+    def _declared_dates(self, pair: Sequence[float | str]) -> DateColumn:
+        try:
+            low, high = declared_range(pair)
+        except DataError as error:
+            raise DataError(f"{self.where}: its bounds: {error}") from None
+        timed = any(":" in str(date) for date in pair)
+        return DateColumn(
+            name=self.name, flagged=self.flagged, origin=low, timed=timed, fill=(high - low) / 2
         )
-    return NumberColumn(name=name, flagged=flagged, fill=_median(numbers), sign=sign)
+
+    def _dates(self, timed: bool) -> DateColumn:
+        days = days_of(dates_of(self.cells))
+        origin = float(np.floor(np.nanmin(days)))
+        example = f'{toml_key(self.name)} = ["2015-01-01", "2025-12-31"]'
+        self.takes(
+            "the earliest date, from which days are counted,",
+            f'scaling = "bounds" and party.bounds = {{ {example} }}',
+        )
+        fill = _median(days) - origin if self.settings.own_statistics else None
+        return DateColumn(
+            name=self.name, flagged=self.flagged, origin=origin, timed=timed, fill=fill
+        )
+
+    def _collected_words(self) -> WordsColumn:
+        places, texts = texts_of(self.cells)
+        self.takes(
+            "which words there are",
+            f'party.categories = {{ {toml_key(self.name)} = ["...", "..."] }}',
+        )
+        counts = np.bincount(places[places >= 0], minlength=len(texts))
+        # Equally frequent words go by their letters, so that the order of rows decides nothing.
+        by_number = sorted(range(len(texts)), key=lambda place: (-counts[place], texts[place]))
+        kept = sorted(texts[place] for place in by_number[: self.settings.max_categories])
+        rest = [OTHER] if len(texts) > len(kept) and OTHER not in kept else []
+        return WordsColumn(name=self.name, flagged=self.flagged, words=(*kept, *rest))
 
 
 def _median(numbers: np.ndarray) -> float:
     present = numbers[~np.isnan(numbers)]
     return float(np.median(present)) if len(present) else 0.0
-
-
-def _declared_dates(
-    name: str, pair: Sequence[float | str], *, flagged: bool, where: str
-) -> DateColumn:
-    try:
-        low, high = declared_range(pair)
-    except DataError as error:
-        raise DataError(f"{where}: its bounds: {error}") from None
-    return DateColumn(
-        name=name,
-        flagged=flagged,
-        origin=low,
-        timed=any(":" in str(date) for date in pair),
-        fill=(high - low) / 2,
-    )
-
-
-def _dates(
-    cells: "pd.Series[Any]",
-    name: str,
-    settings: ColumnSettings,
-    taken: list[Dependence],
-    *,
-    flagged: bool,
-    timed: bool,
-) -> DateColumn:
-    days = days_of(dates_of(cells))
-    origin = float(np.floor(np.nanmin(days)))
-    taken.append(
-        Dependence(
-            column=name,
-            what="the earliest date, from which days are counted,",
-            declare='scaling = "bounds" and '
-            f'party.bounds = {{ {toml_key(name)} = ["2015-01-01", "2025-12-31"] }}',
-        )
-    )
-    fill = _median(days) - origin if settings.own_statistics else None
-    return DateColumn(name=name, flagged=flagged, origin=origin, timed=timed, fill=fill)
 
 
 def _require_declared(cells: "pd.Series[Any]", words: Sequence[str], *, where: str) -> None:
@@ -753,27 +713,3 @@ def _require_declared(cells: "pd.Series[Any]", words: Sequence[str], *, where: s
             f"{where}, row {row}: {texts[places[row - 1]][:40]!r} is not among its declared words; "
             f"correct it, or declare {OTHER!r} for words that are not listed"
         )
-
-
-def _collected_words(
-    cells: "pd.Series[Any]",
-    name: str,
-    settings: ColumnSettings,
-    taken: list[Dependence],
-    *,
-    flagged: bool,
-) -> WordsColumn:
-    places, texts = texts_of(cells)
-    taken.append(
-        Dependence(
-            column=name,
-            what="which words there are",
-            declare=f'party.categories = {{ {toml_key(name)} = ["...", "..."] }}',
-        )
-    )
-    counts = np.bincount(places[places >= 0], minlength=len(texts))
-    # Equally frequent words go by their letters, so that the order of rows decides nothing.
-    by_number = sorted(range(len(texts)), key=lambda place: (-counts[place], texts[place]))
-    kept = sorted(texts[place] for place in by_number[: settings.max_categories])
-    rest = [OTHER] if len(texts) > len(kept) and OTHER not in kept else []
-    return WordsColumn(name=name, flagged=flagged, words=(*kept, *rest))

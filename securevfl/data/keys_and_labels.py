@@ -25,6 +25,7 @@ from securevfl.data.cells import (
     days_since_epoch,
     first_row,
     numbers_of,
+    refuse_rows,
     require_columns,
     texts_of,
     truths_of,
@@ -62,15 +63,14 @@ def key_numbers(values: "pd.Series[Any]", *, where: str) -> Float64[np.ndarray, 
             f"{where}: must be numeric or dates, but row {row} holds "
             f'{str(values.iloc[row - 1])[:40]!r}; linkage.metric = "exact" compares texts'
         )
-    if np.isinf(numbers).any():
-        raise DataError(f"{where}, row {first_row(np.isinf(numbers))}: is infinite")
+    refuse_rows(np.isinf(numbers), where=where, why="is infinite")
     # Rounding has happened by now, so 2^53 itself may have been another number.
-    large = np.abs(numbers) >= LARGEST_WHOLE_NUMBER
-    if large.any():
-        raise DataError(
-            f"{where}, row {first_row(large)}: is above 2^53, where float64 takes neighbouring "
-            f'whole numbers for equal; link ids by linkage.metric = "exact", or change the unit'
-        )
+    refuse_rows(
+        np.abs(numbers) >= LARGEST_WHOLE_NUMBER,
+        where=where,
+        why="is above 2^53, where float64 takes neighbouring whole numbers for equal; link ids by "
+        'linkage.metric = "exact", or change the unit',
+    )
     return numbers
 
 
@@ -230,39 +230,14 @@ def encode_labels(
             ``positive`` is neither of the two.
     """
     missing = values.isna().to_numpy(dtype=bool)
-    if missing.any():
-        row = first_row(missing)
-        raise DataError(f"{where}, row {row}: is missing; drop the row ({missing.sum()} in all)")
+    why = f"is missing; drop the row ({missing.sum()} in all)"
+    refuse_rows(missing, where=where, why=why)
     if task == "regression":
         labels = _numbers(values, where=where)
         if labels.min() == labels.max():
             raise DataError(f"{where}: is constant ({labels[0]}); there is nothing to learn")
         return labels, None
     return _classes(values, task=task, where=where, positive=positive)
-
-
-def encode_some_labels(
-    values: "pd.Series[Any]", *, task: Task, where: str, positive: Any = None
-) -> tuple[Labels, tuple[Any, ...] | None, Bool[np.ndarray, " rows"] | None]:
-    """Encode the labels that are there; see :func:`encode_labels`.
-
-    Returns:
-        The labels, with zeros for missing ones; the classes; and which rows have a label, None if
-        all have.
-
-    Raises:
-        DataError: If no row has a label, or those that there are can't be encoded.
-    """
-    there = values.notna().to_numpy(dtype=bool)
-    if there.all():
-        return (*encode_labels(values, task=task, where=where, positive=positive), None)
-    if not there.any():
-        raise DataError(f"{where}: is empty in every row; at least some rows need a label")
-    given = values[there]
-    some, classes = encode_labels(given, task=task, where=where, positive=positive)
-    labels = np.zeros(len(values), dtype=some.dtype)
-    labels[there] = some
-    return labels, classes, there
 
 
 def encode_known_labels(
@@ -332,13 +307,9 @@ def _numbers(values: "pd.Series[Any]", *, where: str) -> Labels:
             f"{where}: must be numeric for regression, but holds values such as "
             f"{str(sample)[:40]!r}; use the task binary or multiclass for classes"
         )
-    if np.isinf(numbers).any():
-        raise DataError(f"{where}, row {first_row(np.isinf(numbers))}: is infinite")
+    refuse_rows(np.isinf(numbers), where=where, why="is infinite")
     too_large = np.abs(numbers) > np.finfo(np.float32).max
-    if too_large.any():
-        raise DataError(
-            f"{where}, row {first_row(too_large)}: is too large for float32; change its unit"
-        )
+    refuse_rows(too_large, where=where, why="is too large for float32; change its unit")
     return numbers
 
 
@@ -382,8 +353,7 @@ def _originals(values: "pd.Series[Any]", *, where: str) -> list[Any]:
         places, texts = texts_of(values)
         return [texts[place] for place in places]
     numbers = numbers_of(values)
-    if np.isinf(numbers).any():
-        raise DataError(f"{where}, row {first_row(np.isinf(numbers))}: is infinite")
+    refuse_rows(np.isinf(numbers), where=where, why="is infinite")
     # An empty cell turns a column of whole numbers into one of floats.
     whole = bool((numbers % 1 == 0).all())
     return [int(cell) if whole else float(cell) for cell in cells]

@@ -1,7 +1,7 @@
 """A party's table, read from a file or a data frame."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -12,13 +12,12 @@ from pandas.api.types import is_numeric_dtype
 
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError, NoRowsError
-from securevfl.data.cells import first_row, require_columns
+from securevfl.data.cells import refuse_rows, require_columns
 from securevfl.data.columns import OTHER, NumberColumn, WordsColumn, is_row_number, numbers_rows
 from securevfl.data.keys_and_labels import (
     KeyKind,
     encode_known_labels,
     encode_labels,
-    encode_some_labels,
     entities_of,
     holds_dates,
     key_numbers,
@@ -107,6 +106,29 @@ def _no_features(special: Sequence[str], *, where: str) -> DataError:
     return DataError(f"{where}: has no feature columns{beside}; a secondary needs at least one")
 
 
+@dataclass(kw_only=True, slots=True)
+class FittedTable:
+    """What became of a frame, and all that is wrong with it."""
+
+    chosen: Sequence[str] = ()
+    """Columns that should be features."""
+
+    schema: TableSchema | None = None
+    """The encoding of those that can be such; None where even their names are wrong."""
+
+    features: np.ndarray | None = None
+    """Their features, shape (rows, features)."""
+
+    unfit: Sequence[str] = ()
+    """What is wrong with the others, one line each."""
+
+    table: PartyTable | None = None
+    """None where anything is wrong."""
+
+    problems: list[str] = field(default_factory=list)
+    """All that is wrong, one line each."""
+
+
 def fit_party_table(
     frame: pd.DataFrame,
     roles: ColumnRoles,
@@ -127,22 +149,59 @@ def fit_party_table(
     Raises:
         DataError: Naming the first problem, and how many more there are.
     """
-    table, problems = _fit(frame, roles, settings, name=name, where=where)
-    raise_first(problems)
-    assert table is not None, "without a problem there is a table"
-    return table
+    fitted = fit_table(frame, roles, settings, name=name, where=where)
+    raise_first(fitted.problems)
+    assert fitted.table is not None, "without a problem there is a table"
+    return fitted.table
 
 
-def table_problems(
+def fit_table(
     frame: pd.DataFrame,
     roles: ColumnRoles,
     settings: ColumnSettings,
     *,
     name: str,
     where: str,
-) -> list[str]:
-    """Return all that is wrong with a table, one line each; see :func:`fit_party_table`."""
-    return _fit(frame, roles, settings, name=name, where=where)[1]
+) -> FittedTable:
+    """Make a party's table of a frame, as far as that is possible; see :func:`fit_party_table`."""
+    fitted = FittedTable()
+    problems = fitted.problems
+    tried = _Tried(problems)
+    chosen = tried(lambda: roles.features_of(frame, where=where))
+    if chosen is None or len(frame) == 0:
+        problems += [] if problems else [f"{where}: has no rows"]
+        return fitted
+    declared = [*(settings.categories or ()), *settings.missing_columns]
+    tried(lambda: require_columns(frame, declared, where=where))
+    keys, kinds = _keys(frame, roles.key, tried, where=where)
+    schema, features, wrong = fit_schema(frame, chosen, settings, where=where)
+    fitted.chosen, fitted.schema, fitted.features, fitted.unfit = chosen, schema, features, wrong
+    problems += wrong
+    labels = tried(lambda: _labels(frame, roles, where=where, may_lack=settings.empty_labels))
+    entities = tried(lambda: entities_of(frame, roles.truth, where=where))
+    if problems:
+        return fitted
+    values, classes, labelled = labels or (None, None, None)
+    if roles.label is not None and not roles.keys_are_inputs:
+        kinds = _with_ids(kinds, keys)
+    label = None
+    if roles.label is not None:
+        label = LabelColumn(name=roles.label, task=roles.task, classes=classes)
+    schema = replace(schema, keys=kinds, label=label)
+    fitted.table = PartyTable(
+        name=name,
+        key_names=tuple(roles.key),
+        keys=keys,
+        feature_names=schema.feature_names,
+        features=features,
+        labels=values,
+        labelled=labelled,
+        classes=classes,
+        schema=schema,
+        entities=entities,
+        notes=tuple(_notes(frame, roles, settings, schema, values)),
+    )
+    return fitted
 
 
 def new_rows(
@@ -224,109 +283,43 @@ class _Tried:
             return None
 
 
-def _fit(
+def _notes(
     frame: pd.DataFrame,
     roles: ColumnRoles,
     settings: ColumnSettings,
-    *,
-    name: str,
-    where: str,
-) -> tuple[PartyTable | None, list[str]]:
-    problems: list[str] = []
-    tried = _Tried(problems)
-    chosen = tried(lambda: roles.features_of(frame, where=where))
-    if chosen is None or len(frame) == 0:
-        return None, problems or [f"{where}: has no rows"]
-    declared = [*(settings.categories or ()), *settings.missing_columns]
-    tried(lambda: require_columns(frame, declared, where=where))
-    keys, kinds = _keys(frame, roles.key, tried, where=where)
-    schema, features, wrong = fit_schema(frame, chosen, settings, where=where)
-    problems += wrong
-    labels = tried(lambda: _labels(frame, roles, where=where, may_lack=settings.empty_labels))
-    entities = tried(lambda: entities_of(frame, roles.truth, where=where))
-    if problems:
-        return None, problems
-    values, classes, labelled = labels or (None, None, None)
-    if roles.label is not None and not roles.keys_are_inputs:
-        kinds = _with_ids(kinds, keys)
-    schema = replace(
-        schema,
-        keys=kinds,
-        label=None
-        if roles.label is None
-        else LabelColumn(name=roles.label, task=roles.task, classes=classes),
-    )
-    table = PartyTable(
-        name=name,
-        key_names=tuple(roles.key),
-        keys=keys,
-        feature_names=schema.feature_names,
-        features=features,
-        labels=values,
-        labelled=labelled,
-        classes=classes,
-        schema=schema,
-        entities=entities,
-        notes=(
-            *_left_out(frame, roles),
-            *_numbering(frame, schema),
-            *_with_units(schema, settings),
-            *_close_labels(values, roles),
-        ),
-    )
-    return table, problems
-
-
-def _close_labels(values: np.ndarray | None, roles: ColumnRoles) -> list[str]:
-    """Return a sentence where float32 would make one number of most labels of a regression."""
-    if values is None or values.dtype != np.float64:
-        return []
-    known = values[np.isfinite(values)]
-    if 2 * len(np.unique(known.astype(np.float32))) >= len(np.unique(known)):
-        return []
-    step = np.spacing(np.float32(np.abs(known).max()))
-    return [
-        f"label {roles.label!r} has values closer to one another than float32's step of "
-        f"{step:g} there; they are centred before training, and no digit is lost"
-    ]
-
-
-def _left_out(frame: pd.DataFrame, roles: ColumnRoles) -> list[str]:
-    return [
-        f"column {column!r} has no name of its own, as a stored row number has none, and is left "
-        f"out; rename it to use it"
-        for column in roles.row_numbers_of(frame)
-    ]
-
-
-def _numbering(frame: pd.DataFrame, schema: TableSchema) -> list[str]:
-    """Return a sentence for each feature that seems to number rows instead of describing them."""
-    found = {
-        column.name: numbers_rows(frame[column.name])
-        for column in schema.columns
-        if isinstance(column, NumberColumn) and not column.sign
-    }
-    return [
-        f"column {name!r} looks like an identifier ({why}), and models memorise rows by it; "
-        f"exclude it, or use it as a key"
-        for name, why in found.items()
-        if why is not None
-    ]
-
-
-def _with_units(schema: TableSchema, settings: ColumnSettings) -> list[str]:
-    """Return a sentence for each column of words that are numbers with a unit."""
-    found = {
-        column.name: unit_of(word for word in column.words if word != OTHER)
-        for column in schema.columns
-        if isinstance(column, WordsColumn) and settings.words(column.name) is None
-    }
-    return [
-        f"column {name!r} holds numbers with the unit {unit!r}, which are read as words without an "
-        f"order; write the numbers alone, or list the words in categories"
-        for name, unit in found.items()
-        if unit is not None
-    ]
+    schema: TableSchema,
+    labels: np.ndarray | None,
+) -> Iterator[str]:
+    """Yield what a table's owner should know of its columns, one sentence each."""
+    for name in roles.row_numbers_of(frame):
+        yield (
+            f"column {name!r} has no name of its own, as a stored row number has none, and is left "
+            f"out; rename it to use it"
+        )
+    for column in schema.columns:
+        numbers = isinstance(column, NumberColumn) and not column.sign
+        if numbers and (why := numbers_rows(frame[column.name])) is not None:
+            yield (
+                f"column {column.name!r} looks like an identifier ({why}), and models memorise "
+                f"rows by it; exclude it, or use it as a key"
+            )
+    for column in schema.columns:
+        if isinstance(column, WordsColumn) and settings.words(column.name) is None:
+            unit = unit_of(word for word in column.words if word != OTHER)
+            if unit is not None:
+                yield (
+                    f"column {column.name!r} holds numbers with the unit {unit!r}, which are read "
+                    f"as words without an order; write the numbers alone, or list the words in "
+                    f"categories"
+                )
+    if labels is not None and labels.dtype == np.float64:
+        known = labels[np.isfinite(labels)]
+        if 2 * len(np.unique(known.astype(np.float32))) < len(np.unique(known)):
+            step = np.spacing(np.float32(np.abs(known).max()))
+            yield (
+                f"label {roles.label!r} has values closer to one another than float32's step of "
+                f"{step:g} there; they are centred before training, and no digit is lost"
+            )
 
 
 def _labels(
@@ -335,10 +328,18 @@ def _labels(
     if roles.label is None:
         return None
     values, place = frame[roles.label], f"{where}: label {roles.label!r}"
-    if may_lack:
-        return encode_some_labels(values, task=roles.task, where=place, positive=roles.positive)
-    encoded = encode_labels(values, task=roles.task, where=place, positive=roles.positive)
-    return (*encoded, None)
+    there = values.notna().to_numpy(dtype=bool)
+    if not may_lack or there.all():
+        encoded = encode_labels(values, task=roles.task, where=place, positive=roles.positive)
+        return (*encoded, None)
+    if not there.any():
+        raise DataError(f"{place}: is empty in every row; at least some rows need a label")
+    some, classes = encode_labels(
+        values[there], task=roles.task, where=place, positive=roles.positive
+    )
+    labels = np.zeros(len(values), dtype=some.dtype)
+    labels[there] = some
+    return labels, classes, there
 
 
 def _keys(
@@ -364,11 +365,8 @@ def _with_ids(kinds: tuple[KeyColumn, ...], keys: np.ndarray) -> tuple[KeyColumn
 
 def _key_column(values: "pd.Series[Any]", name: str, *, where: str) -> tuple[np.ndarray, KeyColumn]:
     missing = values.isna().to_numpy(dtype=bool)
-    if missing.any():
-        raise DataError(
-            f"{where}, row {first_row(missing)}: is missing ({missing.sum()} such cells in all); "
-            f"fill it in or drop the row"
-        )
+    why = f"is missing ({missing.sum()} such cells in all); fill it in or drop the row"
+    refuse_rows(missing, where=where, why=why)
     numbers = key_numbers(values, where=where)
     return numbers, KeyColumn(name=name, kind="date" if holds_dates(values) else "number")
 
@@ -396,11 +394,12 @@ def split_places(
     require_columns(frame, [column], where=where)
     where = f"{where}: training.split_column {column!r}"
     missing = frame[column].isna().to_numpy(dtype=bool)
-    if missing.any():
-        raise DataError(
-            f"{where}, row {first_row(missing)}: is missing, so the row belongs to no side of the "
-            f"split; fill it in or drop the row ({int(missing.sum())} in all)"
-        )
+    refuse_rows(
+        missing,
+        where=where,
+        why="is missing, so the row belongs to no side of the split; fill it in or drop the row "
+        f"({missing.sum()} in all)",
+    )
     values = frame[column]
     if kind == "group":
         places = pd.factorize(key_texts(values, where=where))[0]
@@ -412,8 +411,7 @@ def split_places(
 def _times(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
     if pd.api.types.is_numeric_dtype(values):
         numbers = values.to_numpy()
-        if np.isinf(numbers).any():
-            raise DataError(f"{where}, row {int(np.argmax(np.isinf(numbers))) + 1}: is infinite")
+        refuse_rows(np.isinf(numbers), where=where, why="is infinite")
         return numbers
     texts = values.astype(str)
     times = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")

@@ -365,23 +365,16 @@ def feature_scaler(
 
 
 def _bounds_of(name: str, bounds: Bounds) -> tuple[float, float]:
-    pair: Sequence[float | str]
+    pair: Sequence[float | str] | None
     if isinstance(bounds, Mapping):
-        if name in bounds:
-            pair = bounds[name]
-        elif "=" in name:
-            pair = (0.0, 1.0)
-        else:
+        pair = bounds.get(name, (0.0, 1.0) if "=" in name else None)
+        if pair is None:
             raise ConfigError(f"bounds: the feature {name!r} has none; add {name} = [low, high]")
     else:
         pair = bounds
-    low, high = pair if len(pair) == 2 else (math.nan, math.nan)
-    if (
-        isinstance(low, str)
-        or isinstance(high, str)
-        or not (math.isfinite(low) and math.isfinite(high) and low < high)
-    ):
+    ends = [math.nan if isinstance(end, str) else float(end) for end in pair]
+    if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
         raise ConfigError(
             f"bounds: of the feature {name!r} must be finite [low, high], got {list(pair)}"
         )
-    return float(low), float(high)
+    return ends[0], ends[1]

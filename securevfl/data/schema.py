@@ -32,6 +32,7 @@ from securevfl.data.columns import (
     toml_key,
 )
 from securevfl.data.scaling import Bounds, ColumnSettings, Dependence, Pair, declared_range
+from securevfl.data.sources.settings import repeated
 
 T = TypeVar("T")
 
@@ -312,9 +313,8 @@ def _read(cls: type[TableSchema], content: Any) -> TableSchema:
         raise ConfigError(f"columns: must be a list, got {type(columns).__name__}")
     schema = read_settings(cls, {**rest, "columns": ()}, where="schema")
     read = tuple(_read_column(one, f"columns[{place}]") for place, one in enumerate(columns))
-    twice = [name for name, count in Counter(one.name for one in read).items() if count > 1]
-    if twice:
-        raise ConfigError(f"columns: two are called {twice[0]!r}")
+    if (twice := repeated(one.name for one in read)) is not None:
+        raise ConfigError(f"columns: two are called {twice!r}")
     return dataclasses.replace(schema, columns=read)
 
 

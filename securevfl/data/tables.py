@@ -1,7 +1,7 @@
 """A party's table in memory: keys, features and, at the primary, labels."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,20 +155,13 @@ class PartyTable:
 
     def take(self, rows: Int64[np.ndarray, " chosen"]) -> "PartyTable":
         """Return the table of the chosen rows, in that order; a row may be chosen twice."""
-        return PartyTable(
-            name=self.name,
-            key_names=self.key_names,
-            keys=self.keys[rows],
-            feature_names=self.feature_names,
-            features=self.features[rows],
-            labels=None if self.labels is None else self.labels[rows],
-            labelled=None if self.labelled is None else self.labelled[rows],
-            split_by=None if self.split_by is None else self.split_by[rows],
-            classes=self.classes,
-            schema=self.schema,
-            entities=None if self.entities is None else self.entities[rows],
-            link_columns=None if self.link_columns is None else self.link_columns.take(rows),
-        )
+        by_row = ("keys", "features", "labels", "labelled", "split_by", "entities")
+        columns = {name: getattr(self, name) for name in by_row}
+        taken: dict[str, Any] = {
+            name: None if one is None else one[rows] for name, one in columns.items()
+        }
+        links = None if self.link_columns is None else self.link_columns.take(rows)
+        return replace(self, **taken, link_columns=links, unknown_words={}, notes=())
 
     def __repr__(self) -> str:
         return (

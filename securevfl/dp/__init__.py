@@ -4,8 +4,9 @@ The public names are loaded on first use: accounting must not wait for torch, no
 accountants.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from securevfl.core.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from securevfl.dp.budget import Budget
@@ -14,20 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Budget", "Privacy", "ReleasePlan"]
 
-_HOME = {
-    "Budget": "securevfl.dp.budget",
-    "Privacy": "securevfl.dp.privacy",
-    "ReleasePlan": "securevfl.dp.release_plan",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name from its home module on first use."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'securevfl.dp' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    """Name everything public, loaded yet or not."""
-    return __all__
+__getattr__, __dir__ = on_first_use(__name__, __file__, __all__)

@@ -4,8 +4,9 @@ A family's settings are public under the family's name: ``models.FeT(neighbours=
 family subclasses :class:`Family`. Names are loaded on first use.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from securevfl.core.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from securevfl.models.assist import AssistConfig as Assist
@@ -43,35 +44,4 @@ __all__ = [
     "register",
 ]
 
-_HOMES = {
-    "Assist": ("securevfl.models.assist", "AssistConfig"),
-    "AvgSim": ("securevfl.models.pairs", "AvgSimConfig"),
-    "Bottom": ("securevfl.models.family", "Bottom"),
-    "Exact": ("securevfl.models.pairs", "ExactConfig"),
-    "Family": ("securevfl.models.family", "Family"),
-    "FamilySettings": ("securevfl.models.family", "FamilySettings"),
-    "FeT": ("securevfl.models.fet.settings", "FeTConfig"),
-    "FeatureSim": ("securevfl.models.pairs", "FeatureSimConfig"),
-    "FedCSSL": ("securevfl.models.fedhssl.encoders", "FedCSSLConfig"),
-    "FedGSSL": ("securevfl.models.fedhssl.encoders", "FedGSSLConfig"),
-    "FedHSSL": ("securevfl.models.fedhssl.encoders", "FedHSSLConfig"),
-    "FedLocalSSL": ("securevfl.models.fedhssl.encoders", "FedLocalSSLConfig"),
-    "FedSim": ("securevfl.models.fedsim", "FedSimConfig"),
-    "FedSplitNN": ("securevfl.models.fedhssl.encoders", "FedSplitNNConfig"),
-    "Top": ("securevfl.models.family", "Top"),
-    "Top1Sim": ("securevfl.models.pairs", "Top1SimConfig"),
-    "register": ("securevfl.models.registry", "register"),
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name from its home module on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'securevfl.models' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    return getattr(importlib.import_module(module), attribute)
-
-
-def __dir__() -> list[str]:
-    """Return all public names, loaded or not."""
-    return __all__
+__getattr__, __dir__ = on_first_use(__name__, __file__, __all__)

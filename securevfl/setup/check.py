@@ -24,9 +24,9 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, SecureVflError
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.settings import Problem, problems_of
-from securevfl.data.party_tables import ColumnRoles, fit_party_table, table_problems
+from securevfl.data.party_tables import ColumnRoles, fit_table
 from securevfl.data.scaling import Bounds, feature_scaler
-from securevfl.data.schema import TableSchema, fit_schema
+from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import KeyTable, PartyTable
@@ -292,7 +292,11 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
         )
         truth = None
     named = [*party.key, *([party.label] if party.label else [])]
-    _note_dropped(found, named, truth)
+    for column in named:
+        found.dropped[column] = "the label" if column == party.label else "a key"
+    if truth is not None:
+        found.dropped[truth] = "the truth of linkage"
+    found.dropped |= dict.fromkeys(party.exclude, "excluded")
     keys = [key for key in party.key if key in names]
     exclude = [column for column in party.exclude if column in names]
     roles = ColumnRoles(
@@ -305,11 +309,9 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
         keys_are_inputs=config.source["model"].get("keys_as_features") is True,
     )
     settings = column_settings(config, party)
-    found.problems += [
-        problem
-        for problem in table_problems(frame, roles, settings, name=party.name, where=where)
-        if "has no column" not in problem  # noted before, all of them
-    ]
+    fitted = fit_table(frame, roles, settings, name=party.name, where=where)
+    # What is not there was noted before, all of it.
+    found.problems += [text for text in fitted.problems if "has no column" not in text]
     link_columns = None
     if len(keys) == len(party.key) and not numeric:
         try:
@@ -323,32 +325,18 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
             )
         except SecureVflError as error:
             found.problems.append(str(error))
-    try:
-        chosen = roles.features_of(frame, where=where)
-    except DataError:
-        return  # noted before
+    if fitted.schema is None or fitted.features is None:
+        return
     for column in roles.row_numbers_of(frame):
         found.dropped[column] = "a row number without a name"
-    schema, features, wrong = fit_schema(frame, chosen, settings, where=where)
-    _take(found, config, schema, features, where=where)
-    found.unusable = [column for column in chosen if column not in found.features]
-    if not wrong:
-        found.num_features = features.shape[1]
-    if not found.problems:
-        table = fit_party_table(frame, roles, settings, name=party.name, where=where)
-        found.table = replace(table, link_columns=link_columns)
-        found.warnings += table_warnings(config, party, table)
+    _take(found, config, fitted.schema, fitted.features, where=where)
+    found.unusable = [column for column in fitted.chosen if column not in found.features]
+    if not fitted.unfit:
+        found.num_features = fitted.features.shape[1]
+    if not found.problems and fitted.table is not None:
+        found.table = replace(fitted.table, link_columns=link_columns)
+        found.warnings += table_warnings(config, party, fitted.table)
         found.keys = keys_of(key_spec(config), found.table)
-
-
-def _note_dropped(found: PartyCheck, named: Sequence[str], truth: str | None) -> None:
-    party = found.party
-    for column in named:
-        found.dropped[column] = "the label" if column == party.label else "a key"
-    if truth is not None:
-        found.dropped[truth] = "the truth of linkage"
-    for column in party.exclude:
-        found.dropped[column] = "excluded"
 
 
 def _take(

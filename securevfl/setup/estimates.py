@@ -63,9 +63,10 @@ class RowsServed:
     def in_words(self) -> str:
         """Return one sentence."""
         first, *others = (f"{share:.0%}" for share in self.linked)
+        rows = f"{self.median:g} row" + ("" if self.median == 1 else "s")
         more = ", ".join(f"{share} at {m}" for m, share in zip(LIMITS[1:], others, strict=True))
         return (
-            f"a record that is nearest to any row is nearest to {_rows(self.median)} in the "
+            f"a record that is nearest to any row is nearest to {rows} in the "
             f"median, nine in ten to at most {self.often:.0f}; {first} of the rows get a link at "
             f"links_per_record = {LIMITS[0]}, {more}"
         )
@@ -118,10 +119,6 @@ def rows_served(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> RowsServed 
             for limit in LIMITS
         ),
     )
-
-
-def _rows(count: float) -> str:
-    return f"{count:g} row" + ("" if count == 1 else "s")
 
 
 # Which spelling of text keys would link more, found where both tables are.
@@ -356,7 +353,9 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
         else:
             mine = _some(primary, _MOST_PAIRS // records)
     linked = Linker(spec, mine)(theirs)
-    counts = count_links(spec, theirs, linked, unit=_unit(spec))
+    protection = protection_of(spec)
+    unit = None if protection.helpers else protection.unit(spec)
+    counts = count_links(spec, theirs, linked, unit=unit)
     share, enough = counts.rows_linked / counts.rows, counts.share
     if theirs.num_rows < records:
         links = linked.source.link(np.arange(rows, dtype=np.int64))
@@ -371,11 +370,6 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
         better=better,
         doubts=tuple(link_warnings(spec, own, counts, meet=linked.meet)),
     )
-
-
-def _unit(spec: LinkSpec) -> str | None:
-    protection = protection_of(spec)
-    return None if protection.helpers else protection.unit(spec)
 
 
 def _share_of_all(links: LinkTable, *, drawn: int, records: int) -> float:

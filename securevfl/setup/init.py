@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import textwrap
 import tomllib
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.settings import read_settings
+from securevfl.data.columns import toml_key
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import Reading, Wanted, as_options
 from securevfl.data.sources.text_files import is_text_table, with_dates
@@ -22,25 +22,13 @@ from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
 from securevfl.data.tables import KeyTable
 from securevfl.dp.statement import bounded
 from securevfl.linkage.stage.party_keys import read_keys
+from securevfl.setup import proposed_columns
 from securevfl.setup.estimates import WHAT_MORE_COSTS, better_spelling, expected_links, rows_served
 from securevfl.setup.proposal import ColumnUse, Proposal, Wishes, propose
-from securevfl.setup.proposed_columns import (
-    Bounds,
-    Declared,
-    Table,
-    checked_bounds,
-    date_form,
-    declared_types,
-    describe_table,
-    read_column_list,
-    require_columns,
-    with_declared,
-)
 
 # A proposal as the text of a federation file, with a reason for every choice.
 
 _WIDTH: Final = 96
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 FROM_RECORDS: Final = (
     "Ranges, words and gaps below marked so were taken from the records (--bounds-from-data): they "
@@ -85,6 +73,9 @@ def _model(proposal: Proposal) -> str:
     reads, why = "false", "keys are no positions"
     if proposal.keys.numeric:
         reads, why = "true", "the primary's model may read where its own rows are"
+    why_so_many = "K: a row's sum is cut to what K records can say"
+    if proposal.keys.neighbours == 1:
+        why_so_many = "K: an id is at most one record of a secondary"
     hidden = "# FILL IN: hidden = " + _aside("how many classes the label has")
     if proposal.classes is not None:
         halves = "one for the label's lower half, one for its upper"
@@ -99,7 +90,7 @@ def _model(proposal: Proposal) -> str:
         ),
         "[model]",
         'family = "fet"',
-        f"neighbours = {proposal.keys.neighbours}" + _aside(_why_neighbours(proposal)),
+        f"neighbours = {proposal.keys.neighbours}" + _aside(why_so_many),
         hidden,
         "heads = 1" + _aside("must divide hidden; nothing attends here"),
         'release = "pooled"' + _aside("one vector a row leaves, not one a link"),
@@ -117,12 +108,6 @@ def _model(proposal: Proposal) -> str:
         'labels = "randomised"',
         "label_epsilon = 2.0" + _aside("for one row's label, against all secondaries together"),
     )
-
-
-def _why_neighbours(proposal: Proposal) -> str:
-    if proposal.keys.neighbours == 1:
-        return "K: an id is at most one record of a secondary"
-    return "K: a row's sum is cut to what K records can say"
 
 
 def _training(proposal: Proposal) -> str:
@@ -252,21 +237,22 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
         lines += [_comment(FROM_RECORDS)]
     lines.append("[party.bounds]" + _aside("values outside are cut off"))
     lines += [line for use in features if (line := _bounds(use)) is not None]
-    words = [use for use in features if use.words is not None or _open_words(use)]
+    words = [
+        use
+        for use in features
+        if use.words is not None or (use.open and use.column.kind == "words")
+    ]
     if words:
         lines.append("[party.categories]" + _aside('"other" stands for all further words'))
         lines += [_categories(use) for use in words]
     return lines
 
 
-def _open_words(use: ColumnUse) -> bool:
-    return use.open and use.column.kind == "words"
-
-
 def _bounds(use: ColumnUse) -> str | None:
-    name = _key(use.column.name)
+    name = toml_key(use.column.name)
     if use.bounds is not None:
-        return f"{name} = {_pair(use.bounds)}{_aside(use.source)}"
+        ends = (_toml(end) if isinstance(end, str) else f"{end:.12g}" for end in use.bounds)
+        return f"{name} = [{', '.join(ends)}]{_aside(use.source)}"
     if not use.open or use.column.kind == "words":
         return None
     example = '["2015-01-01", "2025-12-31"]' if use.column.kind == "date" else "[LOW, HIGH]"
@@ -274,14 +260,10 @@ def _bounds(use: ColumnUse) -> str | None:
 
 
 def _categories(use: ColumnUse) -> str:
-    name = _key(use.column.name)
+    name = toml_key(use.column.name)
     if use.words is None:
         return f'# FILL IN: {name} = ["WORD", "WORD", "other"], known without looking'
     return f"{name} = {_toml(use.words)}{_aside(use.source)}"
-
-
-def _pair(bounds: Bounds) -> str:
-    return "[" + ", ".join(_toml(b) if isinstance(b, str) else f"{b:.12g}" for b in bounds) + "]"
 
 
 def _lines(*lines: str) -> str:
@@ -307,21 +289,12 @@ def _toml(value: str | int | Sequence[str]) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _toml(name)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
-
-
 # From tables, or from partners' column lists, to a proposed federation.
 
-_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
-_LONGEST = 40
 
-
-def look_at(path: Path, *, declared: Declared, root: Path) -> Table:
+def look_at(
+    path: Path, *, declared: proposed_columns.Declared, root: Path
+) -> proposed_columns.Table:
     """Read a table of this machine and say what its columns are.
 
     Args:
@@ -340,15 +313,15 @@ def look_at(path: Path, *, declared: Declared, root: Path) -> Table:
         raise DataError(as_options(str(error))) from None
     of_cells = is_text_table(path) or path.suffix.lower() in WORKBOOK_SUFFIXES
     if reading.dates is None and of_cells:
-        form = date_form(frame)
+        form = proposed_columns.date_form(frame)
         if form is not None:
             reading = replace(reading, dates=form)
             frame = with_dates(frame, reading, wanted, where=where)
-    return describe_table(
+    return proposed_columns.describe_table(
         frame,
         name=name,
         data=_from(root, path),
-        types=declared_types(path),
+        types=proposed_columns.declared_types(path),
         declared=declared,
         reading=reading,
     )
@@ -360,7 +333,7 @@ def proposed(
     lists: Sequence[Path],
     *,
     wishes: Wishes,
-    declared: Declared,
+    declared: proposed_columns.Declared,
     root: Path,
 ) -> tuple[Proposal, str]:
     """Propose a federation, and return its file's text too.
@@ -385,12 +358,12 @@ def proposed(
     if not secondaries and not lists:
         raise ConfigError("--secondary: at least one table, or one column list by --columns")
     tables = [
-        with_declared(read_column_list(path), declared)
+        proposed_columns.with_declared(proposed_columns.read_column_list(path), declared)
         if path.suffix == ".json"
         else look_at(path, declared=declared, root=root)
         for path in (primary, *secondaries, *lists)
     ]
-    require_columns(tables, declared)
+    proposed_columns.require_columns(tables, declared)
     proposal = propose(_with_names_that_differ(tables), wishes)
     proposal = _with_links(proposal, root)
     text = federation_text(proposal)
@@ -400,22 +373,24 @@ def proposed(
 
 def _with_links(proposal: Proposal, root: Path) -> Proposal:
     """Return a proposal with figures of links between the tables on this machine."""
-    keys = _keys(proposal, _parsed(federation_text(proposal)), root)
+    config = _parsed(federation_text(proposal))
+    keys = _keys(proposal, config, root)
     first, *others = (keys.get(table.name) for table in proposal.tables)
     if first is None:
         return replace(proposal, doubts=proposal.keys.doubts)
-    spec, there = link_spec(_parsed(federation_text(proposal))), [one for one in others if one]
+    spec, there = link_spec(config), [one for one in others if one]
     better = [found for own in there if (found := better_spelling(spec.keys, first, own))]
     if better:
         settings = {name: value for found in better for name, value in found.settings.items()}
         shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
         proposal = replace(proposal, spelling=settings, spelling_shares=shares)
-        spec = link_spec(_parsed(federation_text(proposal)))
+        config = _parsed(federation_text(proposal))
+        spec = link_spec(config)
         first, *there = (
             replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
         )
     served = {own.name: rows_served(spec, first, own) for own in there}
-    config, doubts = _parsed(federation_text(proposal)), list(proposal.keys.doubts)
+    doubts = list(proposal.keys.doubts)
     for own in there:
         with contextlib.suppress(SecureVflError):  # check names it
             doubts += expected_links(config, first, own).doubts
@@ -448,8 +423,10 @@ def _parsed(text: str) -> FederationConfig:
     return parse_federation(tomllib.loads(text), file="the proposed file")
 
 
-def _with_names_that_differ(tables: Sequence[Table]) -> list[Table]:
-    named: dict[str, Table] = {}
+def _with_names_that_differ(
+    tables: Sequence[proposed_columns.Table],
+) -> list[proposed_columns.Table]:
+    named: dict[str, proposed_columns.Table] = {}
     for table in tables:
         name, number = table.name, 2
         while name in named:
@@ -461,7 +438,8 @@ def _with_names_that_differ(tables: Sequence[Table]) -> list[Table]:
 def party_name(path: Path) -> str:
     """Return what the party of a table is called: its file's name, without what follows a dot."""
     stem = path.name.split(".")[0]
-    return "".join(letter if letter in _LETTERS else "-" for letter in stem)[:_LONGEST] or "party"
+    letters = (letter if letter in checks.NAME_LETTERS else "-" for letter in stem)
+    return "".join(letters)[: checks.LONGEST_NAME] or "party"
 
 
 def _from(root: Path, path: Path) -> str:
@@ -474,15 +452,15 @@ def _from(root: Path, path: Path) -> str:
 
 
 def declared_by_options(
+    bounds: Sequence[str] | None,
+    words: Sequence[str] | None,
+    missing: Sequence[str] | None,
+    exclude: Sequence[str] | None,
+    reading: Sequence[str] | None,
     *,
-    bounds: Sequence[str],
-    words: Sequence[str],
-    missing: Sequence[str],
-    exclude: Sequence[str],
-    reading: Sequence[str],
     tables: Sequence[Path],
-) -> Declared:
-    """Return the declarations of a command line.
+) -> proposed_columns.Declared:
+    """Return the declarations of a command line; None stands for an option that is not given.
 
     Args:
         bounds: ``COLUMN=LOW,HIGH``.
@@ -496,18 +474,18 @@ def declared_by_options(
         ConfigError: If an option has another form, or names an unknown party or setting.
     """
     pairs = {}
-    for column, said in (_split(text, "--bounds", "COLUMN=LOW,HIGH") for text in bounds):
+    for column, said in (_split(text, "--bounds", "COLUMN=LOW,HIGH") for text in bounds or ()):
         try:
-            pairs[column] = checked_bounds(said.split(","))
+            pairs[column] = proposed_columns.checked_bounds(said.split(","))
         except ConfigError as error:
             raise ConfigError(f"--bounds {column}: {error}") from None
-    lists = dict(_split(text, "--words", "COLUMN=A,B,...") for text in words)
-    return Declared(
+    lists = dict(_split(text, "--words", "COLUMN=A,B,...") for text in words or ())
+    return proposed_columns.Declared(
         bounds=pairs,
         words={column: tuple(said.split(",")) for column, said in lists.items()},
-        missing=missing,
-        excluded=exclude,
-        readings=_readings(reading, tables),
+        missing=missing or (),
+        excluded=exclude or (),
+        readings=_readings(reading or (), tables),
     )
 
 

@@ -8,9 +8,9 @@ import fnmatch
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -280,6 +280,29 @@ def _matches(patterns: Sequence[str], column: str) -> bool:
     return any(column == one or fnmatch.fnmatchcase(column, one) for one in patterns)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedColumn:
+    """A column as a list for partners describes it."""
+
+    name: str
+    kind: Held
+    bounds: tuple[float | str, ...] | None = None
+    words: tuple[str, ...] | None = None
+    excluded: bool = False
+    may_be_missing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnList:
+    """What partners need to know of a table to propose a federation file."""
+
+    format: str
+    party: str
+    data: str
+    reading: Reading = AS_IT_IS
+    columns: tuple[ListedColumn, ...]
+
+
 def write_column_list(table: Table, path: Path) -> None:
     """Write what partners need to know of a table to propose a federation file.
 
@@ -292,30 +315,13 @@ def write_column_list(table: Table, path: Path) -> None:
         is told by the records where the file declares none: that a column holds numbers, dates,
         or few different words.
     """
-    files.write_json(path, column_list(table), for_others=True)
-
-
-def column_list(table: Table) -> dict[str, Any]:
-    """Return the content of a column list."""
     columns = []
     for column in table.columns:
-        entry: dict[str, Any] = {"name": column.name, "kind": column.kind}
-        if column.bounds is not None:
-            entry["bounds"] = list(column.bounds)
-        if column.words is not None:
-            entry["words"] = list(column.words)
-        if column.excluded:
-            entry["excluded"] = True
-        if column.may_be_missing:
-            entry["may_be_missing"] = True
-        columns.append(entry)
-    return {
-        "format": LIST_FORMAT,
-        "party": table.name,
-        "data": table.data,
-        **({"reading": table.reading.given} if table.reading.given else {}),
-        "columns": columns,
-    }
+        said = {one.name: getattr(column, one.name) for one in fields(ListedColumn)}
+        columns.append({name: value for name, value in said.items() if value not in (None, False)})
+    content = {"format": LIST_FORMAT, "party": table.name, "data": table.data, "columns": columns}
+    reading = {"reading": table.reading.given} if table.reading.given else {}
+    files.write_json(path, {**content, **reading}, for_others=True)
 
 
 def read_column_list(path: Path) -> Table:
@@ -333,48 +339,23 @@ def read_column_list(path: Path) -> Table:
         raise DataError(f"{where}: is not JSON: {error}") from None
     if not isinstance(content, dict) or content.get("format") != LIST_FORMAT:
         raise DataError(f'{where}: has no "format": "{LIST_FORMAT}"; write it by securevfl columns')
-    if not all(isinstance(content.get(name), str) for name in ("party", "data")):
-        raise DataError(f'{where}: "party" and "data" must be texts')
-    entries = content.get("columns")
-    if not isinstance(entries, list) or not entries:
-        raise DataError(f'{where}: "columns" must be a list of columns')
-    columns = tuple(_listed(entry, f"{where}: columns[{i}]") for i, entry in enumerate(entries))
-    said = content.get("reading", {})
-    if not isinstance(said, dict):
-        raise DataError(f'{where}: "reading" must be settings by name')
     try:
-        reading = read_settings(Reading, said, where="reading")
+        listed = read_settings(ColumnList, content, where="list")
+        columns = tuple(
+            Column(
+                name=one.name,
+                kind=one.kind,
+                bounds=None if one.bounds is None else checked_bounds(one.bounds),
+                words=one.words,
+                declared_by="as the party's column list declares",
+                excluded=one.excluded,
+                may_be_missing=one.may_be_missing,
+            )
+            for one in listed.columns
+        )
     except ConfigError as error:
-        raise DataError(f"{where}: {error}") from None
-    return Table(name=content["party"], data=content["data"], columns=columns, reading=reading)
-
-
-def _listed(entry: Any, where: str) -> Column:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise DataError(f'{where}: must be {{"name": ..., "kind": ...}}')
-    if entry.get("kind") not in get_args(Held):
-        kinds = ", ".join(get_args(Held))
-        raise DataError(f"{where}: kind must be one of {kinds}; got {entry.get('kind')!r}")
-    bounds, words = entry.get("bounds"), entry.get("words")
-    try:
-        pair = None if bounds is None else checked_bounds(bounds)
-    except ConfigError as error:
-        raise DataError(f"{where}: {error}") from None
-    if words is not None and not (isinstance(words, list) and all(map(_is_text, words))):
-        raise DataError(f"{where}: words must be a list of texts")
-    return Column(
-        name=entry["name"],
-        kind=entry["kind"],
-        bounds=pair,
-        words=None if words is None else tuple(words),
-        declared_by="as the party's column list declares",
-        excluded=entry.get("excluded") is True,
-        may_be_missing=entry.get("may_be_missing") is True,
-    )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+        raise DataError(f"{where}: {str(error).removeprefix('list.')}") from None
+    return Table(name=listed.party, data=listed.data, columns=columns, reading=listed.reading)
 
 
 def checked_bounds(pair: Sequence[Any]) -> Bounds:

@@ -30,20 +30,25 @@ class KeyProposal:
     reasons: tuple[str, ...]
     """Why, one sentence each."""
 
-    numeric: bool
-    """Whether keys are positions, which a model may read too."""
-
-    neighbours: int
+    neighbours: int = _MANY
     """K."""
 
     doubts: tuple[str, ...] = ()
     """What to think of before linking so, one sentence each."""
 
     @property
+    def numeric(self) -> bool:
+        """Whether keys are positions, which a model may read too."""
+        return self.metric in ("great-circle", "euclidean")
+
+    @property
     def shown(self) -> str | None:
         """What there is to warn of, as the file that is proposed hides no keys."""
         return keys_in_clear("none", next(iter(self.columns.values())))
 
+
+_SPELLED: Final = {"words", "text", "date"}
+"""Kinds of columns that can mean the same."""
 
 _Shared = Mapping[str, Mapping[str, Column]]
 
@@ -99,14 +104,9 @@ def _shared(tables: Sequence[Table], without: Sequence[str]) -> _Shared:
     return {
         name: by
         for name, by in by_name.items()
-        if len(by) == len(tables) and _one_kind([column.kind for column in by.values()])
+        if len(by) == len(tables)
+        and (len(kinds := {one.kind for one in by.values()}) == 1 or kinds <= _SPELLED)
     }
-
-
-def _one_kind(kinds: Sequence[str]) -> bool:
-    """Whether columns of these kinds can mean the same."""
-    texts = {"words", "text", "date"}
-    return len(set(kinds)) == 1 or set(kinds) <= texts
 
 
 def _is_identity(name: str, by: Mapping[str, Column]) -> bool:
@@ -183,7 +183,6 @@ def _by_ids(
         metric="exact",
         columns=columns,
         reasons=(f"{_names(columns)}: {said}; equal ids are linked, and nothing else",),
-        numeric=False,
         neighbours=1 if once else _MANY,
     )
 
@@ -197,8 +196,6 @@ def _by_places(tables: Sequence[Table], shared: _Shared) -> KeyProposal:
             f"{_names(columns)}: a longitude and a latitude in every table; near means metres "
             f"along the surface of the earth",
         ),
-        numeric=True,
-        neighbours=_MANY,
     )
 
 
@@ -208,8 +205,6 @@ def _by_times(tables: Sequence[Table], times: _Shared, name: str) -> KeyProposal
         metric="euclidean",
         columns=columns,
         reasons=(f"{_names(columns)}: a time in every table; {_NEAR_IN_TIME}",),
-        numeric=True,
-        neighbours=_MANY,
         doubts=_zones(times[name]),
     )
 
@@ -253,8 +248,6 @@ def _by_texts(
         metric="levenshtein",
         columns=columns,
         reasons=tuple(reasons),
-        numeric=False,
-        neighbours=_MANY,
     )
 
 
@@ -293,7 +286,6 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
         metric=metric,
         columns=columns,
         reasons=(f"{_names(columns)}: as you asked; {why} ({metric})",),
-        numeric=metric in ("great-circle", "euclidean"),
         neighbours=1 if once else _MANY,
         doubts=_zones(times) if dates else (),
     )

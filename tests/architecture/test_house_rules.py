@@ -240,10 +240,13 @@ def test_imports_point_one_way() -> None:
 
 
 def test_no_import_is_hidden_from_the_linter() -> None:
-    """``import_module`` is for what may be missing, and for public names in ``__init__`` files."""
+    """``import_module`` is for what may be missing, and for the public names of packages.
+
+    ``lazy_names`` loads what an ``__init__`` file imports for type checkers: the linter reads that.
+    """
     seen, guilty = 0, []
     for path in modules():
-        if path.name == "__init__.py":
+        if path.name in ("__init__.py", "lazy_names.py"):
             continue
         texts = {
             target.id: node.value.value

@@ -75,9 +75,9 @@ def read_url(
     reading: Reading,
     wanted: Wanted,
     *,
-    password_env: str | None,
     folder: Path,
     where: str,
+    password_env: str | None = None,
 ) -> pd.DataFrame:
     """Read a table or a query's rows of a database.
 
@@ -85,10 +85,10 @@ def read_url(
         url: The database's address as SQLAlchemy writes it, without a password.
         reading: Which table or query.
         wanted: Which columns.
-        password_env: The environment variable that holds the password; None leaves it to the
-            driver.
         folder: Where a relative path of an SQLite file starts.
         where: What messages call the source; neither address nor password is in them.
+        password_env: The environment variable that holds the password; None leaves it to the
+            driver.
 
     Raises:
         DataError: If SQLAlchemy or the driver is not installed, or the database refuses.
@@ -124,23 +124,6 @@ def read_url(
             raise DataError(f"{where}: query: gives no rows; it must be a SELECT")
         names = [str(name) for name in result.keys()]  # noqa: SIM118 - it is no dict
         return _collected(names, _pieces(result), wanted, where=where)
-
-
-def read_sqlite(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> pd.DataFrame:
-    """Read a table or a query's rows of an SQLite file; see :func:`read_url`.
-
-    Raises:
-        DataError: If SQLAlchemy is not installed, or the database refuses.
-        OSError: If there is no such file.
-    """
-    return read_url(
-        f"sqlite:///{path.name}",
-        reading,
-        wanted,
-        password_env=None,
-        folder=path.parent,
-        where=where,
-    )
 
 
 def require_no_password(url: str, *, where: str) -> None:

@@ -10,32 +10,17 @@ from typing import Final
 import pandas as pd
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources.databases import (
-    DUCKDB_SUFFIXES,
-    SQLITE_SUFFIXES,
-    read_duckdb,
-    read_sqlite,
-    read_url,
-)
+from securevfl.data.sources import databases, settings
 from securevfl.data.sources.pieces import COLUMNAR_SUFFIXES, read_columnar
-from securevfl.data.sources.settings import (
-    AS_IT_IS,
-    SOURCE_SUFFIX,
-    Reading,
-    Wanted,
-    file_named,
-    is_source_file,
-    read_source,
-)
 from securevfl.data.sources.text_files import is_text_table, read_text_file
 from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES, read_workbook
 
-EVERYTHING: Final = Wanted()
+EVERYTHING: Final = settings.Wanted()
 """All columns, with all digits."""
 
 _KNOWN: Final = (
     ".csv, .tsv or .txt (also with .gz, .bz2, .xz, .zst or .zip), .parquet, .arrow, .feather, "
-    f".xlsx, .duckdb, .sqlite or {SOURCE_SUFFIX}"
+    f".xlsx, .duckdb, .sqlite or {settings.SOURCE_SUFFIX}"
 )
 _IN_ROWS: Final = ("skip_lines", "header", "empty", "dates")
 _SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -64,8 +49,8 @@ def read_frame(
     path: Path,
     *,
     where: str,
-    reading: Reading = AS_IT_IS,
-    wanted: Wanted = EVERYTHING,
+    reading: settings.Reading = settings.AS_IT_IS,
+    wanted: settings.Wanted = EVERYTHING,
     notice: Callable[[str], None] = unnoticed,
 ) -> pd.DataFrame:
     """Read the wanted columns of a file or a database, piece by piece.
@@ -88,13 +73,13 @@ def read_frame(
             named twice. One line, which says what to write.
     """
     try:
-        if is_source_file(path):
-            source = read_source(path, where=where)
-            if reading != AS_IT_IS:
+        if settings.is_source_file(path):
+            source = settings.read_source(path, where=where)
+            if reading != settings.AS_IT_IS:
                 raise DataError(f"{where}: reading: settings belong into {path.name} itself")
             if source.url is not None:
                 _require_settings(source.reading, "database", where=where)
-                return read_url(
+                return databases.read_url(
                     source.url,
                     source.reading,
                     wanted,
@@ -103,7 +88,7 @@ def read_frame(
                     where=where,
                 )
             assert source.file is not None
-            path, reading = file_named(path, source.file), source.reading
+            path, reading = settings.file_named(path, source.file), source.reading
         return _read_file(path, reading, wanted, where=where, notice=notice)
     except _READ_ERRORS as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -112,15 +97,22 @@ def read_frame(
 
 
 def _read_file(
-    path: Path, reading: Reading, wanted: Wanted, *, where: str, notice: Callable[[str], None]
+    path: Path,
+    reading: settings.Reading,
+    wanted: settings.Wanted,
+    *,
+    where: str,
+    notice: Callable[[str], None],
 ) -> pd.DataFrame:
     suffix = path.suffix.lower()
-    if is_source_file(path):
+    if settings.is_source_file(path):
         raise DataError(f"{where}: file: names another source file")
-    if suffix in (*DUCKDB_SUFFIXES, *SQLITE_SUFFIXES):
+    if suffix in (*databases.DUCKDB_SUFFIXES, *databases.SQLITE_SUFFIXES):
         _require_settings(reading, "database", where=where)
-        reader = read_duckdb if suffix in DUCKDB_SUFFIXES else read_sqlite
-        return reader(path, reading, wanted, where=where)
+        if suffix in databases.DUCKDB_SUFFIXES:
+            return databases.read_duckdb(path, reading, wanted, where=where)
+        url = f"sqlite:///{path.name}"
+        return databases.read_url(url, reading, wanted, folder=path.parent, where=where)
     if suffix in COLUMNAR_SUFFIXES:
         for name in reading.given:
             raise DataError(f"{where}: reading.{name}: a {suffix} file needs none")
@@ -137,7 +129,7 @@ def _read_file(
     return frame
 
 
-def _require_settings(reading: Reading, kind: str, *, where: str) -> None:
+def _require_settings(reading: settings.Reading, kind: str, *, where: str) -> None:
     for name in reading.given:
         if name not in _SETTINGS[kind]:
             kinds = " or ".join(f"a {one}" for one in _SETTINGS if name in _SETTINGS[one])

@@ -6,7 +6,7 @@ import re
 import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -71,15 +71,19 @@ class Wanted:
         return replace(self, columns=columns, if_there=(), exclude=(), needed=())
 
 
+def repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that occurs again; None if none does."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
 def require_different(names: Sequence[str], *, where: str) -> None:
     """Check that no two columns have one name.
 
     Raises:
         DataError: Naming the first that occurs again.
     """
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f"{where}: two columns are called {twice[0]!r}; rename one")
+    if (twice := repeated(names)) is not None:
+        raise DataError(f"{where}: two columns are called {twice!r}; rename one")
 
 
 def require_names(
@@ -174,9 +178,8 @@ class Reading:
         if self.header is not None:
             if not self.header or not all(name.strip() for name in self.header):
                 raise ConfigError("header: must name every column of the file")
-            twice = [name for name in self.header if self.header.count(name) > 1]
-            if twice:
-                raise ConfigError(f"header: two columns are called {twice[0]!r}")
+            if (twice := repeated(self.header)) is not None:
+                raise ConfigError(f"header: two columns are called {twice!r}")
         if self.dates is not None:
             _require_date_form(self.dates)
         if self.table is not None and self.query is not None:

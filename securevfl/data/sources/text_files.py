@@ -52,7 +52,7 @@ def _zst(path: Path) -> Any:
     import pyarrow as pa
 
     # pandas needs one more package for these; pyarrow is there anyway.
-    return pa.input_stream(str(path), compression="zstd")
+    return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
 
 
 def _member_of(archive: zipfile.ZipFile) -> str:
@@ -162,51 +162,45 @@ def no_such_encoding(path: Path, encoding: str, *, where: str) -> DataError:
     It shows the first word that is not, as the likeliest encoding reads it, so that the user can
     judge whether that is the right one.
     """
-    decoder = codecs.getincrementaldecoder(encoding)()
-    line, before = 1, b""
+    said = f"{where}: can't be read: is not {encoding.removesuffix('-sig').upper()}"
+    other = "; name another encoding, or leave reading.encoding out"
+    if encoding.lower().startswith(("utf-16", "utf-32", "utf16", "utf32")):
+        return DataError(said + other)  # there a line's end is not one byte
     with opened(path) as stream:
-        while block := stream.read(_GUESSED_FROM):
+        for line, content in enumerate(stream, 1):
             try:
-                decoder.decode(block)
+                content.decode(encoding)
             except UnicodeDecodeError as error:
-                # The decoder may have kept some bytes of the block before.
-                kept = error.object[: len(error.object) - len(block)]
-                content, start = error.object, error.start
-                line += block[: max(0, start - len(kept))].count(b"\n")
-                return _line(before + content, len(before) + start, line, encoding, where=where)
-            line += block.count(b"\n")
-            before = block[-_SHOWN_AROUND:]
-    return DataError(f"{where}: is not {encoding}")
+                if encoding not in ("utf-8", "utf-8-sig"):
+                    return DataError(f"{said} (line {line}){other}")
+                guess, shown = _guessed(content + stream.read(_GUESSED_FROM), error.start)
+                return DataError(
+                    f"{said} (line {line}); it may be {guess}{shown}: write "
+                    f"{written(encoding=guess)}"
+                )
+    return DataError(said + other)
 
 
-def _line(content: bytes, place: int, line: int, encoding: str, *, where: str) -> DataError:
-    found = f"{where}: can't be read: is not {encoding.removesuffix('-sig').upper()} (line {line})"
-    if encoding not in ("utf-8", "utf-8-sig"):
-        return DataError(f"{found}; name another encoding, or leave reading.encoding out")
+def _guessed(content: bytes, place: int) -> tuple[str, str]:
+    """Return the likeliest encoding, and how it reads the word at a place."""
     best = charset_normalizer.from_bytes(content, cp_isolation=list(_COMMON)).best()
     guess = "windows-1252"
     # Of short words, rarer encodings are guessed that read a letter as a sign.
     if best is not None and (_only_letters(content, best.encoding) or not _only_letters(content)):
-        guess = _usual_name(best.encoding)
-    around = content[max(0, place - _SHOWN_AROUND) : place + _SHOWN_AROUND].decode(
-        guess, errors="replace"
-    )
-    middle = len(content[max(0, place - _SHOWN_AROUND) : place].decode(guess, errors="replace"))
+        # Western texts are alike in these; Windows-1252 is what programs write.
+        guess = guess if best.encoding in _WESTERN else best.encoding.replace("_", "-")
+    begin = max(0, place - _SHOWN_AROUND)
+    around = content[begin : place + _SHOWN_AROUND].decode(guess, errors="replace")
+    middle = len(content[begin:place].decode(guess, errors="replace"))
     start = max((m.end() for m in re.finditer(r"\W", around[:middle])), default=0)
     word = re.match(r"\w+", around[start:])
-    shown = f", which reads {word.group()!r}" if word else ""
-    return DataError(f"{found}; it may be {guess}{shown}: write {written(encoding=guess)}")
+    return guess, f", which reads {word.group()!r}" if word else ""
 
 
 def _only_letters(content: bytes, encoding: str = "cp1252") -> bool:
     """Whether an encoding reads all that is no ASCII as letters."""
     text = content.decode(encoding, errors="replace")
     return all(letter.isalpha() for letter in text if not letter.isascii())
-
-
-def _usual_name(name: str) -> str:
-    # Western texts are alike in these; Windows-1252 is what programs write.
-    return "windows-1252" if name in _WESTERN else name.replace("_", "-")
 
 
 # Numbers as texts write them: decimal commas, marks between thousands, a sign of their unit.
@@ -314,7 +308,9 @@ def read_numbers(values: "pd.Series[Any]", reading: Reading, *, where: str) -> "
         return values  # what a column holds is said of it as a whole
     if signs != {""}:
         plain = parts.str[0].reindex(values.index).astype("str")
-        if not all(map(re.compile(_plain_form(reading)).fullmatch, parts.str[0])):
+        mark = re.escape(reading.decimal or ".")
+        form = re.compile(rf"[+-]?(?:\d+(?:{mark}\d+)?|{mark}\d+)")
+        if not all(map(form.fullmatch, parts.str[0])):
             plain = read_numbers(plain, reading, where=where)
         return _with_sign(plain, signs.pop(), reading)
     stripped = texts.str.strip()
@@ -329,11 +325,6 @@ def read_numbers(values: "pd.Series[Any]", reading: Reading, *, where: str) -> "
 def with_sign(number: float, sign: str) -> str:
     """Return a number's text with the sign of its unit, as it is read again to the last bit."""
     return f"{np.format_float_positional(number, trim='-')}{sign}"
-
-
-def _plain_form(reading: Reading) -> str:
-    mark = re.escape(reading.decimal or ".")
-    return rf"[+-]?(?:\d+(?:{mark}\d+)?|{mark}\d+)"
 
 
 def _with_sign(numbers: "pd.Series[Any]", sign: str, reading: Reading) -> "pd.Series[Any]":
@@ -482,11 +473,13 @@ def dialect_of(
         or stated
         or _separator(text, whole, path, where=where, names=len(reading.header or ()))
     )
-    rows = _rows(text, separator, whole=whole)
+    rows, lines = _rows(text, separator, whole=whole)
     if not rows:
         raise DataError(f"{where}: can't be read: has no line of cells; save it as CSV")
     if reading.header is None:
-        _require_header_first(rows, _Lines(text, separator, skipped), needed, where=where)
+        first = next(filter(str.strip, text.split("\n")))
+        lines = [line + skipped for line in lines]
+        _require_header_first(rows, lines, first, needed, where=where)
     names, skips_first = _header(rows, reading, separator, where=where, needed=needed)
     cells = rows[1:] if skips_first else rows
     columns = {
@@ -564,21 +557,27 @@ def _without_first_lines(text: str, reading: Reading, *, where: str) -> tuple[st
     return rest, found["mark"], skipped + 1
 
 
-def _rows(text: str, separator: str, *, whole: bool) -> list[list[str]]:
+def _rows(text: str, separator: str, *, whole: bool) -> tuple[list[list[str]], list[int]]:
+    """Return the first rows that are not blank, and the line on which each begins, from 1 on."""
     rows: list[list[str]] = []
+    lines: list[int] = []
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    begins = 1
     try:
-        for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
+        for row in reader:
             if row:
                 rows.append(row)
+                lines.append(begins)
             if len(rows) > _SAMPLE:
-                return rows
+                return rows, lines
+            begins = reader.line_num + 1
     except csv.Error:
         pass  # a cell of more than 128 KiB; pandas says what it thinks of it
-    return rows if whole or len(rows) < 2 else rows[:-1]
+    return (rows if whole or len(rows) < 2 else rows[:-1]), lines
 
 
 def _separator(text: str, whole: bool, path: Path, *, where: str, names: int) -> str:
-    tables = {mark: _rows(text, mark, whole=whole) for mark in _SEPARATORS}
+    tables = {mark: _rows(text, mark, whole=whole)[0] for mark in _SEPARATORS}
     possible = {mark: rows for mark, rows in tables.items() if rows and len(rows[0]) > 1}
     steady = {mark: rows for mark, rows in tables.items() if _usual_width(rows) > 1}
     if steady and not steady.keys() & possible.keys():
@@ -615,31 +614,6 @@ def _explains(mark: str, tables: dict[str, list[list[str]]]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Lines:
-    """Where in its file each row of a text lies."""
-
-    text: str
-    separator: str
-    skipped: int
-
-    def of_row(self, place: int) -> int:
-        """Return the number of the line on which a row begins, counted from 1."""
-        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.separator)
-        begins = 1
-        for row in reader:
-            if row and place == 0:
-                break
-            place -= bool(row)
-            begins = reader.line_num + 1
-        return begins + self.skipped
-
-    def first(self) -> str:
-        """Return the first line as it stands, for messages."""
-        line = next(filter(str.strip, self.text.split("\n")))
-        return line if len(line) <= _SHOWN else line[:_SHOWN] + "…"
-
-
 def _usual_width(rows: Sequence[Sequence[str]]) -> int:
     """Return how many cells more than half of the rows behind the first have; 0 if none do."""
     widths = Counter(map(len, rows[1:]))
@@ -648,42 +622,50 @@ def _usual_width(rows: Sequence[Sequence[str]]) -> int:
 
 
 def _require_header_first(
-    rows: Sequence[Sequence[str]], lines: _Lines, needed: Collection[str], *, where: str
+    rows: Sequence[Sequence[str]],
+    lines: Sequence[int],
+    first: str,
+    needed: Collection[str],
+    *,
+    where: str,
 ) -> None:
     """Refuse a file whose first line is a title, or a header that lacks names.
+
+    Args:
+        rows: Of the file.
+        lines: On which line each begins.
+        first: The first line as it stands.
+        needed: Columns that the header should have.
+        where: Name of the table in messages.
 
     Raises:
         DataError: Naming that line, and what to write.
     """
+    shown = first if len(first) <= _SHOWN else first[:_SHOWN] + "…"
     names = set(needed)
     for place, row in enumerate(rows[:_SHOWN] if names else ()):
         if names <= {cell.strip() for cell in row}:
             if place == 0:
                 break
-            before = lines.of_row(place) - 1
             raise DataError(
-                f"{where}: can't be read: line {lines.of_row(0)}, {lines.first()!r}, is no "
-                f"header, and line {before + 1} is one; write {written(skip_lines=before)}"
+                f"{where}: can't be read: line {lines[0]}, {shown!r}, is no header, and line "
+                f"{lines[place]} is one; write {written(skip_lines=lines[place] - 1)}"
             )
     width = _usual_width(rows)
     if len(rows[0]) >= width:
         return
     place = next(place for place, row in enumerate(rows) if len(row) == width)
-    found = (
-        f"line {lines.of_row(0)}, {lines.first()!r}, has {_cells(rows[0])}, and most lines after "
-        f"it have {width}"
-    )
+    count = f"{len(rows[0])} cell" + ("" if len(rows[0]) == 1 else "s")
     todo = f"give each of the {width} columns a name in the header"
     if not any(map(is_number, rows[place])):
-        before = lines.of_row(place) - 1
         todo = (
-            f"if line {before + 1} is the header, write {written(skip_lines=before)}; else {todo}"
+            f"if line {lines[place]} is the header, write {written(skip_lines=lines[place] - 1)}; "
+            f"else {todo}"
         )
-    raise DataError(f"{where}: can't be read: {found}; {todo}")
-
-
-def _cells(row: Sequence[str]) -> str:
-    return f"{len(row)} cell" + ("" if len(row) == 1 else "s")
+    raise DataError(
+        f"{where}: can't be read: line {lines[0]}, {shown!r}, has {count}, and most "
+        f"lines after it have {width}; {todo}"
+    )
 
 
 def _header(

@@ -15,8 +15,8 @@ from securevfl.data.party_tables import (
     ColumnRoles,
     columns_of_schema,
     fit_party_table,
+    fit_table,
     new_rows,
-    table_problems,
 )
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
@@ -130,7 +130,7 @@ def test_everything_that_is_wrong_with_a_table_is_said_at_once() -> None:
         who=[1, 2, 3, None],
     )
     settings = ColumnSettings(missing_columns=["depth"])
-    problems = table_problems(frame, ROLES, settings, name="bank", where="table")
+    problems = fit_table(frame, ROLES, settings, name="bank", where="table").problems
 
     assert [problem.split("; ")[0] for problem in problems] == [
         "table: has no column 'depth'",
@@ -146,7 +146,8 @@ def test_everything_that_is_wrong_with_a_table_is_said_at_once() -> None:
     ]
     with pytest.raises(DataError, match=r"'depth'.*\(and 8 more; securevfl check lists them\)$"):
         fit(frame, missing_columns=["depth"])
-    assert table_problems(FRAME, ROLES, ColumnSettings(), name="bank", where="table") == []
+    fitted = fit_table(FRAME, ROLES, ColumnSettings(), name="bank", where="table")
+    assert fitted.problems == []
 
 
 LABELS = {

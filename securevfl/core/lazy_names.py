@@ -1,0 +1,42 @@
+"""Public names of a package that are imported on first use."""
+
+import ast
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+
+def on_first_use(
+    package: str, file: str, names: Sequence[str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package whose names are loaded on first use.
+
+    Where a name comes from stands once, in the package's imports for type checkers.
+
+    Args:
+        package: The package, ``__name__``.
+        file: Its source, ``__file__``.
+        names: All that is public, ``__all__``.
+    """
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    homes = {
+        alias.asname or alias.name: (imported.module, alias.name)
+        for typed in tree.body
+        if isinstance(typed, ast.If) and ast.unparse(typed.test) == "TYPE_CHECKING"
+        for imported in typed.body
+        if isinstance(imported, ast.ImportFrom)
+        for alias in imported.names
+    }
+
+    def load(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home, own = homes[name]
+        try:
+            return import_module(f"{home}.{own}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{home}.{own}":
+                raise
+        return getattr(import_module(str(home)), own)
+
+    return load, lambda: list(names)
