@@ -24,6 +24,9 @@ _KEEP_BYTES: Final = 32 << 20
 # Linux and most others count ru_maxrss in KiB, macOS in bytes.
 RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
+# Whether :func:`loading` has put objects out of the collector's sight. To count them walks all.
+_has_frozen = False
+
 
 def peak_memory_bytes() -> int | None:
     """Return the largest resident memory that this process has had since its program began.
@@ -98,15 +101,17 @@ def loading() -> Iterator[None]:
     Nothing is put out of the collector's sight by a block that loads nothing: a party goes through
     here in every session, and of what it holds then, a session that is lost leaves circles.
     """
-    known, first = len(sys.modules), not gc.get_freeze_count()
+    global _has_frozen
+    known = len(sys.modules)
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if first or len(sys.modules) > known:
-            if not first:
+        if not _has_frozen or len(sys.modules) > known:
+            if _has_frozen:
                 gc.collect()  # what is garbage by now would stay as well
             gc.freeze()
+            _has_frozen = True
         if was_on:
             gc.enable()
