@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from helpers.type_checks import check_shapes_where_there_are_any
+from helpers import fitted_once, type_checks
 from hypothesis import settings
 
 # Before anything imports the package.
-check_shapes_where_there_are_any()
+type_checks.check_shapes_where_there_are_any()
 
 # Hypothesis's examples follow from the test: a commit that passed passes again. New ones come with
 # --hypothesis-profile=default.
@@ -19,6 +19,25 @@ settings.load_profile("fixed")
 # own, which inherit this: with several threads in each they would fight for the same cores.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to share what all runs fit, in the process that starts the others."""
+    if not hasattr(config, "workerinput"):
+        fitted_once.begin_session()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End it."""
+    if not hasattr(config, "workerinput"):
+        fitted_once.end_session()
+
+
+def pytest_runtest_setup() -> None:
+    """Check the types of each function's first calls in the test."""
+    type_checks.begin_test()
+    # Once a test has loaded torch; most need none.
+    fitted_once.fit_runs_once()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""While tests run, every call in the package has its types checked, and shapes of its arrays."""
+"""While tests run, calls in the package have their types checked, and shapes of their arrays."""
 
 import pytest
 import torch
+from helpers.type_checks import FIRST_CALLS
 from jaxtyping import TypeCheckError
 
 from securevfl.core import checks
@@ -31,3 +32,11 @@ def test_arrays_of_a_wrong_kind_or_shape_are_refused() -> None:
         finite(torch.zeros(3, dtype=torch.int64))
     with pytest.raises(TypeCheckError):
         key_grid("2")  # type: ignore[arg-type]
+
+
+def test_of_a_function_on_arrays_the_first_calls_in_a_test_are_checked() -> None:
+    whole = torch.zeros(3, dtype=torch.int64)
+    for _ in range(FIRST_CALLS):
+        with pytest.raises(TypeCheckError):
+            finite(whole)
+    finite(whole)

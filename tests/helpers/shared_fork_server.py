@@ -9,6 +9,11 @@ from unittest.mock import patch
 from securevfl.launch import spawn
 from securevfl.launch.fork_server import ForkServer
 
+_LOADED = {"securevfl.cli.fork_server_program": "helpers.fork_server_program"}
+"""What takes the place of a fork server's program, and loads more before it forks."""
+
+_TESTS = Path(__file__).parents[1]
+
 # Pytest's own variables change with every test, and no party reads them.
 _OF_PYTEST = "PYTEST_"
 
@@ -27,7 +32,8 @@ class _Kept(ForkServer):
 class ForkServers:
     """Those of a test session, one for each environment that a launch was made in.
 
-    Loading torch and tables costs two CPU-seconds, which each launch would pay again.
+    Loading torch and tables costs two CPU-seconds, which each launch would pay again, and what
+    the local baseline and figures use another one in each primary.
     """
 
     def __init__(self) -> None:
@@ -49,5 +55,7 @@ class ForkServers:
         inherited = {name: it for name, it in os.environ.items() if not name.startswith(_OF_PYTEST)}
         key = (module, Path.cwd(), *sorted({**inherited, **environment}.items()))
         if key not in self._kept or self._kept[key].is_lost:
-            self._kept[key] = _Kept(module, environment)
+            found = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(_TESTS)]))
+            started = {**environment, "PYTHONPATH": found}
+            self._kept[key] = _Kept(_LOADED.get(module, module), started)
         return self._kept[key]

@@ -1,6 +1,11 @@
-"""Types of every call in securevfl are checked while tests run; shapes, where there are any."""
+"""Types of calls in securevfl are checked while tests run; shapes, where there are any.
+
+Of a function on arrays the first calls in every test are checked, of others all.
+"""
 
 import dataclasses
+import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, ForwardRef, Literal, get_args, get_origin
 
@@ -8,13 +13,24 @@ import jaxtyping
 
 _with_shapes = jaxtyping.jaxtyped
 
+FIRST_CALLS = 4
+"""Calls of one function on arrays that one test has checked."""
+
+_calls: Counter[Callable[..., Any]] = Counter()
+"""So far in this test, by function."""
+
+
+def begin_test() -> None:
+    """Check the first calls of every function again."""
+    _calls.clear()
+
 
 def check_shapes_where_there_are_any() -> None:
     """Let jaxtyping's import hook leave functions without arrays to the type checker alone.
 
-    Around each call jaxtyping binds all arguments, keeps the sizes of axes and checks twice. That
-    is a third of the time of tests in one process, and four of five functions name no array. Of
-    these beartype checks the same types, by itself.
+    Around each call jaxtyping binds all arguments, keeps the sizes of axes and checks twice: a
+    third of the time of tests in one process. Four of five functions name no array, and of these
+    beartype checks the same types, by itself. The others are called thousands of times in one test.
     """
     # The hook writes ``@jaxtyping.jaxtyped(typechecker=...)`` on every function and class.
     jaxtyping.jaxtyped = _checked  # type: ignore[assignment]
@@ -25,14 +41,28 @@ def _checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def decorate(checked: Any) -> Any:
         if not isinstance(checked, type):
-            return whole(checked) if _needs_jaxtyping(checked) else typechecker(checked)
+            if not _needs_jaxtyping(checked):
+                return typechecker(checked)
+            return _checked_at_first(checked, whole)
         if dataclasses.is_dataclass(checked) and "__init__" in vars(checked):
-            if _needs_jaxtyping(checked.__init__):
-                return whole(checked)
-            setattr(checked, "__init__", typechecker(checked.__init__))  # noqa: B010
+            setattr(checked, "__init__", decorate(checked.__init__))  # noqa: B010
         return checked
 
     return decorate
+
+
+def _checked_at_first(plain: Callable[..., Any], whole: Callable[[Any], Any]) -> Any:
+    """Wrap a function: its first calls in a test go by the checked form, made when it is called."""
+    checked = functools.cache(lambda: whole(plain))
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _calls[call] >= FIRST_CALLS:
+            return plain(*args, **kwargs)
+        _calls[call] += 1
+        return checked()(*args, **kwargs)
+
+    return call
 
 
 def _needs_jaxtyping(function: Callable[..., Any]) -> bool:

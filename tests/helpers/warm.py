@@ -11,14 +11,7 @@ from pathlib import Path
 from helpers.patience import PATIENCE_S
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "securevfl.cli.results",
-        "securevfl.runtime.primary_party",
-        "securevfl.runtime.run_tables",
-        "securevfl.runtime.secondary_party",
-    ]
-)
+_CONTEXT.set_forkserver_preload(["helpers.loaded"])
 
 
 class Program:

@@ -7,6 +7,7 @@ secondaries, noise 1); its noise is the same in every run of these tests, which 
 by chance.
 """
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -196,6 +197,7 @@ def test_a_mechanism_that_refuses_its_own_rows_does_not_pass() -> None:
 def test_the_command_exits_with_4_and_says_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """The altered mechanism's report, through the command's own printing."""
 
+    @functools.cache
     def altered(settings: AuditSettings) -> AuditReport:
         return audit_in_process(settings, alter=noise_at_the_first_only)
 

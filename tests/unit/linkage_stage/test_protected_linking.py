@@ -122,8 +122,12 @@ def test_small_cells_are_compared_in_few_exchanges(protection: str) -> None:
     """Two passes are two exchanges, not one a cell: each waits for round trips of a slow line."""
     spec = hidden_spec(protection, cell=0.4)
     sizes = {"agency": 30, "bank": 12, "shop": 12}
+    if protection == "paillier":  # seconds a secondary
+        del sizes["shop"]
+    _, *secondaries = sizes
+    spec = replace(spec, roles=replace(spec.roles, secondaries=tuple(secondaries)))
     found, wires = link_as_threads(spec, {n: key_table(n, r, seed=r) for n, r in sizes.items()})
-    for name in ("bank", "shop"):
+    for name in secondaries:
         asked = [
             message
             for sender, receiver, message in wires.travelled
