@@ -194,16 +194,16 @@ def train_and_report(
                 observe=progress,
                 **options,
             )
-    write_page(folder)
+    write_page(folder, config)
     return result.metrics
 
 
-def write_page(folder: Path) -> Path:
-    """Write a run's report and return its path."""
+def write_page(folder: Path, config: FederationConfig | None = None) -> Path:
+    """Write a run's report and return its path; without its federation file, that is read."""
     # Loaded here: plots take most of a second to load, in every party's process.
     from securevfl.report.page import write_report
 
-    return write_report(folder)
+    return write_report(folder, config)
 
 
 def write_pictures(party: Path) -> None:

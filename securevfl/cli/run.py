@@ -248,7 +248,7 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
             report_to_launcher(OUTCOME_EVENT, **figures)
         else:
             write_figures(job.run_folder, outcome)
-            results.write_page(job.run_folder)
+            results.write_page(job.run_folder, job.config)
         results.print_results(figures, job.run_folder, as_json=as_json)
     elif isinstance(outcome, Predictions):
         report_to_launcher(OUTCOME_EVENT, **outcome.told())

@@ -1,12 +1,12 @@
 """A run's report: one HTML file, made from the run folder alone."""
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securevfl.config.reading import parse_federation
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.formatting import written
@@ -107,11 +107,12 @@ def _figure(figure: Mapping[str, Any]) -> str:
 _MOST_SECONDARIES = 3
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path, config: FederationConfig | None = None) -> Path:
     """Write ``RUN/report.html`` and return its path.
 
     Args:
         run: A run folder with ``metrics.json``, ``history.csv`` and ``federation.toml``.
+        config: The run's federation file; None reads it.
 
     Raises:
         ConfigError: If the folder is not that of a finished run.
@@ -134,8 +135,8 @@ def write_report(run: Path) -> Path:
         figures.append(plots.epsilon_plot(rounds, epsilon, budget=privacy["epsilon_planned"]))
     if metrics["bytes"]:
         figures.append(plots.bytes_plot(metrics["bytes"]))
-    source = (run / "federation.toml").read_text(encoding="utf-8")
-    config = parse_federation(tomllib.loads(source), file=str(run / "federation.toml"))
+    path = run / "federation.toml"
+    config = config or read_federation(path)
     measured = run_folder.read_contribution(run, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
@@ -153,14 +154,14 @@ def write_report(run: Path) -> Path:
         figures=figures,
         learned=_learned(run, metrics),
         keys_in_clear=keys_in_clear(config.linkage.protection, config.primary.key),
-        federation=source,
+        federation=path.read_text(encoding="utf-8"),
     )
     path = run / "report.html"
     files.write_text(path, page, for_others=True)
     if not _shows_all(metrics):
         for party in _explained_parties(run):
             write_pictures(party)
-    write_secondary_pages(run)
+    write_secondary_pages(run, config)
     return path
 
 

@@ -56,27 +56,29 @@ _PLAIN: Final = {
 }
 
 
-def write_secondary_pages(folder: Path) -> list[Path]:
+def write_secondary_pages(folder: Path, config: FederationConfig | None = None) -> list[Path]:
     """Write the pages of all secondaries that a folder has facts of; see the next function.
 
     Args:
         folder: A secondary's own, or a run's.
+        config: The run's federation file; None reads it.
     """
-    return [write_secondary_page(party) for party in own_folders(folder)]
+    return [write_secondary_page(party, config) for party in own_folders(folder)]
 
 
-def write_secondary_page(party: Path) -> Path:
+def write_secondary_page(party: Path, config: FederationConfig | None = None) -> Path:
     """Write ``report.html`` in a secondary's own folder, for its user alone, and return its path.
 
     Args:
         party: The party's folder in its run folder, with ``party.json`` and a ledger.
+        config: The run's federation file; None reads it.
 
     Raises:
         ConfigError: If the folder is not that of a secondary which was linked, or is damaged.
         PrivacyError: If its ledger was altered.
     """
     facts = _facts(party)
-    config = read_federation(party.parent.parent / "federation.toml")
+    config = config or read_federation(party.parent.parent / "federation.toml")
     ledger = LedgerFile(party / "ledger.jsonl", read_only=True)
     try:
         book, head = ledger.book, ledger.head

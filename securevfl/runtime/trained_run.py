@@ -380,31 +380,23 @@ def features(
     return trained_run(run, **source).features(own=own)
 
 
-def trained_run(
-    run: str | Path,
-    *,
-    federation: run_options.FederationSource | None = None,
-    parties: Iterable[PartyTable] | None = None,
-    identity: str | Path | None = None,
-    listen: str | None = None,
-    data_root: Path | None = None,
-    device: str = "cpu",
-) -> TrainedRun:
+def trained_run(run: str | Path, **source: Unpack[RunSource]) -> TrainedRun:
     """Return a run whose models are to predict; see :func:`predict`.
 
     Raises:
         ConfigError: If the folder is not that of a run.
     """
-    path = Path(run) / "federation.toml"
+    path, federation = Path(run) / "federation.toml", source.get("federation")
     if federation is None and not path.exists():
         raise ConfigError(f"run folder {run}: has no {path.name}; is it that of a finished run?")
     config, _ = run_options.opened(path if federation is None else federation, None)
+    parties, identity = source.get("parties"), source.get("identity")
     return TrainedRun(
         config=config,
         place=Path(run),
-        data_root=data_root or Path(),
+        data_root=source.get("data_root") or Path(),
         tables=None if parties is None else {table.name: table for table in parties},
         identity=None if identity is None else Path(identity),
-        listen=listen,
-        device=device,
+        listen=source.get("listen"),
+        device=source.get("device", "cpu"),
     )
