@@ -85,7 +85,9 @@ def test_the_cost_is_printed_with_the_sentence_to_sign() -> None:
     ).stdout
 
     assert "noise per party" in printed
-    assert "a factor of 2,981 (epsilon = 8), except with a probability of 1 in 100,000" in printed
+    assert "a factor of 2,981 (epsilon = 8), except with a probability of 1 in 100,000" in " ".join(
+        printed.split()
+    )
 
 
 @pytest.mark.usefixtures("fixed_noise")
