@@ -37,6 +37,11 @@ WITHOUT_NOISE: Final = {
 }
 """Tables that joint models without noise were compared on, by file."""
 
+FRONTIER: Final = {
+    "frontier-mfeat6": "mfeat, 6 parties",
+}
+"""Tables of accuracy against epsilon, by file."""
+
 NULL_PARTNERS: Final = ("null-partners",)
 """Files of verdicts on partners that know nothing."""
 
@@ -88,6 +93,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def demo() -> str:
+    """Return the demo's accuracy by epsilon."""
+    found = measured("digits-privacy")
+    rows = [
+        [
+            epsilon,
+            *(spread(of[name]) for name in ("joint", "alone")),
+            *(gain(of[name]) for name in ("gain", "partners")),
+            " ".join(f"{one:+.3f}" for one in of["gain"]),
+        ]
+        for epsilon, of in sorted(found.figures.items(), key=lambda one: float(one[0]))
+    ]
+    head = ["epsilon", "joint accuracy", "local baseline", "gain", "from partners", "gain by seed"]
+    combine = spread(next(iter(found.figures.values()))["combine"])
+    return f"{table(head, rows)}\nAll features in one place reach {combine}. {found.source}\n"
+
+
 def without_noise() -> str:
     """Return what joint models gain without noise."""
     rows = []
@@ -105,6 +127,20 @@ def without_noise() -> str:
                 )
             rows.append([title if method == "alone" else "", *cells])
     head = ["table", "method", "test", "gain", "from partners"]
+    return f"{table(head, rows)}\n{_sources(files.values())}"
+
+
+def frontier() -> str:
+    """Return gains against epsilon, and the partners' part of them."""
+    rows, epsilons = [], ["none", "8", "4", "2", "1"]
+    files = {title: measured(name) for name, title in FRONTIER.items()}
+    for title, found in files.items():
+        (of,) = found.figures.values()
+        title = f"{title} ({spread(of['none']['alone'])}), {len(found.seeds)} seeds"
+        for name in ("gain", "partners"):
+            cells = [gain(of[epsilon][name]) for epsilon in epsilons]
+            rows.append([title if name == "gain" else "*from partners*", *cells])
+    head = ["table (local baseline)", "no noise", *epsilons[1:]]
     return f"{table(head, rows)}\n{_sources(files.values())}"
 
 
@@ -134,7 +170,30 @@ def null_partners() -> str:
     return f"{table(head, rows)}\n{_sources(files)}"
 
 
+def gains() -> str:
+    """Return the few gains that the README shows."""
+    digits, plain = measured("digits-privacy").figures, measured("beside-alone-digits")
+    views = measured("frontier-mfeat6").figures["shares"]
+    rows = [
+        [f"{title}, class means", epsilon, *_gains_of(found[epsilon])]
+        for title, found in (("digits, 5 parties", digits), ("mfeat, 6 parties", views))
+        for epsilon in ("8", "4", "2")
+    ]
+    for method in ("top1sim", "fedsim", "fet"):
+        of = {
+            "alone": plain.figures["alone"]["seeds"],
+            "gain": _over_baseline(plain, method),
+            "partners": plain.figures[method]["partners"],
+        }
+        rows.append([f"digits, {METHODS[method]}", "none", *_gains_of(of)])
+    head = ["table, method", "epsilon", "local baseline", "gain", "of it the partners'"]
+    return table(head, rows)
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "demo": demo,
+    "frontier": frontier,
+    "gains": gains,
     "null-partners": null_partners,
     "without-noise": without_noise,
 }
@@ -149,6 +208,10 @@ def written(page: str) -> str:
         return f"{begin}{TABLES[name]()}<!-- end of figures -->\n"
 
     return _BLOCK.sub(made, page)
+
+
+def _gains_of(found: Mapping[str, Sequence[float]]) -> list[str]:
+    return [spread(found["alone"]), gain(found["gain"]), gain(found["partners"])]
 
 
 def _sources(files: Iterable[Measured]) -> str:
