@@ -34,6 +34,7 @@ METHODS: Final = {
 }  # fmt: skip
 WITHOUT_NOISE: Final = {
     "beside-alone-digits": "digits, 5 parties",
+    "beside-alone-fate_breast": "fate_breast, 2 parties",
 }
 """Tables that joint models without noise were compared on, by file."""
 
