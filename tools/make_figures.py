@@ -35,6 +35,7 @@ METHODS: Final = {
 WITHOUT_NOISE: Final = {
     "beside-alone-digits": "digits, 5 parties",
     "beside-alone-fate_breast": "fate_breast, 2 parties",
+    "beside-alone-fate_vehicle": "fate_vehicle, 2 parties",
 }
 """Tables that joint models without noise were compared on, by file."""
 
