@@ -44,7 +44,7 @@ FRONTIER: Final = {
 }
 """Tables of accuracy against epsilon, by file."""
 
-NULL_PARTNERS: Final = ("null-partners",)
+NULL_PARTNERS: Final = ("null-partners", "null-partners-trained-8")
 """Files of verdicts on partners that know nothing."""
 
 
