@@ -45,13 +45,13 @@ class Budget:
     record touches counted in ``Delta_sum``; with a trained encoder, all B rows of the round).
     """
 
-    steps: int
+    steps: checks.FromZero
     """Rounds, >= 0; each releases one average."""
 
-    delta: float
+    delta: checks.OpenUnit
     """Failure probability of the whole, in (0, 1)."""
 
-    sampling_rate: float = 1.0
+    sampling_rate: checks.Rate = 1.0
     """``q``: rate of the secret Poisson sample of records that is linked, in (0, 1]."""
 
     unit: UnitName = "secondary-record"
@@ -60,20 +60,20 @@ class Budget:
     encoder: Encoder = "frozen"
     """How bottom models depend on private data."""
 
-    links_per_record: int | None = None
+    links_per_record: checks.Count | None = None
     """``m``: most rows of a round that one record can be linked to. Has no default: without the
     record-side cap there is no bound. Not needed for linked rows and trained encoders."""
 
-    secondaries: int = 1
+    secondaries: checks.Count = 1
     """``k``: parties that add a noise share in every round."""
 
-    colluding: int = 0
+    colluding: checks.FromZero = 0
     """``c``: how many of them may help the primary."""
 
-    clip_norm: float = 1.0
+    clip_norm: checks.Positive = 1.0
     """``C``, in the units of the representation; matters for noise in those units alone."""
 
-    batch_rows: int = 128
+    batch_rows: checks.Count = 128
     """``B``: rows of a round; matters for noise in units of the representation alone."""
 
     sampling: Sampling = "per-round"
@@ -83,7 +83,7 @@ class Budget:
     sampling_secret: bool = True
     """Whether the primary never learns which records were sampled."""
 
-    batches_per_epoch: int = 1
+    batches_per_epoch: checks.Count = 1
     """Rounds of an epoch; a row is in one of them. For linked rows whose encoder is not
     ``trained``, and for ``per-epoch`` sampling."""
 
@@ -94,11 +94,11 @@ class Budget:
     """Whether one row's representation depends on other rows of its batch, as with BatchNorm in a
     bottom model. Refused: one record then moves every row."""
 
-    gradient_noise_multiplier: float | None = None
+    gradient_noise_multiplier: checks.Positive | None = None
     """For ``dp-trained``: multiplier of the noise on each update of the bottom model; the forward
     one if None."""
 
-    gradient_clip_norm: float | None = None
+    gradient_clip_norm: checks.Positive | None = None
     """``C_g``, for ``dp-trained``: clip norm of one row's gradient, 1 if None; matters for noise
     in its own units alone."""
 
@@ -106,38 +106,10 @@ class Budget:
     """``auto``, ``pld`` or ``rdp``."""
 
     def __post_init__(self) -> None:
-        checks.whole(
-            steps=self.steps,
-            secondaries=self.secondaries,
-            colluding=self.colluding,
-            batch_rows=self.batch_rows,
-            batches_per_epoch=self.batches_per_epoch,
-        )
-        checks.at_least(0, steps=self.steps)
-        checks.at_least(1, secondaries=self.secondaries, batch_rows=self.batch_rows)
-        checks.at_least(1, batches_per_epoch=self.batches_per_epoch)
-        checks.open_unit(delta=self.delta)
-        checks.rate(sampling_rate=self.sampling_rate)
-        checks.positive(clip_norm=self.clip_norm)
-        checks.one_of((unit.value for unit in Unit), unit=self.unit)
-        checks.one_of(("frozen", "dp-trained", "trained"), encoder=self.encoder)
-        checks.one_of(("per-round", "per-epoch", "fixed-size"), sampling=self.sampling)
-        checks.one_of((one.value for one in Neighbouring), neighbouring=self.neighbouring)
-        checks.one_of(("auto", "pld", "rdp"), accountant=self.accountant)
-        if self.links_per_record is not None:
-            checks.whole(links_per_record=self.links_per_record)
-            checks.at_least(1, links_per_record=self.links_per_record)
-        updates = {
-            "gradient_noise_multiplier": self.gradient_noise_multiplier,
-            "gradient_clip_norm": self.gradient_clip_norm,
-        }
-        for name, value in updates.items():
-            if value is not None:
-                checks.positive(**{name: value})
-                if self.encoder != "dp-trained":
-                    raise ConfigError(
-                        f'{name}: goes with encoder = "dp-trained", got {self.encoder!r}'
-                    )
+        checks.require_limits(self)
+        for name in ("gradient_noise_multiplier", "gradient_clip_norm"):
+            if getattr(self, name) is not None and self.encoder != "dp-trained":
+                raise ConfigError(f'{name}: goes with encoder = "dp-trained", got {self.encoder!r}')
         honest_parties(active=self.secondaries, colluding=self.colluding)
         self._check_promise()
 

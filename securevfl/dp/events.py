@@ -41,16 +41,14 @@ class GaussianRelease:
     Holds under any neighbouring relation, as long as ``C`` was derived under it.
     """
 
-    noise_multiplier: float
+    noise_multiplier: checks.Positive
     """``z``, noise standard deviation over L2 sensitivity; dimensionless, > 0."""
 
-    count: int = 1
+    count: checks.FromZero = 1
     """How many such releases were made, >= 0."""
 
     def __post_init__(self) -> None:
-        checks.positive(noise_multiplier=self.noise_multiplier)
-        checks.whole(count=self.count)
-        checks.at_least(0, count=self.count)
+        checks.require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,23 +58,20 @@ class SampledRelease:
     ``noise_multiplier`` is noise over the change that one *sampled* record causes.
     """
 
-    sampling_rate: float
+    sampling_rate: checks.Rate
     """``q``: probability with which each record is in a round's sample, in (0, 1]."""
 
-    noise_multiplier: float
+    noise_multiplier: checks.Positive
     """``z``, given that the record is in the sample; dimensionless, > 0."""
 
-    count: int = 1
+    count: checks.FromZero = 1
     """How many rounds, each with its own sample, >= 0."""
 
     neighbouring: Neighbouring = Neighbouring.ADD_REMOVE
     """Under replace-one both the old and the new record are sampled, each at rate q."""
 
     def __post_init__(self) -> None:
-        checks.rate(sampling_rate=self.sampling_rate)
-        checks.positive(noise_multiplier=self.noise_multiplier)
-        checks.whole(count=self.count)
-        checks.at_least(0, count=self.count)
+        checks.require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,24 +82,20 @@ class EntitySampledRelease:
     is binomial with rate q.
     """
 
-    parties: int
+    parties: checks.Count
     """Secondaries that hold the entity, >= 1."""
 
-    sampling_rate: float
+    sampling_rate: checks.Rate
     """``q`` at each party, independent between parties and rounds, in (0, 1]."""
 
-    noise_multiplier: float
+    noise_multiplier: checks.Positive
     """``z`` with respect to the change when all parties drew the entity; dimensionless, > 0."""
 
-    count: int = 1
+    count: checks.FromZero = 1
     """How many rounds, >= 0."""
 
     def __post_init__(self) -> None:
-        checks.whole(parties=self.parties, count=self.count)
-        checks.at_least(1, parties=self.parties)
-        checks.at_least(0, count=self.count)
-        checks.rate(sampling_rate=self.sampling_rate)
-        checks.positive(noise_multiplier=self.noise_multiplier)
+        checks.require_limits(self)
 
 
 Release = GaussianRelease | SampledRelease | EntitySampledRelease

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
@@ -53,8 +53,7 @@ def labels_together(epsilon: float, delta: float, parties: int) -> float:
         >>> round(labels_together(2.0, 1e-5, 4), 2)
         4.49
     """
-    checks.whole(parties=parties)
-    checks.at_least(1, parties=parties)
+    checks.whole_from(1, parties=parties)
     multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=delta) / math.sqrt(parties)
     return max(gaussian_epsilon(delta=delta, noise_multiplier=multiplier), epsilon)
 
@@ -65,23 +64,19 @@ class LabelRelease:
 
     mechanism: LabelMechanism
     """How the labels are protected."""
-    epsilon: float | None
+    epsilon: checks.Positive | None
     """Privacy-loss bound against one secondary, in nats; None for labels that are shown."""
     delta: float
     """Failure probability of ``epsilon``; 0 for randomised and shown labels."""
-    parties: int
+    parties: checks.Count
     """Secondaries that receive the labels."""
     digest: str = ""
     """SHA-256 of labels that are drawn once and sent again on resuming; empty for others."""
 
     def __post_init__(self) -> None:
-        checks.one_of(get_args(LabelMechanism), mechanism=self.mechanism)
-        checks.whole(parties=self.parties)
-        checks.at_least(1, parties=self.parties)
+        checks.require_limits(self)
         if (self.epsilon is None) != (self.mechanism == "shown"):
             raise ConfigError("an epsilon of labels belongs to all mechanisms but 'shown'")
-        if self.epsilon is not None:
-            checks.positive(epsilon=self.epsilon)
         if self.gaussian:
             checks.open_unit(delta=self.delta)
         elif self.delta != 0:
@@ -234,8 +229,7 @@ def slots(epsilon: float, classes: int) -> tuple[int, int]:
         ConfigError: If an argument is out of range.
     """
     checks.at_least(SMALLEST_EPSILON, epsilon=epsilon)
-    checks.whole(classes=classes)
-    checks.at_least(2, classes=classes)
+    checks.whole_from(2, classes=classes)
     if classes > _MOST_CLASSES:
         raise ConfigError(f"classes must be at most {_MOST_CLASSES}, got {classes}")
     # Below e^epsilon, as decimals are rounded to the nearest here.

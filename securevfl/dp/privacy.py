@@ -20,16 +20,16 @@ class Privacy:
     mechanism: Mechanism = "gaussian"
     """``gaussian`` adds noise to every average; ``none`` adds no noise and gives no guarantee."""
 
-    epsilon: float | None = None
+    epsilon: checks.Positive | None = None
     """Bound on the run's privacy loss, from which noise follows."""
 
-    noise_multiplier: float | None = None
+    noise_multiplier: checks.Positive | None = None
     """Instead of ``epsilon``: noise on the sum over the sum's sensitivity."""
 
-    delta: float = 1e-5
+    delta: checks.OpenUnit = 1e-5
     """Failure probability of the guarantee; well below 1 over the number of records."""
 
-    clip_norm: float = 1.0
+    clip_norm: checks.Positive = 1.0
     """C: largest L2 norm of a row's representation at one secondary."""
 
     unit: UnitName = "secondary-record"
@@ -41,13 +41,13 @@ class Privacy:
     only through what ``[encoder]`` fits with noise. ``dp-trained``: through noised updates.
     ``trained``: freely, at an epsilon that is usually very large."""
 
-    links_per_record: int | None = None
+    links_per_record: checks.Count | None = None
     """m: most rows, over all uses, that one record can be linked to."""
 
-    sampling_rate: float = 1.0
+    sampling_rate: checks.Rate = 1.0
     """q: rate of the secret Poisson sample of records that is linked."""
 
-    colluding: int = 0
+    colluding: checks.FromZero = 0
     """c: secondaries that may help the primary; the others' noise must be enough."""
 
     mask_degree: int | None = None
@@ -55,15 +55,15 @@ class Privacy:
     on. So many helpers of the primary can isolate one term, which then has its own noise alone.
     Default: all others."""
 
-    gradient_clip_norm: float | None = None
+    gradient_clip_norm: checks.Positive | None = None
     """C_g, for ``dp-trained``: largest L2 norm of one row's gradient, of a loss that is summed over
     rows. Default 1."""
 
-    gradient_noise_multiplier: float | None = None
+    gradient_noise_multiplier: checks.Positive | None = None
     """For ``dp-trained`` with ``noise_multiplier``: noise on a batch's summed clipped gradients
     over that sum's sensitivity. Default: by ``gradient_share``."""
 
-    gradient_share: float | None = None
+    gradient_share: checks.OpenUnit | None = None
     """For ``dp-trained``: updates' part of the budget, as a part of ``1/z^2``; releases use the
     rest. Default 0.5."""
 
@@ -71,18 +71,7 @@ class Privacy:
     """``as-published`` calibrates by the papers' formulas, which are no guarantee."""
 
     def __post_init__(self) -> None:
-        checks.one_of(("gaussian", "none"), mechanism=self.mechanism)
-        checks.one_of(("secondary-record", "linked-row", "entity"), unit=self.unit)
-        checks.one_of(("trained", "frozen", "dp-trained"), encoder=self.encoder)
-        checks.one_of(("sound", "as-published"), accounting=self.accounting)
-        checks.positive(clip_norm=self.clip_norm)
-        checks.open_unit(delta=self.delta)
-        checks.rate(sampling_rate=self.sampling_rate)
-        checks.whole(colluding=self.colluding)
-        checks.at_least(0, colluding=self.colluding)
-        if self.links_per_record is not None:
-            checks.whole(links_per_record=self.links_per_record)
-            checks.at_least(1, links_per_record=self.links_per_record)
+        checks.require_limits(self)
         self._check_masks()
         self._check_noise()
         self._check_updates()
@@ -105,10 +94,6 @@ class Privacy:
             )
 
     def _check_noise(self) -> None:
-        if self.epsilon is not None:
-            checks.positive(epsilon=self.epsilon)
-        if self.noise_multiplier is not None:
-            checks.positive(noise_multiplier=self.noise_multiplier)
         given = (self.epsilon is not None) + (self.noise_multiplier is not None)
         if self.mechanism == "gaussian" and given != 1:
             raise ConfigError(
@@ -126,19 +111,18 @@ class Privacy:
             "gradient_noise_multiplier": self.gradient_noise_multiplier,
             "gradient_share": self.gradient_share,
         }
-        numbers = {name: value for name, value in given.items() if value is not None}
         if self.encoder != "dp-trained":
-            for name in numbers:
-                raise ConfigError(f'{name}: goes with encoder = "dp-trained", got {self.encoder!r}')
+            for name, value in given.items():
+                if value is not None:
+                    raise ConfigError(
+                        f'{name}: goes with encoder = "dp-trained", got {self.encoder!r}'
+                    )
             return
         if self.mechanism == "none" or self.accounting == "as-published":
             raise ConfigError(
                 'encoder: "dp-trained" needs mechanism = "gaussian" and accounting = "sound"; '
                 'an encoder that learns without a guarantee is "trained"'
             )
-        checks.positive(**numbers)
-        if self.gradient_share is not None:
-            checks.open_unit(gradient_share=self.gradient_share)
         if self.gradient_noise_multiplier is not None and (
             self.gradient_share is not None or self.noise_multiplier is None
         ):

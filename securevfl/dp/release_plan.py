@@ -27,17 +27,15 @@ from securevfl.dp.statement import Statement, bounded, unbounded
 class FittingPlan:
     """Privacy budget of encoder fitting, and the noised answers it is spent on."""
 
-    share: float
+    share: checks.OpenUnit
     """Share of the run's budget for all fittings that a unit is in, in (0, 1); a part of the
     squared ``mu = 1/z``, in which Gaussian releases add up."""
 
-    steps: int = 1
+    steps: checks.Count = 1
     """Noised answers that one fitting takes from its table, >= 1."""
 
     def __post_init__(self) -> None:
-        checks.open_unit(share=self.share)
-        checks.whole(steps=self.steps)
-        checks.at_least(1, steps=self.steps)
+        checks.require_limits(self)
 
 
 # The papers' formulas: shown next to the sound figure, never in its place. Not guarantees.
@@ -62,8 +60,7 @@ def epsilon_as_published(
     References:
         [FeT] Theorem 3 (arXiv:2410.17986v1).
     """
-    checks.whole(rounds=rounds)
-    checks.at_least(0, rounds=rounds)
+    checks.whole_from(0, rounds=rounds)
     checks.open_unit(delta=delta)
     release = SampledRelease(
         sampling_rate=sampling_rate, noise_multiplier=average_multiplier, count=rounds
@@ -93,25 +90,25 @@ class ReleasePlan:
     privacy: Privacy
     """The guarantee."""
 
-    parties: int
+    parties: checks.Count
     """``k``: secondaries of the federation."""
 
-    min_active: int
+    min_active: checks.Count
     """Fewest secondaries that take part in a round; a run must abort below it."""
 
-    rounds: int
+    rounds: checks.Count
     """Releases of the whole run: training, validation, test, prediction."""
 
-    rows_per_round: int
+    rows_per_round: checks.Count
     """``B``: most rows of one round."""
 
-    row_releases: int
+    row_releases: checks.Count
     """Sum over rounds of their rows."""
 
-    releases_per_row: int
+    releases_per_row: checks.Count
     """Most rounds that one row is in."""
 
-    links: int
+    links: checks.Count
     """``K``: neighbours that a row is linked to at each secondary."""
 
     pooled: bool = False
@@ -126,7 +123,7 @@ class ReleasePlan:
     """Whether every secondary writes into coordinates of the sum that are its own, which only
     frozen encoders hold to."""
 
-    rounding: float = 0.0
+    rounding: checks.NonNegative = 0.0
     """Largest extra L2 change of a pooled row through rounding after the mean; see
     :func:`securevfl.dp.sensitivity.row_change`."""
 
@@ -134,18 +131,7 @@ class ReleasePlan:
     """What every secondary's fitting of a frozen encoder takes; None fits nothing."""
 
     def __post_init__(self) -> None:
-        counts = {
-            "parties": self.parties,
-            "min_active": self.min_active,
-            "rounds": self.rounds,
-            "rows_per_round": self.rows_per_round,
-            "row_releases": self.row_releases,
-            "releases_per_row": self.releases_per_row,
-            "links": self.links,
-        }
-        checks.whole(**counts)
-        checks.at_least(1, **counts)
-        checks.non_negative(rounding=self.rounding)
+        checks.require_limits(self)
         if self.min_active > self.parties:
             raise ConfigError(
                 f"min_active must be at most parties, got {self.min_active} of {self.parties}"

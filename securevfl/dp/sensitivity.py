@@ -67,15 +67,13 @@ def row_change(
     """
     checks.positive(clip_norm=clip_norm)
     checks.non_negative(rounding=rounding)
-    checks.whole(active=active)
-    checks.at_least(1, active=active)
+    checks.whole_from(1, active=active)
     all_terms = math.sqrt(active) if disjoint else active
     if unit is Unit.LINKED_ROW:
         return (1 if absent_row_is_zero else 2) * clip_norm * all_terms
     change = 2 * clip_norm
     if pooled_links is not None:
-        checks.whole(pooled_links=pooled_links)
-        checks.at_least(1, pooled_links=pooled_links)
+        checks.whole_from(1, pooled_links=pooled_links)
         # Rounding towards zero keeps every norm below C, so 2C bounds the change in any case.
         moved = 2 * clip_norm if contested else clip_norm
         change = min(change, moved / pooled_links + rounding)
@@ -90,8 +88,7 @@ def rows_changed(
     Adding or removing touches at most ``m`` rows; exchanging one record for another touches the m
     rows of each.
     """
-    checks.whole(links_per_record=links_per_record, rows=rows)
-    checks.at_least(1, links_per_record=links_per_record, rows=rows)
+    checks.whole_from(1, links_per_record=links_per_record, rows=rows)
     touched = links_per_record
     if neighbouring is Neighbouring.REPLACE_ONE:
         touched = 2 * links_per_record
@@ -117,8 +114,7 @@ def gradient_sensitivity(*, clip_norm: float, unit: Unit, rows: int) -> float:
         4.0
     """
     checks.positive(clip_norm=clip_norm)
-    checks.whole(rows=rows)
-    checks.at_least(1, rows=rows)
+    checks.whole_from(1, rows=rows)
     return 2 * clip_norm * (1 if unit is Unit.LINKED_ROW else rows)
 
 
@@ -153,11 +149,9 @@ def sum_sensitivity(
         pooled_links=pooled_links,
         rounding=rounding,
     )
-    checks.whole(rows=rows)
-    checks.at_least(1, rows=rows)
+    checks.whole_from(1, rows=rows)
     if links_per_record is not None:
-        checks.whole(links_per_record=links_per_record)
-        checks.at_least(1, links_per_record=links_per_record)
+        checks.whole_from(1, links_per_record=links_per_record)
     if unit is Unit.LINKED_ROW:
         return change
     if links_per_record is None:
@@ -216,8 +210,7 @@ def noise_share_std(*, sum_std: float, active: int, colluding: int = 0) -> float
 def average_std(*, share_std: float, active: int) -> float:
     """Return the standard deviation of the released average: ``tau / sqrt(k_a)``."""
     checks.positive(share_std=share_std)
-    checks.whole(active=active)
-    checks.at_least(1, active=active)
+    checks.whole_from(1, active=active)
     return share_std / math.sqrt(active)
 
 
@@ -295,14 +288,12 @@ def similarity_epsilon(*, noise_std: float, key_scale: float, key_mean: float, r
     """
     checks.positive(noise_std=noise_std, key_scale=key_scale)
     checks.non_negative(mean_distance=-key_mean)
-    checks.whole(rows=rows)
-    checks.at_least(1, rows=rows)
+    checks.whole_from(1, rows=rows)
     sensitivity = rows * (1 + abs(key_mean)) / key_scale
     return (sensitivity / noise_std) ** 2 / 2
 
 
 def expected_recoveries(*, noise_std: float, key_scale: float, records: int) -> float:
     """Return the expected number of ``records`` that the attacker recovers: ``n tau``."""
-    checks.whole(records=records)
-    checks.at_least(0, records=records)
+    checks.whole_from(0, records=records)
     return records * recovery_bound(noise_std=noise_std, key_scale=key_scale)

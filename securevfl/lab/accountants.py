@@ -69,8 +69,7 @@ def basic_composition(
     Raises:
         ConfigError: If an argument is out of range, or the sum is not finite.
     """
-    checks.whole(steps=steps)
-    checks.at_least(0, steps=steps)
+    checks.whole_from(0, steps=steps)
     if steps == 0:
         return 0.0
     epsilon = steps * sampled_gaussian_epsilon(

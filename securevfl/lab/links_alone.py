@@ -19,9 +19,10 @@ from securevfl.core.progress import LinksMade, Observer, Stage
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys
+from securevfl.linkage.protections.protection import stacked
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, find_candidates, same_keys, tied_beyond
-from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, links_to_cache, stacked
+from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, links_to_cache
 from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
 from securevfl.linkage.stage.party_keys import read_keys
 

@@ -125,8 +125,7 @@ class Spelling:
     """The order in which dates such as 28.03.1956 are written; they become 1956-03-28."""
 
     def __post_init__(self) -> None:
-        if self.dates is not None:
-            checks.one_of(("day-first", "month-first"), dates=self.dates)
+        checks.require_limits(self)
 
     @property
     def settings(self) -> dict[str, Any]:

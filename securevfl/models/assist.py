@@ -7,7 +7,8 @@ B = rows of a batch, F = features, D = key dimension.
 import warnings
 import zipfile
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 import torch
@@ -37,27 +38,27 @@ from securevfl.models.tasks import TaskHead
 class AssistConfig:
     """The ``[model]`` table of ``family = "assist"``."""
 
-    outputs: int = 1
+    outputs: checks.Width = 1
     """Width of a score: the classes of a multiclass task, otherwise 1. A width that does not fit
     the labels is refused."""
 
-    rounds: int = 4
+    rounds: checks.Times = 4
     """T, most rounds of residuals and fits. Replaces ``training.epochs``."""
 
-    neighbours: int = 1
+    neighbours: checks.Links = 1
     """K, links of a row at every secondary."""
 
     estimator: Literal["boosting", "forest", "linear"] = "boosting"
     """A secondary's model: boosted trees for each output, a random forest for all outputs (faster
     with many classes), or ridge regression."""
 
-    trees: int = 50
+    trees: checks.Times = 50
     """Trees of a round's model; boosted ones for each output."""
 
-    leaves: int = 15
+    leaves: Annotated[int, partial(checks.within, 2, checks.MOST_TIMES)] = 15
     """Leaves of a tree, at most."""
 
-    label_epsilon: float | None = None
+    label_epsilon: checks.Positive | None = None
     """What all secondaries together may learn of one training row's label, over all rounds: labels
     are randomised once. Not set: residuals show labels."""
 
@@ -83,16 +84,8 @@ class AssistConfig:
         return 1, self.outputs
 
     def __post_init__(self) -> None:
-        checks.within(1, checks.MOST_WIDTH, outputs=self.outputs)
-        checks.within(1, checks.MOST_LINKS, neighbours=self.neighbours)
-        checks.within(1, checks.MOST_TIMES, rounds=self.rounds, trees=self.trees)
-        checks.within(2, checks.MOST_TIMES, leaves=self.leaves)
-        checks.one_of(("boosting", "forest", "linear"), estimator=self.estimator)
-        if self.label_epsilon is not None:
-            checks.positive(label_epsilon=self.label_epsilon)
+        checks.require_limits(self)
 
-
-# A secondary's local model of one round: from its linked records to the primary's residuals.
 
 FOLDS: Final = 3
 """Folds of the training rows; each is scored by a model fitted to the others."""

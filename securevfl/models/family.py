@@ -9,17 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import (
-    Any,
-    ClassVar,
-    Final,
-    Generic,
-    Literal,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    runtime_checkable,
-)
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
@@ -33,13 +23,13 @@ from securevfl.core.settings import read_settings
 
 # Shapes of what the two models get: rows of the primary are a batch, each with its linked records.
 
-RecordFeatures: TypeAlias = Float[Tensor, "batch links features"]
-RecordKeys: TypeAlias = Float[Tensor, "batch links dimension"]
-Present: TypeAlias = Bool[Tensor, "batch links"]
-RowFeatures: TypeAlias = Float[Tensor, "batch features"]
-RowKeys: TypeAlias = Float[Tensor, "batch dimension"]
-Aggregate: TypeAlias = Float[Tensor, "batch positions width"]
-Similarities: TypeAlias = Float[Tensor, "batch secondaries links"] | None
+RecordFeatures = Float[Tensor, "batch links features"]
+RecordKeys = Float[Tensor, "batch links dimension"]
+Present = Bool[Tensor, "batch links"]
+RowFeatures = Float[Tensor, "batch features"]
+RowKeys = Float[Tensor, "batch dimension"]
+Aggregate = Float[Tensor, "batch positions width"]
+Similarities = Float[Tensor, "batch secondaries links"] | None
 
 
 @runtime_checkable
@@ -165,52 +155,52 @@ class PretrainingSettings:
     algorithm: Algorithm = "simsiam"
     """Self-supervised loss, target and predictor ([FedHSSL] Table II)."""
 
-    iterations: int = 10
+    iterations: checks.Times = 10
     """Each: cross-party epochs, local epochs, one aggregation."""
 
-    cross_epochs: int = 1
+    cross_epochs: checks.Times = 1
     """Passes over aligned rows in an iteration."""
 
-    local_epochs: int = 1
+    local_epochs: checks.Times = 1
     """Passes over a party's own records in an iteration."""
 
-    local_updates: int = 1
+    local_updates: checks.Times = 1
     """e, updates from one exchange ([FedHSSL] V-D)."""
 
-    guidance: float = 0.5
+    guidance: checks.NonNegative = 0.5
     """gamma, weight of the cross-party encoder in local learning."""
 
-    aligned: float = 1.0
+    aligned: checks.Rate = 1.0
     """Share of the aligned rows that is used, for experiments."""
 
-    batch_size: int = 512
+    batch_size: checks.Times = 512
     """Rows of a step."""
 
-    learning_rate: float = 1e-3
+    learning_rate: checks.Positive = 1e-3
     """First step size; a half cosine brings it to 0, except the predictor's."""
 
     optimizer: Literal["adamw", "adam", "lamb", "sgd"] = "adamw"
     """Every party's optimizer."""
 
-    weight_decay: float = 1e-4
+    weight_decay: checks.NonNegative = 1e-4
     """Decoupled weight decay."""
 
-    momentum: float | None = None
+    momentum: checks.Fraction | None = None
     """Of the target's moving average; default 0.995 for byol, 0.99 for moco."""
 
-    temperature: float = 0.5
+    temperature: checks.Positive = 0.5
     """Of moco's InfoNCE loss."""
 
-    queue: int | None = None
+    queue: checks.Times | None = None
     """Negatives in each moco queue; default 4096, or half of a party's records."""
 
-    projector: tuple[int, ...] | None = None
+    projector: tuple[checks.Width, ...] | None = None
     """Widths of its layers; default 512, 512, 512, for moco 512, 512, 128."""
 
-    predictor: int = 128
+    predictor: checks.Width = 128
     """Width of its hidden layer; moco has none."""
 
-    corruption: float = 0.3
+    corruption: checks.Fraction = 0.3
     """Share of a view's features that other records' values replace."""
 
     views: Literal["together", "apart"] = "together"
@@ -236,53 +226,29 @@ class PretrainingSettings:
     """The primary's projections go out with ``iso_projections`` alone, or with Gaussian noise that
     its ledger counts."""
 
-    iso_projections: float = 0.0
+    iso_projections: checks.NonNegative = 0.0
     """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7). A heuristic
     without a guarantee."""
 
-    iso_weights: float = 0.0
+    iso_weights: checks.NonNegative = 0.0
     """lambda of the ISO noise on the primary's weights before averaging. Above 1 means grow until
     the run stops. A heuristic: it promises nothing."""
 
-    epsilon: float | None = None
+    epsilon: checks.Positive | None = None
     """With ``gaussian``: epsilon of all of pretraining for the primary's rows."""
 
-    delta: float = 1e-5
+    delta: checks.OpenUnit = 1e-5
     """With ``gaussian``: failure probability of that guarantee."""
 
     checkpoint: str | None = None
     """Run folder of an earlier pretraining, whose encoders are used."""
 
     def __post_init__(self) -> None:
-        counts = {
-            "iterations": self.iterations,
-            "cross_epochs": self.cross_epochs,
-            "local_epochs": self.local_epochs,
-            "local_updates": self.local_updates,
-        }
-        if self.queue is not None:
-            counts["queue"] = self.queue
-        checks.within(1, checks.MOST_TIMES, **counts)
-        checks.within(1, checks.MOST_WIDTH, predictor=self.predictor)
+        checks.require_limits(self)
         # Even batches of at most 3 have 2 rows or more; one row has no batch statistics.
-        checks.within(2, checks.MOST_TIMES, batch_size=self.batch_size)
         checks.at_least(3 if self.views == "apart" else 2, batch_size=self.batch_size)
-        checks.rate(aligned=self.aligned)
-        checks.positive(learning_rate=self.learning_rate, temperature=self.temperature)
-        checks.non_negative(
-            weight_decay=self.weight_decay,
-            guidance=self.guidance,
-            iso_projections=self.iso_projections,
-            iso_weights=self.iso_weights,
-        )
-        checks.fraction(corruption=self.corruption)
-        if self.momentum is not None:
-            checks.fraction(momentum=self.momentum)
         if self.projector is not None:
             checks.within(1, checks.MOST_LAYERS, layers_of_projector=len(self.projector))
-            widths = {f"projector[{i}]": width for i, width in enumerate(self.projector)}
-            checks.within(1, checks.MOST_WIDTH, **widths)
-        checks.open_unit(delta=self.delta)
         if (self.primary_sends == "gaussian") != (self.epsilon is not None):
             raise ConfigError('epsilon: goes with primary_sends = "gaussian", and only with it')
         if self.primary_sends == "gaussian" and self.iso_projections:
@@ -290,8 +256,6 @@ class PretrainingSettings:
                 'iso_projections: primary_sends = "gaussian" has noise that is accounted for; '
                 "leave one of them out"
             )
-        if self.epsilon is not None:
-            checks.positive(epsilon=self.epsilon)
 
     @property
     def target_momentum(self) -> float:
@@ -674,5 +638,5 @@ def _check_common(settings: FamilySettings) -> None:
         )
 
 
-AnyFamily: TypeAlias = Family[Any]
+AnyFamily = Family[Any]
 """A family with unknown type of settings."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.models.family import Aggregate, Present, Preset, RowFeatures, RowKeys, Similarities
-from securevfl.models.layers import STEEPEST, ByteDropout, is_traced, rank_scores
+from securevfl.models.layers import ByteDropout, RankDecay, is_traced, rank_scores
 from securevfl.models.pairs import (
     PAPER_TRAINING,
     ManyLinksSettings,
@@ -41,7 +41,7 @@ class FedSimConfig(ManyLinksSettings):
     """Weight gate: the similarity model's weight for each output of a pair, one for all
     (``learned``, the paper's), the similarity itself, or none."""
 
-    similarity_width: int = 10
+    similarity_width: checks.Width = 10
     """Units of the similarity model's hidden layer."""
 
     sort: Literal["similarity", "weight", "none"] = "similarity"
@@ -51,43 +51,29 @@ class FedSimConfig(ManyLinksSettings):
     """Merge gate: a mean over places corrected by the paper's convolution, that convolution alone,
     a perceptron, or the mean."""
 
-    rank_decay: float = 1.0
+    rank_decay: RankDecay = 1.0
     """How far near links start ahead in ``residual``: place j with a weight in proportion to
     j^-rank_decay."""
 
-    pair_outputs: int = 5
+    pair_outputs: checks.Width = 5
     """l_m, outputs for one pair; ``residual`` adds the task's number, ``average`` takes that
     alone."""
 
-    kernel: int | None = None
+    kernel: checks.Links | None = None
     """k_conv, links in one step of the convolution; default 5, at most K."""
 
-    channels: int = 4
+    channels: checks.Width = 4
     """Channels of the convolution."""
 
-    merge_width: int = 100
+    merge_width: checks.Width = 100
     """Units of the merge gate's hidden layer."""
 
-    dropout: float | None = None
+    dropout: checks.Fraction | None = None
     """Share of units dropped inside the merge gate; default 0.3 for a regression, 0.7 for
     classes."""
 
     def __post_init__(self) -> None:
         ManyLinksSettings.__post_init__(self)
-        sizes = {
-            name: getattr(self, name)
-            for name in ("similarity_width", "pair_outputs", "channels", "merge_width")
-        }
-        checks.within(1, checks.MOST_WIDTH, **sizes)
-        if self.kernel is not None:
-            checks.within(1, checks.MOST_LINKS, kernel=self.kernel)
-        checks.at_least(0, rank_decay=self.rank_decay)
-        checks.at_most(STEEPEST, rank_decay=self.rank_decay)
-        if self.dropout is not None:
-            checks.fraction(dropout=self.dropout)
-        checks.one_of(("per-output", "learned", "similarity", "none"), weight=self.weight)
-        checks.one_of(("similarity", "weight", "none"), sort=self.sort)
-        checks.one_of(("residual", "convolution", "perceptron", "average"), merge=self.merge)
         if self.merge in ("residual", "convolution") and self.step > self.neighbours:
             raise ConfigError(
                 f"kernel must be at most neighbours={self.neighbours}, got {self.kernel}"

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from functools import partial
+from typing import Annotated, Any, Final, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -204,6 +205,9 @@ class MLP(nn.Module):
 
 STEEPEST: Final = 16
 """Largest decay: a second link starts with a share of 2^-16."""
+
+RankDecay = Annotated[float, partial(checks.at_least, 0), partial(checks.at_most, STEEPEST)]
+"""A field's decay of :func:`rank_scores`."""
 
 
 def rank_scores(links: int, *, decay: float) -> Tensor:

@@ -50,13 +50,13 @@ class PairSettings:
         [FedSim] section 6.1: local and aggregation models have one hidden layer each.
     """
 
-    hidden: int = 32
+    hidden: checks.Width = 32
     """H, width of every representation at the cut."""
 
-    layer_width: int = 100
+    layer_width: checks.Width = 100
     """Units of the hidden layer of local and aggregation models."""
 
-    party_dropout: float = 0.0
+    party_dropout: checks.Fraction = 0.0
     """Share of the secondaries left out of a training round."""
 
     keys_as_features: bool = False
@@ -69,18 +69,14 @@ class PairSettings:
     frozen_map: Literal["fourier", "linear"] = "fourier"
     """Random features of a frozen encoder: cosines, or a projection."""
 
-    frozen_bandwidth: float = 1.0
+    frozen_bandwidth: checks.Positive = 1.0
     """Length scale of the cosine features, relative to sqrt(inputs); larger is smoother."""
 
     average_positions_every: ClassVar[int] = 0
     """There are no positional encodings to average."""
 
     def __post_init__(self) -> None:
-        checks.within(1, checks.MOST_WIDTH, hidden=self.hidden, layer_width=self.layer_width)
-        checks.fraction(party_dropout=self.party_dropout)
-        checks.one_of(("unit", "none"), pair_scale=self.pair_scale)
-        checks.one_of(("fourier", "linear"), frozen_map=self.frozen_map)
-        checks.positive(frozen_bandwidth=self.frozen_bandwidth)
+        checks.require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,12 +96,8 @@ class OneLinkSettings(PairSettings):
 class ManyLinksSettings(PairSettings):
     """Settings of methods that link a row to several records."""
 
-    neighbours: int = 50
+    neighbours: checks.Links = 50
     """K, links of a row at every secondary."""
-
-    def __post_init__(self) -> None:
-        PairSettings.__post_init__(self)
-        checks.within(1, checks.MOST_LINKS, neighbours=self.neighbours)
 
     @property
     def cut_shape(self) -> tuple[int, int]:

@@ -22,18 +22,12 @@ from typing import Any, Final, TypeVar
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, in_one_line
+from securevfl.models import pairs
 from securevfl.models.assist import AssistFamily
 from securevfl.models.family import AnyFamily, Family, FamilySettings, Step
-from securevfl.models.fedhssl.family import (
-    FedCSSLFamily,
-    FedGSSLFamily,
-    FedHSSLFamily,
-    FedLocalSSLFamily,
-    FedSplitNNFamily,
-)
+from securevfl.models.fedhssl import family as fedhssl
 from securevfl.models.fedsim import FedSimFamily
 from securevfl.models.fet.family import FeTFamily
-from securevfl.models.pairs import AvgSimFamily, ExactFamily, FeatureSimFamily, Top1SimFamily
 
 # Families of other installed packages, by entry point.
 
@@ -156,15 +150,15 @@ _OWN: tuple[AnyFamily, ...] = (
     FeTFamily(),
     FedSimFamily(),
     AssistFamily(),
-    ExactFamily(),
-    Top1SimFamily(),
-    AvgSimFamily(),
-    FeatureSimFamily(),
-    FedHSSLFamily(),
-    FedGSSLFamily(),
-    FedCSSLFamily(),
-    FedLocalSSLFamily(),
-    FedSplitNNFamily(),
+    pairs.ExactFamily(),
+    pairs.Top1SimFamily(),
+    pairs.AvgSimFamily(),
+    pairs.FeatureSimFamily(),
+    fedhssl.FedHSSLFamily(),
+    fedhssl.FedGSSLFamily(),
+    fedhssl.FedCSSLFamily(),
+    fedhssl.FedLocalSSLFamily(),
+    fedhssl.FedSplitNNFamily(),
 )
 
 FAMILIES: Mapping[str, AnyFamily] = MappingProxyType({family.name: family for family in _OWN})

@@ -104,7 +104,7 @@ class TaskHead:
     num_classes: int = 1
     """Classes of a multiclass task; unused otherwise."""
 
-    label_deviation: float = 1.0
+    label_deviation: checks.Positive = 1.0
     """Divisor of a regression's labels; errors are reported in the labels' own units."""
 
     chosen: str | None = None
@@ -114,9 +114,8 @@ class TaskHead:
     """Rule for the probability above which a row of a binary task counts as the second class."""
 
     def __post_init__(self) -> None:
-        checks.one_of(TASK_METRICS, task=self.task)
+        checks.require_limits(self)
         metrics_of(self.task, self.chosen)
-        checks.positive(label_deviation=self.label_deviation)
         if self.task == "multiclass" and not self.num_classes >= 2:
             raise ConfigError(f"num_classes must be at least 2, got {self.num_classes!r}")
 

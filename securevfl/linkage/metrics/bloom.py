@@ -29,9 +29,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8, UInt16, UInt64
@@ -56,24 +57,25 @@ from securevfl.linkage.text import checked_texts, joined_texts, normalise_text
 _WORD_BYTES: Final = 8
 _MOST_DIMENSIONS: Final = 64
 
+CodeBits = Annotated[int, partial(checks.at_least, 8)]
+"""Length of a code."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointCode(KeyRange):
     """How points of an agreed box, all dimensions in one unit, become bits."""
 
-    bits: int = 2048
+    bits: CodeBits = 2048
     """Length of the code, a multiple of 8 times ``directions``."""
 
-    directions: int = 8
+    directions: checks.Count = 8
     """Directions that share the bits: more of them know distances better, each one coarser."""
 
-    concentration: float = 0.25
+    concentration: checks.OpenUnit = 0.25
     """Bits that are set, as a share of all: more give longer range, fewer finer resolution."""
 
     def __post_init__(self) -> None:
-        checks.at_least(1, directions=self.directions)
-        checks.at_least(8, bits=self.bits)
-        checks.open_unit(concentration=self.concentration)
+        checks.require_limits(self)
         if self.bits % (8 * self.directions):
             raise ConfigError(
                 f"bits must be a multiple of 8 x {self.directions} directions, got {self.bits}"
@@ -145,19 +147,17 @@ _DIGEST_WORDS: Final = 16
 class TextCode:
     """How a text field becomes bits."""
 
-    bits: int = 1024
+    bits: CodeBits = 1024
     """Length of the code, a multiple of 8."""
 
-    concentration: float = 0.35
+    concentration: checks.OpenUnit = 0.35
     """Share of the code's bits that a text sets, counting those that coincide."""
 
-    q: int = 2
+    q: checks.Count = 2
     """Letters of a q-gram, >= 1."""
 
     def __post_init__(self) -> None:
-        checks.at_least(8, bits=self.bits)
-        checks.open_unit(concentration=self.concentration)
-        checks.at_least(1, q=self.q)
+        checks.require_limits(self)
         if self.bits % 8:
             raise ConfigError(f"bits must be a multiple of 8, got {self.bits}")
 
@@ -177,15 +177,14 @@ class NumberCode:
     high: float
     """Largest value, agreed between the parties, above ``low``."""
 
-    bits: int = 1024
+    bits: CodeBits = 1024
     """Length of the code, a multiple of 8."""
 
-    concentration: float = 0.25
+    concentration: checks.OpenUnit = 0.25
     """Bits that are set, as a share of all: more give longer range, fewer finer resolution."""
 
     def __post_init__(self) -> None:
-        checks.at_least(8, bits=self.bits)
-        checks.open_unit(concentration=self.concentration)
+        checks.require_limits(self)
         if self.bits % 8:
             raise ConfigError(f"bits must be a multiple of 8, got {self.bits}")
         _ = self.range

@@ -121,19 +121,16 @@ class Field:
     """``text``: 1 - edits / length of the longer; ``number``: 1 - difference / scale, dates in
     days; ``exact``: 1 for equal texts, else 0."""
 
-    weight: float = 1.0
+    weight: checks.Positive = 1.0
     """Share of the mean."""
 
-    scale: float | None = None
+    scale: checks.Positive | None = None
     """Difference from which two numbers have nothing in common."""
 
     def __post_init__(self) -> None:
-        checks.one_of(("text", "number", "exact"), kind=self.kind)
-        checks.positive(weight=self.weight)
+        checks.require_limits(self)
         if (self.kind == "number") != (self.scale is not None):
             raise ConfigError(f"field {self.name!r}: scale goes with kind number, and only with it")
-        if self.scale is not None:
-            checks.positive(scale=self.scale)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

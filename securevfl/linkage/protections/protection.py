@@ -17,6 +17,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.links import Alignment
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
@@ -27,20 +28,13 @@ from securevfl.linkage.stage.candidates import (
     require_links,
     source_of_candidates,
 )
-from securevfl.linkage.stage.link_cache import (
-    LinkCache,
-    SimilarLinks,
-    coordinate,
-    links_key,
-    stacked,
-)
+from securevfl.linkage.stage.link_cache import LinkCache, SimilarLinks, coordinate, links_key
 from securevfl.linkage.stage.messages import (
     Linked,
     LinkedRows,
     LinkingKind,
     Lists,
     MadeSimilarities,
-    alignment_of,
 )
 from securevfl.linkage.stage.party_keys import key_scaler, model_keys, scale_of
 from securevfl.transport.channels import Channels
@@ -106,13 +100,27 @@ def linked_primary(
         similarities: Those of each secondary, by rank; none if the family reads none.
         rows: Which rows each secondary has linked; None where the file does not ask for it.
     """
-    scaler = key_scaler(spec, keys)
+    scaler, told = key_scaler(spec, keys), [one for one in rows if one is not None]
     return LinkedPrimary(
         keys=model_keys(scaler, keys),
         key_scale=scale_of(scaler),
         similarities=stacked(similarities),
-        alignment=alignment_of(spec, rows),
+        alignment=Alignment(
+            names=spec.roles.present,
+            linked=np.stack([one.rows for one in told], axis=1),
+            apart=[n for n, one in zip(spec.roles.present, told, strict=True) if one.apart],
+        )
+        if told
+        else None,
     )
+
+
+def stacked(
+    parts: Sequence[Float32[np.ndarray, "rows links"] | None],
+) -> Float32[np.ndarray, "rows secondaries links"] | None:
+    """Put the similarities of all secondaries side by side; None if there are none."""
+    given = [part for part in parts if part is not None]
+    return np.stack(given, axis=1) if given else None
 
 
 def linked_secondary(

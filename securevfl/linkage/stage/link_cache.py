@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -128,14 +128,6 @@ def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks:
         scale=scale,
         noise_std=noise_std,
     )
-
-
-def stacked(
-    parts: Sequence[Float32[np.ndarray, "rows links"] | None],
-) -> Float32[np.ndarray, "rows secondaries links"] | None:
-    """Put the similarities of all secondaries side by side; None if there are none."""
-    given = [part for part in parts if part is not None]
-    return np.stack(given, axis=1) if given else None
 
 
 def _noise_std(spec: LinkSpec, scale: SimilarityScale) -> float:

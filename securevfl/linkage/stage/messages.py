@@ -3,14 +3,13 @@
 Messages of one protection are in its module, in :mod:`securevfl.linkage.protections`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.links import Alignment, LinkTable
+from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, ranked_length
@@ -166,24 +165,6 @@ class Lists(TypedMessage):
         require_numbers(message, indices, below=records, lowest=-1)
         ranked = LinkTable(indices=indices, distances=np.zeros(indices.shape))
         return cls(candidates=ranked.without_distances(), apart=apart)
-
-
-def alignment_of(spec: LinkSpec, reported: Sequence[LinkedRows | None]) -> Alignment | None:
-    """Return which rows all secondaries have linked; None if they do not report it.
-
-    Args:
-        spec: Settings of the linkage.
-        reported: One a secondary, by rank.
-    """
-    given = [one for one in reported if one is not None]
-    if not given:
-        return None
-    names = spec.roles.present
-    return Alignment(
-        names=names,
-        linked=np.stack([one.rows for one in given], axis=1),
-        apart=[name for name, one in zip(names, given, strict=True) if one.apart],
-    )
 
 
 def require_numbers(

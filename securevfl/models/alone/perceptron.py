@@ -20,39 +20,30 @@ from securevfl.models.tasks import TaskHead
 class BaselineConfig:
     """A perceptron on one table, and its training."""
 
-    hidden: tuple[int, ...] = (128, 64)
+    hidden: tuple[checks.Width, ...] = (128, 64)
     """Widths of the hidden layers."""
 
-    dropout: float = 0.1
+    dropout: checks.Fraction = 0.1
     """Share of hidden units dropped in training."""
 
-    epochs: int = 200
+    epochs: checks.Times = 200
     """Passes over the training rows, at most."""
 
-    batch_size: int = 128
+    batch_size: checks.Times = 128
     """Rows an optimizer step."""
 
-    learning_rate: float = 3e-3
+    learning_rate: checks.Positive = 3e-3
     """Step size of AdamW."""
 
-    weight_decay: float = 1e-4
+    weight_decay: checks.NonNegative = 1e-4
     """Decoupled weight decay."""
 
-    patience: int = 40
+    patience: checks.Times = 40
     """Epochs without a better validation metric before training stops."""
 
     def __post_init__(self) -> None:
-        widths = {f"hidden[{i}]": width for i, width in enumerate(self.hidden)}
-        checks.within(1, checks.MOST_WIDTH, **widths)
+        checks.require_limits(self)
         checks.within(0, checks.MOST_LAYERS, layers_of_hidden=len(self.hidden))
-        checks.fraction(dropout=self.dropout)
-        times = {"epochs": self.epochs, "batch_size": self.batch_size, "patience": self.patience}
-        checks.within(1, checks.MOST_TIMES, **times)
-        checks.positive(learning_rate=self.learning_rate)
-        checks.non_negative(weight_decay=self.weight_decay)
-
-
-# Training.
 
 
 @torch.no_grad()

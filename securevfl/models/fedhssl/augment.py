@@ -134,8 +134,7 @@ class CorruptedFeatures:
         Raises:
             ConfigError: If the rate or a column is out of range, or the table is empty.
         """
-        checks.non_negative(rate=rate)
-        checks.at_least(0, **{"1 - rate": 1 - rate})
+        checks.closed_unit(rate=rate)
         checks.at_least(1, table_rows=len(table))
         self._table = table
         self._columns = tuple(columns)
@@ -221,25 +220,25 @@ class AugmentedImages:
     high: float = 1.0
     """Value of a full pixel."""
 
-    smallest_crop: float = 0.2
+    smallest_crop: checks.Rate = 0.2
     """Smallest share of the area in a crop."""
 
-    flip: float = 0.5
+    flip: checks.ClosedUnit = 0.5
     """Probability that an image is mirrored left to right."""
 
-    jitter: float = 0.8
+    jitter: checks.ClosedUnit = 0.8
     """Probability that colours are jittered."""
 
-    brightness: float = 0.4
+    brightness: checks.ClosedUnit = 0.4
     """Brightness, contrast and saturation are scaled by up to 1 plus or minus this."""
 
-    hue: float = 0.1
+    hue: checks.ClosedUnit = 0.1
     """Largest turn of the hue, as a share of the circle."""
 
-    grey: float = 0.2
+    grey: checks.ClosedUnit = 0.2
     """Probability that an image turns grey."""
 
-    blur: float = 0.5
+    blur: checks.ClosedUnit = 0.5
     """Probability that an image is blurred, with a deviation of 0.1 to 2 pixels."""
 
     def __post_init__(self) -> None:
@@ -247,11 +246,7 @@ class AugmentedImages:
             raise ConfigError(f"image must be (channels, height, width), got {self.image}")
         if not self.low < self.high:
             raise ConfigError(f"low must be below high, got {self.low} and {self.high}")
-        checks.rate(smallest_crop=self.smallest_crop)
-        for name in ("flip", "jitter", "grey", "blur", "brightness", "hue"):
-            value = getattr(self, name)
-            checks.non_negative(**{name: value})
-            checks.at_least(0, **{f"1 - {name}": 1 - value})
+        checks.require_limits(self)
 
     def __call__(
         self, batch: Float[Tensor, "rows features"], generator: torch.Generator

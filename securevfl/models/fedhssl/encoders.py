@@ -121,20 +121,20 @@ class EncoderConfig:
     kind: Literal["mlp", "embedding", "resnet18"] = "mlp"
     """``embedding`` is a perceptron that gets an embedding of each categorical column."""
 
-    hidden: int = 512
+    hidden: checks.Width = 512
     """Width of the first fully-connected layer; ``resnet18`` has none."""
 
-    width: int = 512
+    width: checks.Width = 512
     """H, width of the representation; of ``resnet18`` a multiple of 8 (its stem has H/8)."""
 
-    embedding: int = 32
+    embedding: checks.Width = 32
     """Width of one categorical column's embedding."""
 
     norm: Norm = "batch"
     """``batch`` mixes the rows of a batch, so no differentially private bottom may have it;
     ``layer`` normalises each row separately."""
 
-    image: tuple[int, ...] = ()
+    image: tuple[checks.Width, ...] = ()
     """Channels, height and width of an image whose pixels are the feature columns, in that order.
     """
 
@@ -142,13 +142,7 @@ class EncoderConfig:
     """First layers of ``resnet18``: 7x7 with stride 2 and pooling, or 3x3 for small images."""
 
     def __post_init__(self) -> None:
-        checks.one_of(("mlp", "embedding", "resnet18"), kind=self.kind)
-        checks.one_of(("batch", "layer", "none"), norm=self.norm)
-        checks.one_of(("imagenet", "small"), stem=self.stem)
-        widths = {"hidden": self.hidden, "width": self.width, "embedding": self.embedding}
-        checks.within(1, checks.MOST_WIDTH, **widths)
-        sides = {f"image[{i}]": side for i, side in enumerate(self.image)}
-        checks.within(1, checks.MOST_WIDTH, **sides)
+        checks.require_limits(self)
         if self.kind == "resnet18":
             if len(self.image) != 3 or min(self.image) < 1:
                 raise ConfigError(
@@ -303,19 +297,19 @@ class FedHSSLConfig:
     encoder: Literal["mlp", "embedding", "resnet18"] = "mlp"
     """What encodes a record; ``embedding`` for tables with categorical columns."""
 
-    encoder_hidden: int = 512
+    encoder_hidden: checks.Width = 512
     """Width of an encoder's first layer."""
 
-    hidden: int = 512
+    hidden: checks.Width = 512
     """H, width of an encoder's output."""
 
-    embedding: int = 32
+    embedding: checks.Width = 32
     """Width of a categorical column's embedding."""
 
     norm: Norm = "batch"
     """``batch`` mixes rows of a batch, which no noise covers; the others do not."""
 
-    image: tuple[int, ...] = ()
+    image: tuple[checks.Width, ...] = ()
     """Channels, height and width of the image that a record is, for ``resnet18``."""
 
     stem: Stem = "imagenet"
@@ -328,16 +322,16 @@ class FedHSSLConfig:
     """The head reads the primary's representation and the aggregate at mean 0 and deviation 1
     each."""
 
-    head: tuple[int, ...] = ()
+    head: tuple[checks.Width, ...] = ()
     """Widths of hidden layers of the head."""
 
-    dropout: float = 0.0
+    dropout: checks.Fraction = 0.0
     """Share of units dropped before each layer of the head."""
 
     neighbours: int = 1
     """K, links of a row; an aligned row has one."""
 
-    party_dropout: float = 0.0
+    party_dropout: checks.Fraction = 0.0
     """Share of the secondaries left out of a training round."""
 
     keys_as_features: ClassVar[bool] = False
@@ -347,16 +341,7 @@ class FedHSSLConfig:
     """There are no positional encodings to average."""
 
     def __post_init__(self) -> None:
-        checks.fraction(dropout=self.dropout, party_dropout=self.party_dropout)
-        checks.within(
-            1,
-            checks.MOST_WIDTH,
-            encoder_hidden=self.encoder_hidden,
-            hidden=self.hidden,
-            embedding=self.embedding,
-        )
-        widths = {f"head[{i}]": width for i, width in enumerate(self.head)}
-        checks.within(1, checks.MOST_WIDTH, **widths)
+        checks.require_limits(self)
         checks.within(0, checks.MOST_LAYERS, layers_of_head=len(self.head))
         if self.neighbours != 1:
             raise ConfigError(f"neighbours must be 1: a row has one match, got {self.neighbours}")

@@ -1,11 +1,12 @@
 """Settings of FeT."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import partial
+from typing import Annotated, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.models.layers import STEEPEST
+from securevfl.models.layers import RankDecay
 
 _HEADS: Final = 4
 _OCTAVES: Final = 5
@@ -19,19 +20,19 @@ _MOST_OCTAVES: Final = 16
 class FeTConfig:
     """The ``[model]`` table of a federation with ``family = "fet"``; all parties share it."""
 
-    neighbours: int = 50
+    neighbours: checks.Links = 50
     """K, links of a row at every secondary."""
 
-    hidden: int = 64
+    hidden: checks.Width = 64
     """H, width of every representation."""
 
-    heads: int | None = None
+    heads: checks.Width | None = None
     """Attention heads, which share H. Default: 4, or the most below that divide H."""
 
-    encoder_blocks: int = 1
+    encoder_blocks: checks.Layers = 1
     """Self-attention blocks of a secondary, and of the primary's own encoder."""
 
-    decoder_blocks: int = 1
+    decoder_blocks: checks.Layers = 1
     """Blocks of the primary's decoder, which attends to the aggregate."""
 
     norm: Literal["pre", "post"] = "pre"
@@ -40,10 +41,10 @@ class FeTConfig:
     activation: Literal["gelu", "relu"] = "gelu"
     """Of the blocks' perceptrons; the paper's is ``relu``."""
 
-    dropout: float = 0.1
+    dropout: checks.Fraction = 0.1
     """Share of units dropped inside blocks; rounded to 1/256."""
 
-    party_dropout: float = 0.0
+    party_dropout: checks.Fraction = 0.0
     """r_d, share of the secondaries left out of a training round."""
 
     release: Literal["sequence", "pooled"] = "sequence"
@@ -59,14 +60,14 @@ class FeTConfig:
     ranked: bool = True
     """The model may learn what a link's rank is worth; not in the paper."""
 
-    rank_decay: float = 1.0
+    rank_decay: RankDecay = 1.0
     """How far near links start ahead: the j-th nearest with a share in proportion to
     j^-rank_decay."""
 
     memory_norm: bool = True
     """The primary norms the aggregate before its decoder; not in the paper."""
 
-    own_clip_norm: float | None = None
+    own_clip_norm: checks.Positive | None = None
     """Largest norm of the primary's own representation, the paper's C; default: none."""
 
     keys_as_features: bool = True
@@ -76,21 +77,21 @@ class FeTConfig:
     """The paper's decoder, or own evidence plus the aggregate's, which learns more from noisy
     releases."""
 
-    fourier_features: int = 64
+    fourier_features: Annotated[int, partial(checks.within, 2, checks.MOST_WIDTH)] = 64
     """Sines and cosines of the positional encoding together; even."""
 
-    fourier_width: int = 64
+    fourier_width: checks.Width = 64
     """Hidden width of the encoding's perceptron."""
 
-    fourier_scale: float = 1.0
+    fourier_scale: checks.Positive = 1.0
     """gamma: frequencies start as N(0, gamma^-2), in radians per unit of scaled keys."""
 
-    fourier_octaves: int | None = None
+    fourier_octaves: Annotated[int, partial(checks.within, 0, _MOST_OCTAVES)] | None = None
     """Octaves of the frequencies: deviations from 1/gamma to 2^octaves/gamma. 0, the paper's: all
     1/gamma, divided by sqrt(``fourier_features``). Default: 5 for one or two key columns, else
     0."""
 
-    average_positions_every: int = 0
+    average_positions_every: checks.FromZero = 0
     """T_pe, epochs between averagings of positional encodings; 0: never."""
 
     positions_start: Literal["shared", "separate"] = "shared"
@@ -99,39 +100,11 @@ class FeTConfig:
     frozen_map: Literal["fourier", "linear"] = "fourier"
     """Random features of a frozen encoder: cosines, or a projection."""
 
-    frozen_bandwidth: float = 1.0
+    frozen_bandwidth: checks.Positive = 1.0
     """Length scale of the cosine features, relative to sqrt(inputs); larger is smoother."""
 
     def __post_init__(self) -> None:
-        checks.within(1, checks.MOST_LINKS, neighbours=self.neighbours)
-        checks.within(1, checks.MOST_WIDTH, hidden=self.hidden, fourier_width=self.fourier_width)
-        checks.within(2, checks.MOST_WIDTH, fourier_features=self.fourier_features)
-        checks.within(
-            1,
-            checks.MOST_LAYERS,
-            encoder_blocks=self.encoder_blocks,
-            decoder_blocks=self.decoder_blocks,
-        )
-        if self.fourier_octaves is not None:
-            checks.within(0, _MOST_OCTAVES, fourier_octaves=self.fourier_octaves)
-        checks.at_most(STEEPEST, rank_decay=self.rank_decay)
-        checks.whole(average_positions_every=self.average_positions_every)
-        checks.at_least(
-            0, average_positions_every=self.average_positions_every, rank_decay=self.rank_decay
-        )
-        checks.fraction(dropout=self.dropout, party_dropout=self.party_dropout)
-        checks.positive(fourier_scale=self.fourier_scale, frozen_bandwidth=self.frozen_bandwidth)
-        if self.own_clip_norm is not None:
-            checks.positive(own_clip_norm=self.own_clip_norm)
-        checks.one_of(("pre", "post"), norm=self.norm)
-        checks.one_of(("gelu", "relu"), activation=self.activation)
-        checks.one_of(("offsets", "keys"), mask_reads=self.mask_reads)
-        checks.one_of(("shared", "separate"), positions_start=self.positions_start)
-        checks.one_of(("sequence", "pooled"), release=self.release)
-        checks.one_of(("fourier", "linear"), frozen_map=self.frozen_map)
-        checks.one_of(("attention", "additive"), top=self.top)
-        if self.heads is not None:
-            checks.within(1, checks.MOST_WIDTH, heads=self.heads)
+        checks.require_limits(self)
         if self.hidden % self.attention_heads:
             raise ConfigError(f"heads must divide hidden={self.hidden}, got {self.heads}")
         if self.fourier_features % 2:

@@ -180,8 +180,8 @@ def test_jitter_keeps_images_in_their_range_whatever_it_is() -> None:
         (lambda: AugmentedImages(image=(3, 4)), "channels, height, width"),
         (lambda: AugmentedImages(image=(3, 4, 4), low=1.0, high=1.0), "low must be below high"),
         (lambda: AugmentedImages(image=(3, 4, 4), smallest_crop=0.0), "smallest_crop must lie"),
-        (lambda: AugmentedImages(image=(3, 4, 4), blur=1.5), "1 - blur"),
-        (lambda: CorruptedFeatures(torch.zeros(2, 2), rate=1.5), "1 - rate"),
+        (lambda: AugmentedImages(image=(3, 4, 4), blur=1.5), "blur must lie in"),
+        (lambda: CorruptedFeatures(torch.zeros(2, 2), rate=1.5), "rate must lie in"),
         (lambda: CorruptedFeatures(torch.zeros(0, 2)), "table_rows"),
     ],
 )
