@@ -257,7 +257,7 @@ def test_new_rows_that_nobody_knows_are_a_warning(tmp_path: Path) -> None:
 
 def test_the_least_share_is_one() -> None:
     """A share above 1 is refused with the file."""
-    with pytest.raises(ConfigError, match=r"linkage.least_linked: must lie in \[0, 1\], got 5"):
+    with pytest.raises(ConfigError, match=r"linkage.least_linked must lie in \[0, 1\], got 5"):
         parse_linkage({"protection": "none", "least_linked": 5})
 
 
