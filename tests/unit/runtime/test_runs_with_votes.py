@@ -110,11 +110,10 @@ def test_a_table_shows_what_a_run_with_votes_spent_of_it(
     shown = securevfl(capfd, "ledger", "show", table)
     told = json.loads(securevfl(capfd, "ledger", "show", table, "--json").out)
 
+    lines = " ".join(shown.out.split())
     assert shown.code == 0
-    assert "epsilon = 50 at delta = 0.0001" in shown.out
-    assert "labels towards secondaries, 1 run: epsilon = 2 against one alone, 2 against" in (
-        shown.out
-    )
+    assert "epsilon = 50 at delta = 0.0001" in lines
+    assert "labels towards secondaries, 1 run: epsilon = 2 against one alone, 2 against" in lines
     assert told["labels"]["epsilon"] == 2.0
     assert told["runs"][0]["epsilon"] == pytest.approx(50.0, rel=1e-6)
 
