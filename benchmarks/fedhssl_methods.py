@@ -20,13 +20,13 @@ from torch import Tensor
 from securevfl.config.methods import BoostingConfig, FedCVTConfig
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.pretraining.messages import PretrainingValidator
-from securevfl.federation.pretraining.pretraining_run import PretrainingRun, projection_mechanism
 from securevfl.federation.pretraining.pretraining_secondary import (
     LearnerWithRecords,
     PretrainingRows,
     PretrainingSecondary,
+    PretrainingValidator,
 )
+from securevfl.federation.pretraining.pretraining_stage import PretrainingRun, projection_mechanism
 from securevfl.federation.rounds.cut import with_iso_noise
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import RoundCounter, new_run

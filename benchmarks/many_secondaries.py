@@ -132,9 +132,9 @@ def one(shape: Sequence[int], secondaries: int, ways: Sequence[str]) -> dict[str
 
 
 def _simulated_exchange() -> Any:
-    """Return the class; checkouts of the issue's first day have it elsewhere."""
+    """Return the class; older checkouts have it elsewhere."""
     try:
-        return import_module("securevfl.federation.rounds.in_process").SimulatedExchange
+        return import_module("securevfl.federation.rounds.exchanges").Exchange
     except ImportError:
         return import_module("securevfl.federation.simulated").SimulatedExchange
 

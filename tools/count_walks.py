@@ -27,7 +27,8 @@ WALKS: Final = {
         "read_federation", "FeTFamily.build_bottom", "FeTFamily.build_top",
     ),
     "a representation, from bottom model to top model": (
-        "SecondaryServer._round", "FederatedExchange.release",
+        "SecondaryTransport.receive", "HandlerTable.read", "CrypTenSumTo.bind",
+        "Secondary.hear_round", "Secondary.hear_gradient", "Exchange.release",
     ),
     "linking, at the primary": ("link_as_primary",),
     "linking, at a secondary": ("link_as_secondary",),

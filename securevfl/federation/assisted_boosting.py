@@ -1,13 +1,13 @@
 """Assisted boosting: messages, their validation, a secondary, and the primary."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Int64, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from securevfl.config.sections import OWN
 from securevfl.core.conventions import derive_seed
@@ -26,11 +26,10 @@ from securevfl.dp.labels import (
 from securevfl.federation.base import own_inputs
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.class_means.class_labels import charge_labels, drawn_once, label_release
+from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
-from securevfl.federation.rounds.release import SecondaryRelease
-from securevfl.federation.rounds.secondary import Secondary, SecondaryData
-from securevfl.federation.rounds.updates import DropoutStream
-from securevfl.federation.run_plan import EpochMark, RoundPlan, RunPlan
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import Handler, Handlers, Reply
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger
@@ -220,6 +219,7 @@ class _Round:
     """Out of fold, of every row that the primary has; zero where nothing is scored."""
 
 
+@dataclass(eq=False)
 class AssistSecondary(Secondary):
     """Answers for training rows with scores out of fold, of the round's model alone.
 
@@ -227,47 +227,25 @@ class AssistSecondary(Secondary):
     norm 1 is as long as the cut allows.
     """
 
-    def __init__(
-        self,
-        data: SecondaryData,
-        bottom: nn.Module,
-        contribution: SecondaryRelease,
-        *,
-        validator: AssistValidator,
-        dropout: DropoutStream,
-        seed: int,
-    ) -> None:
-        """Make it; arguments as of :class:`Secondary`.
-
-        Args:
-            data: Its table and links.
-            bottom: Its models, as far as there are any.
-            contribution: Bounds and books what leaves.
-            validator: What the primary may ask for in this session.
-            dropout: As every secondary has it; nothing is dropped here.
-            seed: Run seed, of folds and trees.
-        """
-        super().__init__(
-            data, bottom, contribution, validator=validator, dropout=dropout, optimizer=None
-        )
-        assert isinstance(bottom, AssistBottom), "the family builds it"
-        self._models = bottom
-        self._validator = validator
-        self._seed = seed
-        self._told: list[Residuals] = []
-        self._round: _Round | None = None
+    bottom: AssistBottom
+    """Its models, as far as there are any."""
+    validator: AssistValidator = field(kw_only=True)
+    seed: int = field(kw_only=True)
+    """Run seed, of folds and trees."""
+    _told: list[Residuals] = field(default_factory=list, init=False)
+    _round: _Round | None = field(default=None, init=False)
 
     def handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
-        """Return what it does with each message type besides rounds'."""
+        """Return what it does with each message type; see :meth:`Secondary.handlers`."""
         return {
             **super().handlers(end_epoch),
-            Residuals: Handler(self._residuals, lambda: {"outputs": self._models.config.outputs}),
+            Residuals: Handler(self._residuals, lambda: {"outputs": self.bottom.config.outputs}),
             Step: Handler(self._step),
         }
 
     def _residuals(self, residuals: Residuals, reply: Reply) -> None:
         """Take residuals; fit a model and say so when those of all training rows have come."""
-        whole = self._validator.validate_residuals(residuals.epoch, residuals.rows)
+        whole = self.validator.validate_residuals(residuals.epoch, residuals.rows)
         self._told.append(residuals)
         if whole:
             self._fit()
@@ -275,10 +253,10 @@ class AssistSecondary(Secondary):
 
     def _step(self, step: Step, _reply: Reply) -> None:
         """End a round of boosting: its model counts as much as the step says."""
-        self._validator.validate_step(step.epoch)
+        self.validator.validate_step(step.epoch)
         assert self._round is not None, "a step is due after scores"
         if step.step:
-            self._models.add(self._round.model, step.step)
+            self.bottom.add(self._round.model, step.step)
         self._round = None
 
     def _fit(self) -> None:
@@ -292,10 +270,10 @@ class AssistSecondary(Secondary):
         rows, residuals = rows[order], residuals[order]
         linked, inputs = self._inputs(rows)
         model, scores = cross_fit(
-            self._models.config,
+            self.bottom.config,
             inputs,
             residuals[linked],
-            seed=derive_seed(self._seed, "assist", self.name, epoch) % 2**32,
+            seed=derive_seed(self.seed, "assist", self.name, epoch) % 2**32,
         )
         whole = np.zeros((self.data.primary_rows, residuals.shape[1]), dtype=np.float32)
         whole[rows[linked]] = within_ball(scores)
@@ -305,7 +283,7 @@ class AssistSecondary(Secondary):
         """Return which of the rows are linked, and what models read of these."""
         records = self.linked_records(rows)
         linked = np.flatnonzero(records.present.any(dim=1).cpu().numpy())
-        inputs = self._models.inputs(records.features, records.keys, records.present)
+        inputs = self.bottom.inputs(records.features, records.keys, records.present)
         return linked, inputs[linked]
 
     def _of_round(self, plan: RoundPlan) -> Tensor:

@@ -162,20 +162,26 @@ def aligned_rows(
 # The base of a run: margins of the primary alone, which the joint model is averaged with.
 
 
-def require_estimator(config: FederationConfig, estimator: Any) -> None:
-    """Refuse to train by a file whose estimator only Python could hand over.
+def require_estimator(config: FederationConfig, base: Any, top: Any = None) -> None:
+    """Refuse to train by a file whose estimators only Python could hand over.
 
     Args:
         config: The federation file.
-        estimator: What was handed over; None: nothing was.
+        base: What was handed over as the base; None: nothing was.
+        top: The same as the top model.
 
     Raises:
         ConfigError: Saying what to do.
     """
-    if config.base.estimator == OWN and estimator is None:
+    if config.base.estimator == OWN and base is None:
         raise ConfigError(
             f'base.estimator: "python" is {config.base.described}, which this program was not '
             f"given; hand it to securevfl.simulate(base=...), or name another estimator"
+        )
+    if config.top is not None and config.top.name == OWN and top is None:
+        raise ConfigError(
+            f"model.top: is {config.top.described}, which this program was not given; hand it to "
+            f'securevfl.simulate(top=...), or write "boosting" or "linear"'
         )
 
 
@@ -210,13 +216,7 @@ def fit_base(
         ConfigError: If the estimator is none for the task, or can't be saved.
         DataError: If it can't be fitted to these rows.
     """
-    require_estimator(config, estimator)
     begin = time.process_time()
-    fitted = _fit(config, table, data, estimator)
-    return replace(fitted, cpu_seconds=time.process_time() - begin)
-
-
-def _fit(config: FederationConfig, table: PartyTable, data: PrimaryData, estimator: Any) -> Base:
     inputs, targets = own_inputs(table), data.targets.cpu().numpy()
     split, seed, device = data.split, config.federation.seed, data.features.device
     name = config.base.estimator
@@ -235,6 +235,7 @@ def _fit(config: FederationConfig, table: PartyTable, data: PrimaryData, estimat
             model=fitted.model,
             margins=torch.from_numpy(fitted.margins).to(device),
             fitted_to=digest_of_rows(split),
+            cpu_seconds=time.process_time() - begin,
         )
     alone = train_alone(config, table, data, with_margins=True)
     margins = alone.best.margins
@@ -244,6 +245,7 @@ def _fit(config: FederationConfig, table: PartyTable, data: PrimaryData, estimat
         margins=torch.from_numpy(margins).to(device),
         fitted_to=digest_of_rows(split),
         alone=alone,
+        cpu_seconds=time.process_time() - begin,
     )
 
 

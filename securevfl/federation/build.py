@@ -33,8 +33,8 @@ from securevfl.federation.base import (
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import (
     ClassMeansFitting,
+    PrincipalFitting,
     build_direction_bottom,
-    fitting_of,
 )
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.primaries import (
@@ -53,6 +53,7 @@ from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
+from securevfl.models.assist import AssistBottom
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
 from securevfl.models.fitted_top import FittedTop, TiedTop
 from securevfl.models.frozen import DirectionBottom
@@ -102,7 +103,10 @@ def bottom_at_work(
     bottom = build_bottom(config, party, table)
     if model is not None:
         model.into(bottom)
-    promised = _promised_row_by_row(config)
+    privacy = config.privacy
+    published = privacy.encoder == "trained" and privacy.accounting == "as-published"
+    # Then the budget holds only if no row moves another's representation.
+    promised = privacy.mechanism != "none" and not published
     apart = promised and not is_built_in(config.family)
     if promised:
         require_no_batch_norm(bottom, encoder=config.privacy.encoder)
@@ -152,10 +156,13 @@ def build_secondary(
     records = {"features": torch.from_numpy(features), "keys": torch.from_numpy(linked.keys)}
     kept, class_means = None, None
     if plan.frozen:
-        fit = None
+        fit: Callable[[], None] | None = None
         if kept_bottom is None and isinstance(bottom, DirectionBottom) and plan.releases.fitting:
-            fit = fitting_of(plan, party, bottom, features, linked.source, ledger)
-            class_means = fit if isinstance(fit, ClassMeansFitting) else None
+            fit = PrincipalFitting(plan, bottom, features, ledger)
+            if plan.votes:
+                fit = class_means = ClassMeansFitting(
+                    plan, party, bottom, features, linked.source, ledger
+                )
         kept = CachedRelease(
             files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
         )
@@ -166,12 +173,22 @@ def build_secondary(
         links=kept or linked.source,
         primary_rows=linked.primary_rows,
     )
+    # The accounting speaks of rows that are means over K slots; what leaves is their sum.
+    units = plan.noise_share_std * plan.cut.slots / plan.cut.ring.granularity
     contribution = SecondaryRelease(
-        plan.aggregation(), noise=_release_noise(plan), ledger=kept or ledger
+        plan.aggregation(),
+        noise=NoiseBuffer(ExactDiscreteGaussian(units)) if units else None,
+        ledger=kept or ledger,
     )
+    privacy, gradient_noise = config.privacy, None
+    if plan.learns and privacy.encoder == "dp-trained":
+        gradient_noise = GradientNoise(
+            clip_norm=privacy.update_clip_norm,
+            noise_std=plan.releases.gradient_noise_std(plan.noise_share_std),
+        )
     limits = SessionLimits.of(plan, party=party.name, after_round=after_round)
     dropout = DropoutStream(config.federation.seed, party.name, device=device)
-    if plan.assisted:
+    if isinstance(bottom, AssistBottom):
         return AssistSecondary(
             data,
             bottom,
@@ -187,7 +204,7 @@ def build_secondary(
         validator=RequestValidator(limits),
         dropout=dropout,
         optimizer=optimizer_of(config, bottom) if plan.learns else None,
-        gradient_noise=_gradient_noise(plan) if plan.learns else None,
+        gradient_noise=gradient_noise,
         kept=kept,
         class_means=class_means,
         row_by_row=at_work.row_by_row,
@@ -222,31 +239,6 @@ def build_bottom(config: FederationConfig, party: PartySettings, table: PartyTab
                 pooled=pools(config),
             )
         ),
-    )
-
-
-def _promised_row_by_row(config: FederationConfig) -> bool:
-    """Whether the budget holds only if no row moves another's representation."""
-    privacy = config.privacy
-    published = privacy.encoder == "trained" and privacy.accounting == "as-published"
-    return privacy.mechanism != "none" and not published
-
-
-def _release_noise(plan: RunPlan) -> NoiseBuffer | None:
-    # The accounting speaks of rows that are means over K slots; what leaves is their sum.
-    noise_std = plan.noise_share_std * plan.cut.slots
-    if noise_std == 0:
-        return None
-    return NoiseBuffer(ExactDiscreteGaussian(noise_std / plan.cut.ring.granularity))
-
-
-def _gradient_noise(plan: RunPlan) -> GradientNoise | None:
-    privacy = plan.config.privacy
-    if privacy.encoder != "dp-trained":
-        return None
-    return GradientNoise(
-        clip_norm=privacy.update_clip_norm,
-        noise_std=plan.releases.gradient_noise_std(plan.noise_share_std),
     )
 
 

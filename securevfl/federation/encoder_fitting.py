@@ -1,6 +1,7 @@
 """How a secondary's frozen encoder is built, and fitted to noised statistics of its records."""
 
 import math
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
@@ -51,32 +52,17 @@ def build_direction_bottom(
     )
 
 
+@dataclass(frozen=True, eq=False)
 class PrincipalFitting:
     """Fits one secondary's encoder when its first release is asked for."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        bottom: DirectionBottom,
-        features: Float32[np.ndarray, "records features"],
-        ledger: Ledger,
-        *,
-        name: str,
-    ) -> None:
-        """Prepare it.
-
-        Args:
-            plan: The run.
-            bottom: The encoder, still random.
-            features: This party's, scaled.
-            ledger: This party's own.
-            name: This party's.
-        """
-        self._plan = plan
-        self._bottom = bottom
-        self._features = features
-        self._ledger = ledger
-        self._name = name
+    plan: RunPlan
+    bottom: DirectionBottom
+    """The encoder, still random."""
+    features: Float32[np.ndarray, "records features"]
+    """This party's, scaled."""
+    ledger: Ledger
+    """This party's own."""
 
     def __call__(self) -> None:
         """Charge the ledger, unless this run's fitting is booked; fit the encoder behind noise.
@@ -88,21 +74,18 @@ class PrincipalFitting:
         Reveals:
             To nobody anything by itself: what is fitted stays here, and speaks through releases.
         """
-        if not self._ledger.fitted:
-            self._ledger.charge_fitting()
-        self._fit_projection(self._bottom.encode)
-
-    def _fit_projection(self, encode: Projection) -> None:
+        if not self.ledger.fitted:
+            self.ledger.charge_fitting()
         moments = noised_moments(
-            self._features,
+            self.features,
             # Features in declared bounds lie in [-1, 1], so this draws none of them back.
-            radius=math.sqrt(self._features.shape[1]),
-            noise_multiplier=self._plan.releases.fitting_multiplier(),
+            radius=math.sqrt(self.features.shape[1]),
+            noise_multiplier=self.plan.releases.fitting_multiplier(),
         )
-        encode.fit(
+        self.bottom.encode.fit(
             centre=moments.mean,
             projection=principal_projection(
-                moments.covariance, self._bottom.components, spread=moments.spread
+                moments.covariance, self.bottom.components, spread=moments.spread
             ),
         )
 
@@ -131,66 +114,42 @@ def sum_format_of(plan: RunPlan, numbers: int) -> SumFormat:
     )
 
 
-def fitting_of(
-    plan: RunPlan,
-    party: PartySettings,
-    bottom: DirectionBottom,
-    features: Float32[np.ndarray, "records features"],
-    links: LinkSource,
-    ledger: Ledger,
-) -> "ClassMeansFitting | PrincipalFitting":
-    """Return what fits one secondary's encoder."""
-    if plan.votes:
-        return ClassMeansFitting(plan, party, bottom, features, links, ledger)
-    return PrincipalFitting(plan, bottom, features, ledger, name=party.name)
-
-
+@dataclass(eq=False)
 class ClassMeansFitting:
     """One secondary's part in the class-means stage, and the fit of its encoder.
 
     Its steps are :meth:`begin`, :meth:`vectors` and :meth:`noise`, of which the class sums are
     made by somebody, and :meth:`finish`.
+
+    Raises:
+        PrivacyError: If the noise leaves nothing to fit to.
     """
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        party: PartySettings,
-        bottom: DirectionBottom,
-        features: Float32[np.ndarray, "records features"],
-        links: LinkSource,
-        ledger: Ledger,
-    ) -> None:
-        """Prepare it.
+    plan: RunPlan
+    party: PartySettings
+    bottom: DirectionBottom
+    """Its encoder, still random."""
+    features: InitVar[Float32[np.ndarray, "records features"]]
+    """This party's records, scaled."""
+    links: LinkSource
+    ledger: Ledger
+    """This party's own."""
+    _sums: Float64[np.ndarray, "bins numbers"] | None = field(default=None, init=False)
+    _kept: CachedRelease | None = field(default=None, init=False)
 
-        Args:
-            plan: The run.
-            party: Who it is.
-            bottom: Its encoder, still random.
-            features: This party's records, scaled.
-            links: Its links.
-            ledger: This party's own.
-
-        Raises:
-            PrivacyError: If the noise leaves nothing to fit to.
-        """
-        assert isinstance(bottom.encode, Projection), "what class means are"
-        self.name = party.name
-        """Whose part it is."""
-        self._plan = plan
-        self._bottom = bottom
-        self._encode = bottom.encode
-        self._links = links
-        self._ledger = ledger
+    def __post_init__(self, features: Float32[np.ndarray, "records features"]) -> None:
         self._projection = public_projection(
             features.shape[1],
-            seed=derive_seed(plan.config.federation.seed, "votes", party.name),
+            seed=derive_seed(self.plan.config.federation.seed, "votes", self.party.name),
         )
         self._records = features @ self._projection
-        self.format = sum_format_of(plan, self._records.shape[1])
+        self.format = sum_format_of(self.plan, self._records.shape[1])
         """Of its class sums."""
-        self._sums: Float64[np.ndarray, "bins numbers"] | None = None
-        self._kept: CachedRelease | None = None
+
+    @property
+    def name(self) -> str:
+        """Whose part it is."""
+        return self.party.name
 
     def keeps(self, kept: CachedRelease) -> None:
         """Say where the encoder is kept once it is fitted; it calls back for the fit."""
@@ -211,8 +170,8 @@ class ClassMeansFitting:
             BudgetExceededError: If the budget forbids it.
             PrivacyError: If class sums of this run left before and what came of them was lost.
         """
-        if not self._ledger.fitted:
-            self._ledger.charge_fitting()
+        if not self.ledger.fitted:
+            self.ledger.charge_fitting()
         elif leaves:
             raise PrivacyError(
                 "class sums of this run were charged, may have left, and what came back is lost; "
@@ -222,12 +181,12 @@ class ClassMeansFitting:
 
     def vectors(self) -> Int64[np.ndarray, "rows numbers"]:
         """Return the vector of each of the primary's rows, in units of the format."""
-        rows = np.arange(self._plan.facts.rows, dtype=np.int64)
-        return self.format.row_vectors(self._records, self._links.link(rows).indices)
+        rows = np.arange(self.plan.facts.rows, dtype=np.int64)
+        return self.format.row_vectors(self._records, self.links.link(rows).indices)
 
     def noise(self) -> Int64[np.ndarray, "bins numbers"]:
         """Return fresh noise that protects the records; zeros where nothing is promised."""
-        multiplier = self._plan.releases.fitting_multiplier()
+        multiplier = self.plan.releases.fitting_multiplier()
         return self.format.noise((multiplier or 0.0) * self.format.change_of_record)
 
     def by_labels(
@@ -277,12 +236,12 @@ class ClassMeansFitting:
             )
         counts, means = self.format.means(self._sums)
         moments = None
-        encoder = self._plan.config.encoder
+        encoder = self.plan.config.encoder
         if encoder is not None and encoder.whiten:
             moments = noised_moments(
                 self._records,
                 radius=self.format.radius,
-                noise_multiplier=self._plan.releases.fitting_multiplier(),
+                noise_multiplier=self.plan.releases.fitting_multiplier(),
             )
         found = class_directions(
             counts,
@@ -290,6 +249,6 @@ class ClassMeansFitting:
             covariance=None if moments is None else moments.covariance,
             spread=0.0 if moments is None else moments.spread,
         )
-        self._encode.fit(
+        self.bottom.encode.fit(
             centre=self._projection @ found.centre, projection=self._projection @ found.weights
         )

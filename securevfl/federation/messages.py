@@ -3,32 +3,22 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Final, get_args
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float32, Int64
 
-from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.run_plan import (
-    RUN_ID_DIGITS,
-    EpochMark,
-    Purpose,
-    RoundPlan,
-    RunFacts,
-    prediction_facts,
-    read_ranks,
-)
+from securevfl.core.errors import ProtocolError
+from securevfl.federation.run_plan import RUN_ID_DIGITS, Purpose, RunFacts, prediction_facts
 from securevfl.mpc.masks import PUBLIC_BYTES
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
 PROTOCOL_VERSION: Final = 12
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
 
-_SIGNATURE_BYTES: Final = 64
+SIGNATURE_BYTES: Final = 64
 RUN_ID: Final = re.compile(f"[0-9a-f]{{{RUN_ID_DIGITS}}}")
-_FILE_DIGEST: Final = re.compile("[0-9a-f]{64}")
-_PURPOSES: Final = get_args(Purpose)
 
 
 class RoundKind(MessageKind):
@@ -49,7 +39,7 @@ class RoundKind(MessageKind):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hello(TypedMessage):
+class Hello(DeclaredMessage):
     """The protocol's version, the federation file's digest, and a signed key of the session.
 
     To resume: the run's id, and the epochs and iterations of pretraining that the caller has.
@@ -59,68 +49,13 @@ class Hello(TypedMessage):
     WAY: ClassVar = "caller to primary"
 
     digest: str
-    public: bytes
-    signature: bytes
-    epochs: Sequence[int]
-    pretrained: Sequence[int]
+    protocol: int = PROTOCOL_VERSION
+    public: bytes = wire(length=PUBLIC_BYTES)
+    signature: bytes = wire(length=SIGNATURE_BYTES)
+    epochs: tuple[int, ...]
+    pretrained: tuple[int, ...]
     run: str = ""
     """Id of the run that the caller resumes; empty for a fresh start."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(
-            kind=self.KIND,
-            meta={
-                "digest": self.digest,
-                "protocol": PROTOCOL_VERSION,
-                "epochs": list(self.epochs),
-                "pretrained": list(self.pretrained),
-                "run": self.run,
-            },
-            tensors={"public": _array(self.public), "signature": _array(self.signature)},
-        )
-
-    @classmethod
-    def from_message(cls, message: Message, *, digest: str, primary: str) -> "Hello":
-        """Read a caller's, and refuse one that holds another file or speaks another protocol.
-
-        Args:
-            message: As it came.
-            digest: Of the primary's federation file.
-            primary: The primary's name.
-
-        Raises:
-            ConfigError: With both digests.
-            ProtocolError: If the versions differ or the message is malformed.
-        """
-        theirs = message.figure("digest", str)
-        if not _FILE_DIGEST.fullmatch(theirs):
-            raise ProtocolError(f"party {message.sender!r} sent an invalid digest of its file")
-        if theirs != digest:
-            raise ConfigError(
-                f"federation files differ: {primary!r} has {digest}, "
-                f"{message.sender!r} has {theirs}; give every party the same file"
-            )
-        version = message.figure("protocol", int)
-        if version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"party {message.sender!r} speaks protocol {version}, this one "
-                f"{PROTOCOL_VERSION}; install the same version of securevfl"
-            )
-        saved = {name: message.figure(name, list) for name in ("epochs", "pretrained")}
-        for name, values in saved.items():
-            if not all(isinstance(value, int) for value in values):
-                raise ProtocolError(f"party {message.sender!r} sent {name} that are no numbers")
-        run = message.figure("run", str)
-        if run and not RUN_ID.fullmatch(run):
-            raise ProtocolError(f"party {message.sender!r} sent an invalid id of its run")
-        return cls(
-            digest=theirs,
-            public=_bytes(message, "public", PUBLIC_BYTES),
-            signature=_bytes(message, "signature", _SIGNATURE_BYTES),
-            run=run,
-            **saved,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +104,7 @@ class Welcome(TypedMessage):
         run = message.figure("run", str)
         if not RUN_ID.fullmatch(run):
             raise ProtocolError("the primary's id of the run is not one")
-        active = None if message.meta.get("active") is None else read_ranks(message)
+        active = None if message.meta.get("active") is None else message.numbers("active")
         facts = RunFacts(run=run, active=active, **given)
         parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
         others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)
@@ -185,7 +120,7 @@ class Welcome(TypedMessage):
         keys = {
             name: (
                 _bytes(message, f"public:{name}", PUBLIC_BYTES),
-                _bytes(message, f"signature:{name}", _SIGNATURE_BYTES),
+                _bytes(message, f"signature:{name}", SIGNATURE_BYTES),
             )
             for name in callers(facts)
         }
@@ -213,40 +148,29 @@ class TrainingRows(DeclaredMessage):
     rows: int = wire(least=1, most="most")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Announcement(TypedMessage):
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RoundPlan(DeclaredMessage):
     """Row ids of a round, its active secondaries and its purpose."""
 
     KIND: ClassVar = RoundKind.PLAN
     WAY: ClassVar = "primary to every active secondary"
 
-    plan: RoundPlan
+    round_number: int
+    """Counts from 1 within a session and never repeats, for any purpose."""
 
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(
-            kind=self.KIND,
-            round_number=self.plan.round_number,
-            meta={"active": list(self.plan.active), "purpose": self.plan.purpose},
-            tensors={"rows": self.plan.rows},
-        )
+    active: tuple[int, ...]
+    """Ranks of the secondaries that take part; the others compute nothing (party dropout)."""
 
-    @classmethod
-    def from_message(cls, message: Message) -> "Announcement":
-        """Read the primary's; session/allowance.py decides whether it is due.
+    purpose: Purpose
+    """What the primary does with the aggregate; every purpose is charged alike."""
 
-        Raises:
-            ProtocolError: If it has no rows, an unknown purpose, or parties that are no numbers.
-        """
-        number = message.round_number
-        rows = message.tensor("rows", dtype=np.int64, shape=(None,))
-        purpose = message.figure("purpose", str)
-        active = read_ranks(message)
-        if not len(rows):
-            raise ProtocolError(f"round {number}: the primary named no rows")
-        if purpose not in _PURPOSES:
-            raise ProtocolError(f"round {number}: unknown purpose {purpose!r:.80}")
-        return cls(plan=RoundPlan(round_number=number, rows=rows, active=active, purpose=purpose))
+    rows: Int64[np.ndarray, " some_rows"] = wire(repr=False)
+    """Primary row ids of the batch, shape (B,)."""
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether the gradient of the aggregate goes back to the active secondaries."""
+        return self.purpose == "train"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -313,31 +237,47 @@ class Mean(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EpochEnd(TypedMessage):
+class EpochMark(DeclaredMessage):
     """An epoch has ended, and whether it was the best; or training has, and the best comes back."""
 
     KIND: ClassVar = RoundKind.EPOCH
     WAY: ClassVar = "primary to every secondary"
 
-    mark: EpochMark
+    epoch: int = wire(least=1)
+    """Epochs done, from 1."""
 
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta=asdict(self.mark))
+    best: bool
+    """Keep this epoch's weights as the best ones."""
+
+    restore_best: bool = False
+    """Go back to the best weights: training is over and the test rows come next."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejoin(DeclaredMessage):
+    """An epoch is over, and some who were lost are back: all join the next session, with these."""
+
+    KIND: ClassVar = RoundKind.REJOIN
+    WAY: ClassVar = "primary to every secondary"
+
+    ranks: tuple[int, ...]
+    """Of those who are back, ascending."""
 
     @classmethod
-    def from_message(cls, message: Message) -> "EpochEnd":
+    def from_message(cls, message: Message, **known: Any) -> "Rejoin":
         """Read the primary's.
 
+        Args:
+            message: As it came.
+            known: ``absent``, ranks of the secondaries that are not in this session.
+
         Raises:
-            ProtocolError: If it is malformed.
+            ProtocolError: If it names nobody, or somebody who is here.
         """
-        epoch = message.figure("epoch", int)
-        if epoch < 1:
-            raise ProtocolError(f"the primary ended epoch {epoch}; epochs count from 1")
-        best = message.figure("best", bool)
-        restore_best = message.figure("restore_best", bool)
-        return cls(mark=EpochMark(epoch=epoch, best=best, restore_best=restore_best))
+        read = super(Rejoin, cls).from_message(message)
+        if not read.ranks or sorted({*read.ranks} & {*known["absent"]}) != list(read.ranks):
+            raise ProtocolError(f"the primary says that parties {read.ranks!r:.80} are back")
+        return read
 
 
 def _array(raw: bytes) -> npt.NDArray[np.uint8]:
@@ -353,7 +293,7 @@ _MOST_ROWS: Final = 2**31
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PredictRequest(TypedMessage):
+class PredictRequest(DeclaredMessage):
     """A request for predictions of new rows by the saved model.
 
     Some rows take part in linking alone: those of training, among which a record chose its rows.
@@ -389,27 +329,17 @@ class PredictRequest(TypedMessage):
             active=facts.active,
         )
 
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        meta = {**asdict(self), "active": list(self.active)}
-        return Message(kind=self.KIND, meta=meta)
-
     @classmethod
-    def from_message(cls, message: Message) -> "PredictRequest":
+    def from_message(cls, message: Message, **known: Any) -> "PredictRequest":
         """Read the primary's.
 
         Raises:
             ProtocolError: If the id is invalid, or the numbers are impossible.
         """
-        run = message.figure("run", str)
-        rows, predicted = (message.figure(name, int) for name in ("rows", "predicted_rows"))
-        if not RUN_ID.fullmatch(run):
+        read = super(PredictRequest, cls).from_message(message, **known)
+        if not RUN_ID.fullmatch(read.run):
             raise ProtocolError("the primary's id of a request is invalid")
+        rows, predicted = read.rows, read.predicted_rows
         if not 1 <= predicted <= rows <= _MOST_ROWS:
             raise ProtocolError(f"the primary asks for {predicted} predictions of {rows} rows")
-        active = message.figure("active", list)
-        if not all(type(rank) is int for rank in active):
-            raise ProtocolError(
-                f"the primary asks for predictions of impossible parties {active!r:.80}"
-            )
-        return cls(run=run, rows=rows, predicted_rows=predicted, active=tuple(active))
+        return read

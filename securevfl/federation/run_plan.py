@@ -3,16 +3,14 @@
 import json
 import math
 import secrets
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core.errors import ConfigError, DataError, ProtocolError
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
@@ -21,7 +19,6 @@ from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
 from securevfl.ledger.book import Session, epsilon_of_sessions
 from securevfl.models.task_metrics import metrics_of
 from securevfl.mpc.codec import COARSEST_STEP, RingFormat
-from securevfl.transport.message import Message
 
 Purpose = Literal["release", "train", "validation", "test", "predict"]
 
@@ -31,42 +28,6 @@ ROUNDS_AHEAD: Final = 8
 Over a line with a round trip of 50 ms one round at a time waits 50 ms for each; eight wait once. A
 secondary of a frozen run keeps as many answers, so more would cost it disk.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundPlan:
-    """One exchange: batch announced, aggregate released, gradient returned."""
-
-    round_number: int
-    """Counts from 1 within a session and never repeats, for any purpose."""
-
-    rows: npt.NDArray[np.int64] = field(repr=False)
-    """Primary row ids of the batch, shape (B,)."""
-
-    active: tuple[int, ...]
-    """Ranks of the secondaries that take part; the others compute nothing (party dropout)."""
-
-    purpose: Purpose
-    """What the primary does with the aggregate; every purpose is charged alike."""
-
-    @property
-    def wants_gradient(self) -> bool:
-        """Whether the gradient of the aggregate goes back to the active secondaries."""
-        return self.purpose == "train"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpochMark:
-    """What every party does at the end of an epoch."""
-
-    epoch: int
-    """Epochs done, from 1."""
-
-    best: bool
-    """Keep this epoch's weights as the best ones."""
-
-    restore_best: bool = False
-    """Go back to the best weights: training is over and the test rows come next."""
 
 
 class RoundCounter:
@@ -81,13 +42,6 @@ class RoundCounter:
         return self.last
 
 
-def noting(plans: Iterator[RoundPlan], taken: deque[RoundPlan]) -> Iterator[RoundPlan]:
-    """Yield plans, each put into ``taken`` as it is taken."""
-    for plan in plans:
-        taken.append(plan)
-        yield plan
-
-
 def active_parties(secondaries: Sized, party_dropout: float) -> int:
     """Return how many secondaries answer a training round; at least one.
 
@@ -95,18 +49,6 @@ def active_parties(secondaries: Sized, party_dropout: float) -> int:
         [FeT] section 5.1, party dropout: ``(1 - r_d) k``, here rounded to the nearest whole.
     """
     return max(1, round((1 - party_dropout) * len(secondaries)))
-
-
-def read_ranks(message: Message) -> tuple[int, ...]:
-    """Return the ranks of the active secondaries of a message.
-
-    Raises:
-        ProtocolError: If they are no whole numbers.
-    """
-    active = message.figure("active", list)
-    if not all(type(rank) is int for rank in active):
-        raise ProtocolError(f"round {message.round_number}: impossible parties {active!r:.80}")
-    return tuple(active)
 
 
 # What the predictions of one model have spent at one party, and what is left for them.

@@ -87,6 +87,9 @@ def ranges_from(written: Iterable[Iterable[int]], *, rows: int) -> list[tuple[in
 VERSION: Final = 4
 """Of the lines that this program writes, and the only one that it reads."""
 
+_TEXTS: Final = ("run", "federation", "settings", "party", "time")
+"""What the line that opens a session says of it in words."""
+
 
 @dataclass(kw_only=True)
 class Session:
@@ -203,11 +206,7 @@ class Session:
         return {
             "kind": "open",
             "version": VERSION,
-            "run": self.run,
-            "federation": self.federation,
-            "settings": self.settings,
-            "party": self.party,
-            "time": self.time,
+            **{name: getattr(self, name) for name in _TEXTS},
             "noise_share_std": self.noise_share_std,
             "plan": asdict(self.plan),
             **({"model": self.model} if self.model else {}),
@@ -358,13 +357,10 @@ class LedgerBook:
         )
 
     def _open(self, entry: Mapping[str, Any]) -> None:
+        texts: dict[str, Any] = {name: str(entry[name]) for name in _TEXTS}
         self.sessions.append(
             Session(
-                run=str(entry["run"]),
-                federation=str(entry["federation"]),
-                settings=str(entry["settings"]),
-                party=str(entry["party"]),
-                time=str(entry["time"]),
+                **texts,
                 plan=read_settings(ReleasePlan, entry["plan"], where="plan"),
                 noise_share_std=entry["noise_share_std"],
                 model=str(entry.get("model", "")),

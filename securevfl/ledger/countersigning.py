@@ -15,7 +15,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
@@ -350,48 +350,39 @@ def forget_party(path: Path, *, party: str) -> list[str]:
     return federations
 
 
+@dataclass(eq=False)
 class Countersigner:
     """One party's part: state the own ledger's head, check the others', keep what they signed."""
 
-    def __init__(
-        self,
-        ledger: ChainedFile,
-        identity: Identity,
-        pinned: Mapping[str, str],
-        occasion: Occasion,
-        *,
-        session: bytes,
-        known: Mapping[str, Remembered],
-    ) -> None:
-        """Make it.
+    ledger: ChainedFile
+    """The party's own, open."""
+    identity: Identity
+    """Its long-term identity."""
+    pinned: Mapping[str, str]
+    """The public identity of every party that has a ledger, this one among them."""
+    occasion: Occasion
+    """The run."""
+    _: KW_ONLY
+    session: bytes
+    """The transport's id of the session."""
+    known: InitVar[Mapping[str, Remembered]]
+    """What the ledger remembers of each other party of the federation."""
+    _meeting: str = field(default="", init=False)
+    _since: int = field(default=0, init=False)
+    _own: Memory | None = field(default=None, init=False)
 
-        Args:
-            ledger: The party's own, open.
-            identity: Its long-term identity.
-            pinned: The public identity of every party that has a ledger, this one among them.
-            occasion: The run.
-            session: The transport's id of the session.
-            known: What the ledger remembers of each other party of the federation.
-        """
-        self._ledger = ledger
-        self._identity = identity
-        self._pinned = dict(pinned)
-        self._occasion = occasion
-        self._session = session
-        self._meeting = ""
-        self._since = 0
+    def __post_init__(self, known: Mapping[str, Remembered]) -> None:
         self._remembered = {name: known[name] for name in self.others if name in known}
-        self._own: Memory | None = None
 
     @property
     def name(self) -> str:
         """This party."""
-        return self._identity.name
+        return self.identity.name
 
     @property
     def parties(self) -> tuple[str, ...]:
         """All parties that have a ledger, sorted."""
-        return tuple(sorted(self._pinned))
+        return tuple(sorted(self.pinned))
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -403,7 +394,7 @@ class Countersigner:
         nonce = secrets.token_bytes(NONCE_BYTES)
         heads = {name: (one.head, one.lines) for name, one in self._remembered.items()}
         text = self._memory_text(self.name, nonce, heads)
-        self._own = Memory(nonce=nonce, heads=heads, signature=self._identity.sign(text))
+        self._own = Memory(nonce=nonce, heads=heads, signature=self.identity.sign(text))
         return self._own
 
     def open(self, memories: Mapping[str, Memory]) -> None:
@@ -426,7 +417,7 @@ class Countersigner:
             self._check(name, memory.signature, text, what="list of ledger heads")
             texts.append(text)
         self._meeting = hashlib.sha256(b"".join(texts)).hexdigest()
-        lines = self._ledger.chain.lines
+        lines = self.ledger.chain.lines
         asked = [
             memory.heads[self.name][1] for memory in memories.values() if self.name in memory.heads
         ]
@@ -440,7 +431,7 @@ class Countersigner:
 
     def state(self, point: str) -> SignedHead:
         """Return the own ledger's head, signed, and the hashes of the lines that others lack."""
-        chain = self._ledger.chain
+        chain = self.ledger.chain
         lines = chain.lines
         since = min(self._since, lines)
         fresh = chain.hashes_after(since)
@@ -451,8 +442,8 @@ class Countersigner:
             since=since,
             proof=np.frombuffer(b"".join(fresh), dtype=np.uint8).reshape(len(fresh), HASH_BYTES),
         )
-        text = self._statement(point, self.name, unsigned).text(self._occasion)
-        return replace(unsigned, signature=self._identity.sign(text))
+        text = self._statement(point, self.name, unsigned).text(self.occasion)
+        return replace(unsigned, signature=self.identity.sign(text))
 
     def keep(self, point: str, stated: Mapping[str, SignedHead]) -> None:
         """Check what the others signed, and write it into the own ledger.
@@ -468,24 +459,24 @@ class Countersigner:
         """
         statements = {name: self._statement(point, name, stated[name]) for name in self.others}
         for name, one in statements.items():
-            text = one.text(self._occasion)
+            text = one.text(self.occasion)
             self._check(name, stated[name].signature, text, what=f"ledger head at {point}")
         for name in self.others:
             self._require_continued(name, stated[name])
         at = now()
         # What this party has stated is what the others know from here on.
-        self._since = self._ledger.chain.lines
-        self._ledger.append(
+        self._since = self.ledger.chain.lines
+        self.ledger.append(
             {
                 "kind": COUNTERSIGNED,
                 "time": at,
-                **asdict(self._occasion),
+                **asdict(self.occasion),
                 "meeting": self._meeting,
                 "point": point,
                 "statements": [
                     {
                         **one.line(),
-                        "identity": self._pinned[name],
+                        "identity": self.pinned[name],
                         "signature": stated[name].signature.hex(),
                     }
                     for name, one in statements.items()
@@ -532,8 +523,8 @@ class Countersigner:
         return _text(
             "ledger memory",
             {
-                **asdict(self._occasion),
-                "session": self._session.hex(),
+                **asdict(self.occasion),
+                "session": self.session.hex(),
                 "party": party,
                 "nonce": nonce.hex(),
                 "heads": {name: [head.hex(), lines] for name, (head, lines) in heads.items()},
@@ -542,7 +533,7 @@ class Countersigner:
 
     def _check(self, name: str, signature: bytes, text: bytes, *, what: str) -> None:
         try:
-            verify(self._pinned[name], signature, text)
+            verify(self.pinned[name], signature, text)
         except AuthenticationError:
             raise AuthenticationError(
                 f"the {what} that came for {name!r} is not signed for this run by the identity "
@@ -562,35 +553,27 @@ Log = Callable[..., None]
 _NO_ROUND: Final = 0
 
 
+@dataclass(eq=False)
 class Countersigning:
     """One party's end: all parties' texts go over the primary, and each party checks all of them.
 
     The primary collects and passes on, and only then checks, like every party.
     """
 
-    def __init__(
-        self,
-        signer: Countersigner,
-        transport: PrimaryTransport | SecondaryTransport,
-        *,
-        deadline_s: float,
-        log: Log,
-        frozen: bool = False,
-    ) -> None:
-        """Make it.
+    signer: Countersigner
+    """This party's own part."""
+    transport: PrimaryTransport | SecondaryTransport
+    """Its end of the star."""
+    _: KW_ONLY
+    deadline_s: float
+    """How long the others may take to answer, in seconds."""
+    log: Log
+    """This party's."""
+    frozen: InitVar[bool] = False
+    """Whether all rows are released at once, which the primary may mark."""
 
-        Args:
-            signer: This party's own part.
-            transport: Its end of the star.
-            deadline_s: How long the others may take to answer, in seconds.
-            log: This party's log.
-            frozen: Whether all rows are released at once, which the primary may mark.
-        """
-        self._signer = signer
-        self._transport = transport
-        self._deadline_s = deadline_s
-        self._log = log
-        self._due: set[str] = {"end", "released"} if frozen else {"end"}
+    def __post_init__(self, frozen: bool) -> None:
+        self._due = {"end", "released"} if frozen else {"end"}
 
     def start(self) -> None:
         """Open the meeting, and let every ledger be shown to continue the one that others remember.
@@ -602,15 +585,15 @@ class Countersigning:
         Reveals:
             To all parties: what :class:`Memories` and :class:`Heads` hold, of all parties.
         """
-        parties = self._signer.parties
+        parties = self.signer.parties
         memories = self._exchange(
-            self._signer.memory(),
+            self.signer.memory(),
             lambda stated: Memories(parties=parties, memories=stated),
             lambda message, senders: (
                 Memories.from_message(message, senders=senders, parties=parties).memories
             ),
         )
-        self._signer.open(memories)
+        self.signer.open(memories)
         self.meet(START)
 
     def request(self, point: Request) -> None:
@@ -623,12 +606,12 @@ class Countersigning:
         Reveals:
             To all parties: what :class:`Heads` holds, of all parties.
         """
-        assert isinstance(self._transport, PrimaryTransport), "the primary asks"
+        assert isinstance(self.transport, PrimaryTransport), "the primary asks"
         asked = CountersignRequest(point=point)
-        self._transport.broadcast(self._signer.others, asked.to_message())
+        self.transport.broadcast(self.signer.others, asked.to_message())
         self.meet(point)
 
-    def answer(self, message: Message) -> bool:
+    def answer(self, request: CountersignRequest) -> bool:
         """Do what the primary asks for; return whether the run has ended with it.
 
         Raises:
@@ -638,7 +621,7 @@ class Countersigning:
         Reveals:
             To all parties: what :class:`Heads` holds, of all parties.
         """
-        point = CountersignRequest.from_message(message).point
+        point = request.point
         if point not in self._due:
             raise ProtocolError(
                 f"the primary asks for ledger heads ({point}) where none are due; nothing is signed"
@@ -657,14 +640,14 @@ class Countersigning:
         Reveals:
             To all parties: what :class:`Heads` holds, of all parties.
         """
-        begin, signer = time.monotonic(), self._signer
+        begin, signer = time.monotonic(), self.signer
         heads = self._exchange(
             signer.state(point),
             lambda stated: Heads(heads=stated),
             lambda message, senders: Heads.from_message(message, senders=senders).heads,
         )
         signer.keep(point, heads)
-        self._log("countersigned", point=point, wall_s=round(time.monotonic() - begin, 6))
+        self.log("countersigned", point=point, wall_s=round(time.monotonic() - begin, 6))
 
     def _exchange(
         self,
@@ -679,7 +662,7 @@ class Countersigning:
             message_of: Makes a message of what parties state.
             read: Returns what a message holds of the named parties.
         """
-        signer, transport, deadline_s = self._signer, self._transport, self._deadline_s
+        signer, transport, deadline_s = self.signer, self.transport, self.deadline_s
         stated = {signer.name: own}
         message = message_of(stated).to_message()
         if isinstance(transport, SecondaryTransport):

@@ -7,7 +7,6 @@ what secondaries are sent of labels, ``limit`` the owner's limit (:mod:`securevf
 """
 
 import hashlib
-import math
 import secrets
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -492,7 +491,7 @@ class Ledger:
                 "rows": len(rows),
                 "passes": passes,
                 "purpose": purpose,
-                "epsilon": _or_none(epsilon),
+                "epsilon": finite_or_none(epsilon),
                 **({"released": ranges_of(rows)} if self._own.frozen else {}),
             }
         )
@@ -515,7 +514,7 @@ class Ledger:
         epsilon = self._require(rounds=0, rows=0, passes=0, fits=1, what="fitting the encoder")
         multiplier = self._own.plan.fitting_multiplier()
         self._file.append(
-            {"kind": "fit", "noise_multiplier": multiplier, "epsilon": _or_none(epsilon)}
+            {"kind": "fit", "noise_multiplier": multiplier, "epsilon": finite_or_none(epsilon)}
         )
         self._own.fits += 1
         return epsilon
@@ -604,10 +603,6 @@ class Ledger:
         return epsilon
 
 
-def _or_none(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None
-
-
 # A table's ledger as its owner reads it: runs, totals, limits; and how the owner sets one.
 
 
@@ -625,6 +620,28 @@ def labels_spent(sessions: Iterable[Session]) -> LabelsSpent | None:
     if total is None:
         return None
     return LabelsSpent(runs=len({one.run for one in released}), **asdict(total))
+
+
+def label_figures(own: Sequence[Session], table: Sequence[Session]) -> dict[str, float | None]:
+    """Return what a run's sessions released of labels, and all on the table, by name.
+
+    Returns:
+        ``epsilon`` against one secondary and ``together`` against all of them, at ``delta``;
+        ``total_epsilon`` and ``total_together`` of all ``runs`` on the table; each None where the
+        run released none.
+    """
+    run, total = labels_spent(own), labels_spent(table)
+    if run is None or total is None:
+        names = ("epsilon", "together", "delta", "total_epsilon", "total_together", "runs")
+        return dict.fromkeys(names)
+    return {
+        "epsilon": run.epsilon,
+        "together": run.together,
+        "delta": run.delta,
+        "total_epsilon": total.epsilon,
+        "total_together": total.together,
+        "runs": total.runs,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -730,7 +747,7 @@ def _run_spent(sessions: list[Session]) -> RunSpent:
         sessions=len(sessions),
         unit=privacy.unit,
         encoder=privacy.encoder,
-        epsilon=_or_none(epsilon),
+        epsilon=finite_or_none(epsilon),
         delta=privacy.delta,
         releases=sum(one.rounds for one in sessions),
         row_releases=sum(one.row_releases for one in sessions),
@@ -744,7 +761,7 @@ def _unit_spent(book: LedgerBook, unit: str) -> UnitSpent:
     epsilon = book.total(unit, delta=delta)
     return UnitSpent(
         unit=unit,
-        epsilon=_or_none(epsilon),
+        epsilon=finite_or_none(epsilon),
         delta=delta,
         runs=len(runs),
         limit=limit.epsilon if limit else None,
@@ -811,25 +828,11 @@ def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, floa
     if not sessions:
         raise PrivacyError(f"no session of run {run} was opened in it")
     privacy = sessions[-1].plan.privacy
+    labels = label_figures(sessions, book.sessions)
     return {
         "epsilon": finite_or_none(epsilon_of_sessions(sessions, delta=privacy.delta)),
         "total_epsilon": finite_or_none(book.total(privacy.unit, delta=privacy.delta)),
         "releases": sum(one.rounds for one in sessions),
         "row_releases": sum(one.row_releases for one in sessions),
-        **_label_figures(labels_spent(sessions), labels_spent(book.sessions)),
-    }
-
-
-def _label_figures(own: LabelsSpent | None, table: LabelsSpent | None) -> dict[str, float | None]:
-    """Return the figures of labels by name; None where a run released none."""
-    if own is None or table is None:
-        names = ("epsilon", "together", "delta", "total_epsilon", "total_together", "runs")
-        return {f"labels.{name}": None for name in names}
-    return {
-        "labels.epsilon": own.epsilon,
-        "labels.together": own.together,
-        "labels.delta": own.delta,
-        "labels.total_epsilon": table.epsilon,
-        "labels.total_together": table.together,
-        "labels.runs": table.runs,
+        **{f"labels.{name}": value for name, value in labels.items()},
     }

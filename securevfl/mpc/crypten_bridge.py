@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Any, Final, NoReturn, cast
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.mpc.sum_to import WordWire
+from securevfl.mpc.masks import PairwiseMasks
+from securevfl.mpc.sum_to import Words, WordWire
 
 # CrypTen 0.4.1 asks for a module that torch moved in 2.9, of CrypTen's ONNX importer, which nothing
 # here uses.
@@ -116,42 +116,70 @@ class StarCommunicator(crypten_communicator.Communicator):  # type: ignore[misc]
         return [share]
 
 
-class CrypTenBridge:
-    """Reveals sums of secret shares to the primary through CrypTen, over a :class:`WordWire`."""
+class CrypTenSumTo:
+    """The sum between processes: masks make the words secret shares, CrypTen reveals their sum."""
 
-    def __init__(self, wire: WordWire, *, rank: int) -> None:
+    def __init__(self, wire: WordWire, masks: PairwiseMasks | None) -> None:
+        """Make it.
+
+        Args:
+            wire: Carries the words.
+            masks: A secondary's own; None at the primary, which does not mask.
+        """
         self._wire = wire
-        self._rank = rank
+        self._masks = masks
 
-    @property
-    def rank(self) -> int:
-        """This party's rank."""
-        return self._rank
+    def __call__(self, words: Words, *, round_number: int, active: Sequence[int]) -> Words | None:
+        """Contribute ``words``; see :class:`securevfl.mpc.sum_to.SumTo`.
 
-    def reveal(
-        self, share: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
-    ) -> Int64[Tensor, "words"] | None:
-        """Return the sum of all shares at the primary, None elsewhere.
+        Nothing is copied: a secondary's share is sent from where it lies, and the primary's words
+        become the sum.
 
-        Nothing is copied: a secondary's share is sent from where it lies, and the primary's
-        becomes the sum.
+        Raises:
+            ProtocolError: If the round's mask was used before, or a peer is at fault.
 
         Reveals:
-            To the primary: every share as it is, hence their sum. To anyone else: nothing.
+            To the primary: the total over it and ``active``. With one active secondary that is
+            its words as they are: only the noise in them protects. To anyone else: nothing.
         """
+        rank = PRIMARY_RANK
+        if self._masks is not None:
+            rank = self._masks.rank
+            self._masks.apply(words, round_number=round_number, active=active)
         communicator = StarCommunicator(
-            self._wire, rank=self._rank, round_number=round_number, active=active
+            self._wire, rank=rank, round_number=round_number, active=active
         )
         with _installed(communicator):
             # Precision 0: words are ring elements already, and CrypTen's codec stays out.
-            shared = ArithmeticSharedTensor.from_shares(share, precision=0)
+            shared = ArithmeticSharedTensor.from_shares(words, precision=0)
             sums = ArithmeticSharedTensor.reveal_batch([shared], dst=PRIMARY_RANK)
         if sums is None:
             return None
         (total,) = sums
-        if (total.dtype, total.shape) != (torch.int64, share.shape):
+        if (total.dtype, total.shape) != (torch.int64, words.shape):
             raise ProtocolError(f"the sum came back as {total.dtype} of shape {list(total.shape)}")
         return cast(Tensor, total)
+
+    def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
+        """Bind a message of the primary; see :class:`securevfl.mpc.sum_to.SumTo`.
+
+        Reveals:
+            Nothing.
+        """
+        if self._masks is not None:
+            self._masks.bind(message_digest, ranks)
+
+    def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
+        """Start making this round's mask in the background.
+
+        Raises:
+            ProtocolError: If the round's mask was used before.
+
+        Reveals:
+            Nothing.
+        """
+        if self._masks is not None:
+            self._masks.prepare(round_number, count, active)
 
 
 _current: ContextVar[StarCommunicator] = ContextVar("securevfl_crypten_communicator")

@@ -13,9 +13,10 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from securevfl.core import checks
-from securevfl.core.conventions import PRIMARY_RANK
-from securevfl.core.errors import ConfigError, EncodingRangeError, ProtocolError
-from securevfl.mpc.masks import PairwiseMasks
+from securevfl.core.errors import EncodingRangeError, ProtocolError
+
+Words = Int64[Tensor, "words"]
+"""Elements of the ring, 64 bits each."""
 
 # Add up the parties' words so that the primary alone learns the total.
 
@@ -24,9 +25,7 @@ from securevfl.mpc.masks import PairwiseMasks
 class SumTo(Protocol):
     """Adds every party's words modulo 2^64, element by element, for the primary."""
 
-    def __call__(
-        self, words: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
-    ) -> Int64[Tensor, "words"] | None:
+    def __call__(self, words: Words, *, round_number: int, active: Sequence[int]) -> Words | None:
         """Contribute ``words``; return the total at the primary and None elsewhere.
 
         Args:
@@ -74,7 +73,7 @@ class SumTo(Protocol):
 class WordWire(Protocol):
     """What carries words: an authenticated, ordered star around the primary."""
 
-    def send_words(self, round_number: int, words: Int64[Tensor, "words"]) -> None:
+    def send_words(self, round_number: int, words: Words) -> None:
         """Send a secondary's masked words to the primary.
 
         Reveals:
@@ -82,9 +81,7 @@ class WordWire(Protocol):
         """
         ...
 
-    def add_words(
-        self, round_number: int, total: Int64[Tensor, "words"], ranks: Sequence[int]
-    ) -> None:
+    def add_words(self, round_number: int, total: Words, ranks: Sequence[int]) -> None:
         """Add to ``total``, at the primary, as many words from each of ``ranks``, as they come.
 
         Reveals:
@@ -93,79 +90,10 @@ class WordWire(Protocol):
         ...
 
 
-@runtime_checkable
-class RevealToPrimary(Protocol):
-    """Turns every party's secret share into the plaintext sum at the primary."""
-
-    @property
-    def rank(self) -> int:
-        """This party's rank."""
-        ...
-
-    def reveal(
-        self, share: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
-    ) -> Int64[Tensor, "words"] | None:
-        """Return the sum of all shares at the primary, in ``share``'s place; None elsewhere.
-
-        Reveals:
-            To the primary: every share as it is, hence the sum.
-        """
-        ...
-
-
-class CrypTenSumTo:
-    """The sum between processes: masks make the words secret shares, CrypTen reveals their sum."""
-
-    def __init__(self, bridge: RevealToPrimary, masks: PairwiseMasks | None) -> None:
-        if (masks is None) != (bridge.rank == PRIMARY_RANK):
-            raise ConfigError("every secondary masks and the primary does not")
-        if masks is not None and masks.rank != bridge.rank:
-            raise ConfigError(f"masks of rank {masks.rank} at rank {bridge.rank}")
-        self._bridge = bridge
-        self._masks = masks
-
-    def __call__(
-        self, words: Int64[Tensor, "words"], *, round_number: int, active: Sequence[int]
-    ) -> Int64[Tensor, "words"] | None:
-        """Contribute ``words``; see :class:`SumTo`.
-
-        Raises:
-            ProtocolError: If the round's mask was used before, or a peer is at fault.
-
-        Reveals:
-            To the primary: the total over it and ``active``. With one active secondary that is
-            its words as they are: only the noise in them protects. To anyone else: nothing.
-        """
-        if self._masks is not None:
-            self._masks.apply(words, round_number=round_number, active=active)
-        return self._bridge.reveal(words, round_number=round_number, active=active)
-
-    def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
-        """Bind a message of the primary; see :class:`SumTo`.
-
-        Reveals:
-            Nothing.
-        """
-        if self._masks is not None:
-            self._masks.bind(message_digest, ranks)
-
-    def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
-        """Start making this round's mask in the background; see :class:`SumTo`.
-
-        Raises:
-            ProtocolError: If the round's mask was used before.
-
-        Reveals:
-            Nothing.
-        """
-        if self._masks is not None:
-            self._masks.prepare(round_number, count, active)
-
-
 class InProcessSum:
     """The same total for the simulator, where all parties live in one process: no masks."""
 
-    def __call__(self, contributions: Sequence[Int64[Tensor, "words"]]) -> Int64[Tensor, "words"]:
+    def __call__(self, contributions: Sequence[Words]) -> Words:
         """Return the sum of all contributions; int64 wraps, which is arithmetic modulo 2^64.
 
         Raises:
@@ -194,9 +122,7 @@ def words_needed(shapes: Mapping[str, Sequence[int]]) -> int:
     return sum(torch.Size(shape).numel() for shape in shapes.values()) + 1
 
 
-def encode_weighted(
-    tensors: Mapping[str, Tensor], *, weight: float, parties: int
-) -> Int64[Tensor, "words"]:
+def encode_weighted(tensors: Mapping[str, Tensor], *, weight: float, parties: int) -> Words:
     """Return one party's weighted tensors and its weight as words, in order of name.
 
     Args:
@@ -230,9 +156,7 @@ def encode_weighted(
     return torch.round(flat * 2.0**_PRECISION_BITS).to(torch.int64)
 
 
-def decode_mean(
-    total_words: Int64[Tensor, "words"], shapes: Mapping[str, Sequence[int]]
-) -> dict[str, Tensor]:
+def decode_mean(total_words: Words, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """Return the weighted mean of every tensor, in float32.
 
     Each is within ``parties * 2^-33 / (sum of weights)`` of the exact mean, and then rounded.

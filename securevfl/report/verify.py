@@ -123,6 +123,7 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
                 else "not on this machine"
             )
             evidence.say("chain", party, False if here else None, text)
+    whole = ""
     for path, live in paths.items():
         if not path.exists():
             continue
@@ -132,13 +133,17 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
             evidence.say("chain", party, False, str(error))
             continue
         file = _File(party=party, path=path, live=live, chain=chain, entries=entries)
+        copies = evidence.of(party)
         evidence.files.append(file)
-        evidence.say("chain", party, True, f"{len(entries)} lines hang together ({path})")
-        for copy in evidence.of(party):
-            lines = len(copy.entries)
-            if chain.head_at(lines) != copy.chain.head:
-                text = f"does not go on from the copy that the run kept ({lines} lines)"
-                evidence.say("chain", party, False, text)
+        lines = ", ".join(str(len(one.entries)) for one in copies)
+        if all(chain.head_at(len(one.entries)) == one.chain.head for one in copies):
+            whole = f"{len(entries)} lines hang together ({path})"
+            whole += f", and go on from the run's copy of {lines}" if copies else ""
+        else:
+            text = f"does not go on from the copy that the run kept ({lines} lines)"
+            evidence.say("chain", party, False, text)
+    if whole:
+        evidence.say("chain", party, True, whole)
 
 
 def _check_signatures(evidence: _Evidence) -> None:

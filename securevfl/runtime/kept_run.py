@@ -27,6 +27,7 @@ from securevfl.federation import run_plan
 from securevfl.federation.base import own_inputs, train_alone
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import DamagedError, StateFolder
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import CachedRows, ReleasedRows, without_blocks
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.rounds.secondary import Secondary
@@ -608,7 +609,7 @@ def _representations(
     parts = consecutive_batches(asked, batch_size=plan.config.training.batch_size)
     for number, rows in enumerate(parts, 1):
         words = secondary.answer(
-            run_plan.RoundPlan(
+            RoundPlan(
                 round_number=number,
                 rows=rows,
                 active=tuple(sorted(plan.secondaries)),

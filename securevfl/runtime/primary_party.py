@@ -19,16 +19,16 @@ from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import ClassMeansPrimary
-from securevfl.federation.messages import Hello, PredictRequest, RoundKind, TrainingRows
-from securevfl.federation.over_star import FederatedExchange, PeersOverStar
+from securevfl.federation.messages import Hello, PredictRequest, Rejoin, RoundKind, TrainingRows
+from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.pretraining.pretraining_stage import (
     pretrain_as_primary,
     write_pretraining,
 )
-from securevfl.federation.rounds.primaries import NetworkPrimary, require_top
+from securevfl.federation.rounds.exchanges import RoundExchange
+from securevfl.federation.rounds.primaries import NetworkPrimary
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session import handshake, membership
-from securevfl.federation.session.handshake import Rejoin as RejoinMessage
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
@@ -112,22 +112,10 @@ class PrimarySession:
             self.countersigning.start()
         return self.countersigning
 
-    def exchange(
-        self,
-        plan: run_plan.RunPlan,
-        *,
-        work_s: float | None = None,
-        rounds: run_plan.RoundCounter | None = None,
-    ) -> FederatedExchange:
-        """Return the exchange of rounds with the secondaries; see :class:`FederatedExchange`."""
-        return FederatedExchange(
-            self.transport,
-            plan.secondaries,
-            plan.cut,
-            deadline_s=self._deadline_s,
-            device=self.party.job.device,
-            work_s=work_s,
-            rounds=rounds,
+    def peers(self, plan: run_plan.RunPlan, *, work_s: float | None = None) -> PeersOverStar:
+        """Return the secondaries as they are reached in rounds; see :class:`PeersOverStar`."""
+        return PeersOverStar(
+            self.transport, plan.secondaries, deadline_s=self._deadline_s, work_s=work_s
         )
 
     def end(self, callers: Collection[str]) -> None:
@@ -195,7 +183,6 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
     """
     config, job = party.config, party.job
     require_estimator(config, None)
-    require_top(config, None)
     files.require_writable_folder(job.run_folder)
     table = party.read_table()
     split, facts = run_plan.run_facts(config, table)
@@ -231,7 +218,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
                 run.train()
             except membership.SecondariesBackError as back:
                 ranks = tuple(sorted(config.ranks[name] for name in back.names))
-                session.transport.broadcast(secondaries, RejoinMessage(ranks=ranks).to_message())
+                session.transport.broadcast(secondaries, Rejoin(ranks=ranks).to_message())
                 return RejoinDue(parties=back.names)
         if voting is not None:
             voting.end()
@@ -288,7 +275,11 @@ def _build(
         linked,
         party.files,
         OtherParties(
-            exchange=session.exchange(plan, work_s=config.runtime.idle_timeout_s),
+            exchange=RoundExchange(
+                session.peers(plan, work_s=config.runtime.idle_timeout_s),
+                plan.cut,
+                device=party.job.device,
+            ),
             traffic=lambda: sum(session.traffic()[name].values()),
             countersigning=session.countersigning,
             vote=voting,
@@ -451,7 +442,9 @@ class PredictingPrimary(SessionWithPartners):
         )
         yield LinkedRequest(
             primary=link_as_primary(place, session.transport, observe),
-            exchange=session.exchange(plan, rounds=self._rounds),
+            exchange=RoundExchange(
+                session.peers(plan), plan.cut, device=party.job.device, rounds=self._rounds
+            ),
             ledgers=[ledger],
         )
         self.broken = False

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
@@ -40,9 +40,11 @@ from securevfl.federation.base import (
 from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.class_means.class_labels import ClassLabels, class_labels_of
+from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds import exchanges
+from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
-from securevfl.federation.run_plan import EpochMark, RoundCounter, RoundPlan, RunPlan
+from securevfl.federation.run_plan import RoundCounter, RunPlan
 from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.chain import now
@@ -109,7 +111,7 @@ def _keep_nothing(_mark: EpochMark) -> None:
 # What the primary keeps of test rounds: rows that came before a loss are not paid for again.
 
 
-class KeptTestRounds(exchanges.ExchangeWrapper):
+class KeptTestRounds(exchanges.ExchangeAround):
     """An exchange that asks only for test rows that it has not yet: a file each round."""
 
     def __init__(
@@ -151,30 +153,20 @@ class KeptTestRounds(exchanges.ExchangeWrapper):
         """Return how many rows each round has that is still to be asked for."""
         return [len(part) for part in self._parts[len(self._kept) :]]
 
-    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
-        """Return the average of the active secondaries' representations.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        return self.inner.release(plan)
-
-    def release_each(
-        self, plans: Iterator[RoundPlan]
-    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[tuple[RoundPlan, CutRows]]:
         """Yield the averages of all test rounds: first those that are kept, then fresh ones.
 
         Reveals:
             What the inner exchange reveals, of the rounds that are not kept.
         """
         before = len(self._kept)
-        for aggregate, _ in zip(tuple(self._kept), plans, strict=False):
-            yield aggregate.to(self._device)
-        for number, aggregate in enumerate(self.inner.release_each(plans), before):
+        for aggregate, plan in zip(tuple(self._kept), plans, strict=False):
+            yield plan, aggregate.to(self._device)
+        for number, (plan, aggregate) in enumerate(self.inner.release_each(plans), before):
             state = {"model": self._model, "rows": self._parts[number]}
             self._files.write(_name(number), {**state, "aggregate": aggregate.cpu()})
             self._kept.append(aggregate)
-            yield aggregate
+            yield plan, aggregate
 
     def _read(self, number: int) -> Tensor | None:
         try:

@@ -28,7 +28,7 @@ from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.ledger.ledger import Ledger, labels_spent
+from securevfl.ledger.ledger import Ledger, label_figures, labels_spent
 from securevfl.models.tasks import Metrics
 
 # The figures of a finished run: what ``metrics.json`` holds.
@@ -359,12 +359,7 @@ def labels_figures(ledger: Ledger) -> dict[str, Any] | None:
     )
     return {
         "mechanism": last.mechanism,
-        "epsilon": run.epsilon,
-        "together": run.together,
-        "delta": run.delta,
-        "total_epsilon": table.epsilon,
-        "total_together": table.together,
-        "runs": table.runs,
+        **label_figures(ledger.budgeted, ledger.sessions),
         "statement": said.text,
         "odds_factor": said.odds_factor,
         "warning": said.warning,

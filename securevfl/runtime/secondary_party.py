@@ -8,26 +8,39 @@ from functools import partial
 from typing import Any
 
 from securevfl.config.rules import require_enough_records
+from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ProtocolError
 from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, told
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary, save_secondary
 from securevfl.federation.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
-from securevfl.federation.messages import PredictRequest, Ready, RoundKind, TrainingRows
-from securevfl.federation.over_star import SecondaryServer, serve, sum_from_secondary
+from securevfl.federation.messages import (
+    EpochMark,
+    PredictRequest,
+    Ready,
+    Rejoin,
+    RoundKind,
+    TrainingRows,
+)
+from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.pretraining.pretraining_stage import (
     finish_pretraining,
     pretraining_secondary,
 )
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_plan import EpochMark, RunPlan, plan_prediction, plan_run
+from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.handshake import Joined, own_epoch
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.federation.session.peers import Handler
+from securevfl.federation.session.peers import Handler, Next, Reply, StageEnd
 from securevfl.ledger.chain import now
-from securevfl.ledger.countersigning import Countersigning, LedgerKind, epoch_point
+from securevfl.ledger.countersigning import (
+    Countersigning,
+    CountersignRequest,
+    LedgerKind,
+    epoch_point,
+)
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, link_as_secondary, reveals_of
@@ -44,7 +57,7 @@ from securevfl.runtime.party import (
 from securevfl.runtime.predicting import KeptSecondary, prediction_spec
 from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
 from securevfl.runtime.run_options import RejoinDue
-from securevfl.transport.message import StarKind
+from securevfl.transport.message import Done, StarKind
 from securevfl.version import __version__
 
 # A session as a secondary holds it, the same for training and for predictions.
@@ -237,6 +250,7 @@ def _build(
         files=party.files.checkpoints.files,
         device=party.job.device,
     )
+    secondary.log = party.files.log
     if party.job.group is not None:
         secondary.share_with(party.job.group)
     checkpoints, epoch = party.files.checkpoints, plan.facts.resume_epoch
@@ -291,32 +305,38 @@ def _serve(
         if not mark.restore_best:
             countersigning.meet(epoch_point(mark.epoch))
 
-    sum_to = session.sum_to(plan)
+    def answer(request: CountersignRequest, _reply: Reply) -> Next:
+        return Done if countersigning.answer(request) else None
+
+    def end_session(_rejoin: Rejoin, _reply: Reply) -> Next:
+        secondary.validator.validate_rejoin()
+        return StageEnd
+
+    runtime, ranks = plan.config.runtime, tuple(plan.secondaries)
+    answering = partial(
+        serve,
+        transport=star.transport,
+        sum_to=session.sum_to(plan),
+        ranks=ranks,
+        deadline_s=runtime.idle_timeout_s,
+    )
     part = pretraining_secondary(
         plan, table, secondary, party.files, linked=linked, observe=party.observe
     )
     if part is not None:
-        serve(
-            part.handlers,
-            star.transport,
-            sum_to,
-            ranks=tuple(plan.secondaries),
-            deadline_s=plan.config.runtime.idle_timeout_s,
-        )
+        answering(part.handlers)
         finish_pretraining(plan.config, secondary.bottom, part.learning, party.files.folder)
     handlers = dict(secondary.handlers(end_epoch))
+    # DONE is due after the end's heads and at no other time.
+    handlers[CountersignRequest] = Handler(answer)
+    handlers[Done] = replace(handlers[Done], follows=True)
+    if plan.config.continues_on_loss:
+        absent = sorted(set(plan.ranks.values()) - {PRIMARY_RANK, *ranks})
+        handlers[Rejoin] = Handler(end_session, lambda: {"absent": absent})
     if secondary.class_means is not None:
         vote = ClassMeansSecondary.over(star, plan, secondary.class_means)
         handlers[ClassMeansCall] = Handler(lambda _call, _reply: vote())
-    return SecondaryServer(
-        secondary,
-        star.transport,
-        sum_to,
-        plan,
-        handlers=handlers,
-        log=party.files.log,
-        countersigning=countersigning,
-    ).serve()
+    return not isinstance(answering(handlers, follow_s=runtime.round_timeout_s), Rejoin)
 
 
 # Serving a saved model.
@@ -376,7 +396,7 @@ class _Requests:
                 self._answer(PredictRequest.from_message(message))
                 continue
             if countersigning is not None:
-                countersigning.answer(message)
+                countersigning.answer(CountersignRequest.from_message(message))
                 transport.receive(StarKind.DONE, round_number=None, deadline_s=idle_s)
             return
 
@@ -404,16 +424,16 @@ class _Requests:
             observe=party.observe,
             after_round=self._last_round,
         )
+        secondary.log = party.files.log
         try:
-            server = SecondaryServer(
-                secondary,
+            serve(
+                secondary.round_handlers,
                 star.transport,
                 sum_to,
-                plan,
-                handlers={},
-                log=party.files.log,
+                ranks=tuple(plan.secondaries),
+                deadline_s=config.runtime.idle_timeout_s,
             )
-            self._last_round = server.serve_pass()
+            self._last_round = secondary.validator.last_round
         finally:
             secondary.close()
         self.asked += 1

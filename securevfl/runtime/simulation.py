@@ -25,7 +25,6 @@ from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import class_means_in_process
 from securevfl.federation.pretraining import pretraining_stage
 from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.rounds.primaries import require_top
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
@@ -182,8 +181,7 @@ def simulate_federation(
         Everything is in one process: a simulation protects nobody's table.
     """
     require_covered_channels(config)
-    require_estimator(config, own.base)
-    require_top(config, own.top)
+    require_estimator(config, own.base, own.top)
     files.require_writable_folder(options.run_folder)
     for party in config.table_parties:
         for text in table_warnings(config, party, tables[party.name]):

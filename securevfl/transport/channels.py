@@ -9,8 +9,9 @@ talks to the primary directly and to other callers through it. Both have the sam
 """
 
 import struct
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, TypeVar, runtime_checkable
 
@@ -188,14 +189,40 @@ def receive_from(lines: Channels, name: str, kind: type[M], **known: Any) -> M:
     return kind.from_message(lines.receive(name, kind.KIND), **known)
 
 
-class _Inboxes:
-    """What has come, by sender, while another one's message was due."""
+class _ChannelsOverStar(ABC):
+    """Channels over the star, and what has come of one party while another's message was due."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Kinds, *, deadline_s: float) -> None:
+        self._kinds = kinds
+        self._deadline_s = deadline_s
         self._waiting: dict[str, deque[Message]] = defaultdict(deque)
         self._held: dict[str, int] = defaultdict(int)
 
-    def put(self, sender: str, message: Message) -> None:
+    def receive(self, name: str, *kinds: MessageKind) -> Message:
+        """Return a party's next message; the primary relays sealed ones meanwhile.
+
+        Raises:
+            ProtocolError: If another kind came, or a party failed.
+            AuthenticationError: If a sealed message was tampered with.
+
+        Reveals:
+            To callers: what was sealed for them. To a primary that relays it: sizes.
+        """
+        while not self._waiting[name]:
+            if (came := self._next()) is not None:
+                self._put(*came)
+        message = self._waiting[name].popleft()
+        self._held[name] -= message.held_bytes
+        if message.kind not in kinds:
+            due = " or ".join(kind.name for kind in kinds)
+            raise ProtocolError(f"{name}: sent {message.kind.name} where {due} was due")
+        return message
+
+    @abstractmethod
+    def _next(self) -> tuple[str, Message] | None:
+        """Receive a message; return it with its sender, or None if it was passed on."""
+
+    def _put(self, sender: str, message: Message) -> None:
         held = self._held[sender]
         if held and held + message.held_bytes > _MOST_HELD_BYTES:
             raise ProtocolError(
@@ -204,18 +231,8 @@ class _Inboxes:
         self._held[sender] += message.held_bytes
         self._waiting[sender].append(message)
 
-    def take(self, sender: str, kinds: Collection[MessageKind]) -> Message | None:
-        if not self._waiting[sender]:
-            return None
-        message = self._waiting[sender].popleft()
-        self._held[sender] -= message.held_bytes
-        if message.kind not in kinds:
-            due = " or ".join(kind.name for kind in kinds)
-            raise ProtocolError(f"{sender}: sent {message.kind.name} where {due} was due")
-        return message
 
-
-class PrimaryChannels:
+class PrimaryChannels(_ChannelsOverStar):
     """The primary's: direct lines to everybody, and the switchboard between callers.
 
     Args:
@@ -233,12 +250,10 @@ class PrimaryChannels:
         kinds: Kinds,
         deadline_s: float,
     ) -> None:
+        super().__init__(kinds, deadline_s=deadline_s)
         self._transport = transport
-        self._kinds = kinds
         self._names = {rank: name for name, rank in ranks.items() if rank}
         self._ranks = ranks
-        self._deadline_s = deadline_s
-        self._inboxes = _Inboxes()
 
     def send(self, message: Message, *names: str) -> None:
         """Send a message to callers.
@@ -248,24 +263,14 @@ class PrimaryChannels:
         """
         self._transport.broadcast(names, message)
 
-    def receive(self, name: str, *kinds: MessageKind) -> Message:
-        """Return a caller's next message, and relay what callers tell one another meanwhile.
-
-        Raises:
-            ProtocolError: If another kind came, or a party failed.
-
-        Reveals:
-            To the callers: what was sealed for them. To the primary: sizes.
-        """
-        while (message := self._inboxes.take(name, kinds)) is None:
-            came = self._transport.receive_any(
-                list(self._names.values()), self._kinds, deadline_s=self._deadline_s
-            )
-            if came.kind is StarKind.SEALED:
-                self._relay(came)
-            else:
-                self._inboxes.put(came.sender, came)
-        return message
+    def _next(self) -> tuple[str, Message] | None:
+        came = self._transport.receive_any(
+            list(self._names.values()), self._kinds, deadline_s=self._deadline_s
+        )
+        if came.kind is not StarKind.SEALED:
+            return came.sender, came
+        self._relay(came)
+        return None
 
     def _relay(self, message: Message) -> None:
         letter = SealedTo.from_message(message)
@@ -277,7 +282,7 @@ class PrimaryChannels:
         self._transport.relay(self._names[to], sealed, received=message)
 
 
-class CallerChannels:
+class CallerChannels(_ChannelsOverStar):
     """A secondary's or a helper's: one connection, and a sealed line to each other caller.
 
     Args:
@@ -298,10 +303,8 @@ class CallerChannels:
         kinds: Kinds,
         deadline_s: float,
     ) -> None:
+        super().__init__(kinds, deadline_s=deadline_s)
         self._transport = transport
-        self._kinds = kinds
-        self._deadline_s = deadline_s
-        self._inboxes = _Inboxes()
         self._primary = next(name for name, rank in ranks.items() if rank == PRIMARY_RANK)
         self._peers = {ranks[name]: name for name in sealed if name in ranks}
         self._sealed = sealed
@@ -316,23 +319,11 @@ class CallerChannels:
             direct = name == self._primary
             self._transport.send(message if direct else self._sealed[name].seal(message))
 
-    def receive(self, name: str, *kinds: MessageKind) -> Message:
-        """Return a party's next message.
-
-        Raises:
-            ProtocolError: If another kind came, or a party failed.
-            AuthenticationError: If a sealed message was tampered with.
-
-        Reveals:
-            Nothing; what came was revealed by its sender.
-        """
-        while (message := self._inboxes.take(name, kinds)) is None:
-            came = self._transport.receive(self._kinds, round_number=0, deadline_s=self._deadline_s)
-            if came.kind is not StarKind.SEALED:
-                self._inboxes.put(self._primary, came)
-                continue
-            peer = self._peers.get(SealedFrom.from_message(came).rank)
-            if peer is None:
-                raise ProtocolError(f"{came.sender}: relayed a message of nobody")
-            self._inboxes.put(peer, self._sealed[peer].open(came))
-        return message
+    def _next(self) -> tuple[str, Message]:
+        came = self._transport.receive(self._kinds, round_number=0, deadline_s=self._deadline_s)
+        if came.kind is not StarKind.SEALED:
+            return self._primary, came
+        peer = self._peers.get(SealedFrom.from_message(came).rank)
+        if peer is None:
+            raise ProtocolError(f"{came.sender}: relayed a message of nobody")
+        return peer, self._sealed[peer].open(came)

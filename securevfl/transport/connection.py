@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from securevfl.core import checks
@@ -83,46 +83,32 @@ class TransportLimits:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Outgoing:
-    """A message in a queue; ``sent`` once TLS has taken its last byte.
+    """A message in a queue."""
 
-    Args:
-        encoded: The message.
-        held_for: The connection that it came by, if it is passed on: it counts among the bytes
-            that wait there until it is sent.
-        held_bytes: How many bytes these are.
-    """
-
-    __slots__ = ("encoded", "held_bytes", "held_for", "sent")
-
-    def __init__(
-        self,
-        encoded: EncodedMessage,
-        *,
-        held_for: "Connection | None" = None,
-        held_bytes: int = 0,
-    ) -> None:
-        self.encoded = encoded
-        self.held_for = held_for
-        self.held_bytes = held_bytes
-        self.sent = False
+    encoded: EncodedMessage
+    held_for: "Connection | None" = None
+    """The connection that it came by, if it is passed on: it counts among the bytes that wait there
+    until it is sent."""
+    held_bytes: int = 0
+    """How many bytes these are."""
+    sent: bool = field(default=False, init=False)
+    """Whether TLS has taken its last byte."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Connection:
     """The connection to one party, after its identity has been proved."""
 
-    def __init__(
-        self,
-        *,
-        peer: str,
-        connection: ssl.SSLSocket,
-        reader: FrameReader,
-        session: bytes,
-        own_rank: int,
-        limits: TransportLimits,
-    ) -> None:
-        self.peer = peer
-        self.socket = connection
+    peer: str
+    socket: ssl.SSLSocket
+    reader: FrameReader
+    session: bytes
+    own_rank: int
+    limits: TransportLimits
+
+    def __post_init__(self) -> None:
         self.incoming: deque[Message] = deque()
         self.outgoing: deque[Outgoing] = deque()
         self.bytes_sent = 0
@@ -144,10 +130,6 @@ class Connection:
         """Whether nothing more can arrive."""
         self.end_reason = "its connection closed: the process ended or the network broke"
         """Why, in words."""
-        self._reader = reader
-        self.session = session
-        self._own_rank = own_rank
-        self._limits = limits
         self._sequence = 0
         self._records = 0
         self._pings = 0
@@ -186,7 +168,7 @@ class Connection:
         if self.full:
             self.last_heard = now
         full_since = self.peer_full_since
-        if full_since is not None and now - full_since <= self._limits.busy_timeout_s:
+        if full_since is not None and now - full_since <= self.limits.busy_timeout_s:
             self.last_progress, self._waiting_since = now, None
 
     def forgive(self, now: float) -> None:
@@ -202,8 +184,8 @@ class Connection:
 
     def widen(self, limits: TransportLimits) -> None:
         """Take in larger messages, and more of them, from now on."""
-        self._reader.max_body_bytes = limits.max_message_bytes
-        self._limits = limits
+        self.reader.max_body_bytes = limits.max_message_bytes
+        self.limits = limits
 
     @property
     def waiting_bytes(self) -> int:
@@ -214,8 +196,8 @@ class Connection:
     def has_room(self) -> bool:
         """Whether the peer's next bytes may be read: a single message always may."""
         waiting = self.waiting_bytes
-        bound = self._limits.max_waiting_bytes
-        return waiting == 0 or (waiting < bound and waiting + self._reader.announced_bytes <= bound)
+        bound = self.limits.max_waiting_bytes
+        return waiting == 0 or (waiting < bound and waiting + self.reader.announced_bytes <= bound)
 
     def keep(self, message: Message) -> None:
         """Put a received message where the party's own thread finds it.
@@ -223,7 +205,7 @@ class Connection:
         Raises:
             ProtocolError: If too many wait already.
         """
-        if len(self.incoming) >= self._limits.max_waiting_messages:
+        if len(self.incoming) >= self.limits.max_waiting_messages:
             raise ProtocolError(
                 f"{self.peer}: sends faster than the protocol allows; "
                 f"{len(self.incoming)} messages wait"
@@ -253,7 +235,7 @@ class Connection:
             ProtocolError: If they come far more often than they are due.
         """
         self._pings += 1
-        heartbeats = (now - self._began) * HEARTBEATS_PER_SILENCE / self._limits.silence_timeout_s
+        heartbeats = (now - self._began) * HEARTBEATS_PER_SILENCE / self.limits.silence_timeout_s
         # One more for every frame that it was sent: it may be full and have room again after each.
         due = _PINGS_PER_HEARTBEAT * (heartbeats + self._sequence)
         if self._pings > _SPARE_PINGS + due:
@@ -279,7 +261,7 @@ class Connection:
         taken = calls = held = 0
         self.unread = True
         while calls < TURN_CALLS and len(messages) < TURN_FRAMES and held < _TURN_BYTES:
-            message = self._reader.message()
+            message = self.reader.message()
             if message is not None:
                 self._records = 0
                 held += message.held_bytes
@@ -294,7 +276,7 @@ class Connection:
                 break
             calls += 1
             taken += count
-            self._reader.advance(count)
+            self.reader.advance(count)
         if taken:
             self.bytes_received += taken
             self.last_heard = now
@@ -303,7 +285,7 @@ class Connection:
     def _receive(self) -> int:
         """Return how many bytes came: 0 if there are none now, or never will be."""
         try:
-            count = self.socket.recv_into(self._reader.target())
+            count = self.socket.recv_into(self.reader.target())
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
         except OSError as error:
@@ -312,7 +294,7 @@ class Connection:
             return 0
         self.ended = count == 0
         self._records += 1
-        if self._records > _SPARE_RECORDS + self._reader.announced_bytes // _LEAST_RECORD_BYTES:
+        if self._records > _SPARE_RECORDS + self.reader.announced_bytes // _LEAST_RECORD_BYTES:
             raise ProtocolError(
                 f"{self.peer}: sends a message in {self._records} pieces and more, far too small"
             )
@@ -367,7 +349,7 @@ class Connection:
             return False
         self._current = self.outgoing.popleft()
         frame = self._current.encoded.frame(
-            session=self.session, sender_rank=self._own_rank, sequence=self._sequence
+            session=self.session, sender_rank=self.own_rank, sequence=self._sequence
         )
         self._sequence += 1
         self._buffers.extend(frame)

@@ -120,6 +120,11 @@ class Message:
             made.update(np.ascontiguousarray(array).data)
         return made.digest()
 
+    @property
+    def place(self) -> str:
+        """Its sender, kind and round, for messages of errors."""
+        return f"{self.sender or 'sender'}: {self.kind.name} of round {self.round_number}"
+
     def tensor(
         self,
         name: str,
@@ -140,8 +145,7 @@ class Message:
             ProtocolError: Naming the sender, what was wanted and what came.
         """
         wanted = np.dtype(dtype)
-        found = self.tensors.get(name)
-        place = f"{self.sender or 'sender'}: {self.kind.name} of round {self.round_number}"
+        found, place = self.tensors.get(name), self.place
         if found is None:
             there = repr(sorted(self.tensors))
             raise ProtocolError(f"{place}: has no array {name!r}, only {there:.200}")
@@ -165,11 +169,21 @@ class Message:
         Raises:
             ProtocolError: Naming the sender, what was wanted and what came.
         """
-        place = f"{self.sender or 'sender'}: {self.kind.name} of round {self.round_number}"
         value = self.meta.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ProtocolError(f"{place}: {name} must be {kind.__name__}, got {value!r:.80}")
+            raise ProtocolError(f"{self.place}: {name} must be {kind.__name__}, got {value!r:.80}")
         return value
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Return the figure ``name`` of :attr:`meta` if it is a list of whole numbers.
+
+        Raises:
+            ProtocolError: Naming the sender, what was wanted and what came.
+        """
+        value = self.figure(name, list)
+        if not all(type(one) is int for one in value):
+            raise ProtocolError(f"{self.place}: {name} must be whole numbers, got {value!r:.80}")
+        return tuple(value)
 
 
 class TypedMessage:
@@ -226,10 +240,10 @@ M = TypeVar("M", bound="DeclaredMessage")
 class DeclaredMessage(TypedMessage):
     """Base of messages whose typed fields are their format: one reader checks all of them.
 
-    Figures are fields of type int, float, bool, str or ``Literal``; arrays are bytes or jaxtyping
-    arrays. An axis has the length that the reader passes under its name, or that an earlier field
-    has; one whose name starts with ``some_`` has any length above zero, one with ``_`` any length;
-    one that is a number has that length.
+    Figures are fields of type int, float, bool, str, ``Literal`` or ``tuple[int, ...]``; arrays are
+    bytes or jaxtyping arrays. An axis has the length that the reader passes under its name, or that
+    an earlier field has; one whose name starts with ``some_`` has any length above zero, one with
+    ``_`` any length; one that is a number has that length.
     ``round_number`` is the message's own.
     """
 
@@ -247,7 +261,7 @@ class DeclaredMessage(TypedMessage):
                 words = value.dtype == np.uint64
                 arrays[rule.name or name] = value.view(np.int64) if words else value
             elif name != "round_number":
-                figures[rule.name or name] = value
+                figures[rule.name or name] = list(value) if isinstance(value, tuple) else value
         number: int = getattr(self, "round_number", 0)
         return Message(kind=self.KIND, round_number=number, meta=figures, tensors=arrays)
 
@@ -288,11 +302,13 @@ _DECLARED: dict[type[Any], tuple[tuple[str, Any, _Wire], ...]] = {}
 
 def _read(message: Message, name: str, kind: Any, rule: _Wire, sizes: dict[str, Any]) -> Any:
     """Return one field of a received message; ``sizes`` gets the lengths of its axes."""
-    place = f"{message.sender or 'sender'}: {message.kind.name} of round {message.round_number}"
+    place = message.place
     if kind is bytes:
         return message.tensor(name, dtype=np.uint8, shape=(rule.length,)).tobytes()
     if hasattr(kind, "dim_str"):
-        return _read_array(message, name, kind, rule, sizes, place=place)
+        return _read_array(message, name, kind, rule, sizes)
+    if get_origin(kind) is tuple:
+        return message.numbers(name)
     if get_origin(kind) is Literal:
         value = message.figure(name, str)
         if value not in get_args(kind):
@@ -317,10 +333,10 @@ def _read(message: Message, name: str, kind: Any, rule: _Wire, sizes: dict[str, 
 
 
 def _read_array(
-    message: Message, name: str, kind: Any, rule: _Wire, sizes: dict[str, Any], *, place: str
+    message: Message, name: str, kind: Any, rule: _Wire, sizes: dict[str, Any]
 ) -> npt.NDArray[Any]:
     shape: list[int | None] = []
-    axes = kind.dim_str.split()
+    axes, place = kind.dim_str.split(), message.place
     for axis in axes:
         if axis.startswith("*"):
             shape += sizes[axis[1:]]
@@ -392,7 +408,7 @@ class Leave(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Done(TypedMessage):
+class Done(DeclaredMessage):
     """The run, or the linkage, is over."""
 
     KIND: ClassVar = StarKind.DONE

@@ -1,23 +1,467 @@
 """The star between the parties: secondaries dial out to the primary's one open port.
 
-Both ends share their verbs: send, receive with a deadline, abort, close; what they share is in
-:mod:`securevfl.transport.endpoint`.
+Both ends share their verbs: send, receive with a deadline, abort, close.
 """
 
+import contextlib
 import secrets
+import socket
+import ssl
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Final, NoReturn
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, NoReturn, TypeVar
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
-from securevfl.transport.accepting import Doorkeeper, open_listener
-from securevfl.transport.connection import Outgoing, TransportLimits
-from securevfl.transport.dialling import dial
-from securevfl.transport.endpoint import LONGEST_NAP_S, Kinds, Transport
-from securevfl.transport.framing import SESSION_BYTES, encode
-from securevfl.transport.identity import Identity, tls_context
-from securevfl.transport.message import Failure, Message
+from securevfl.core.conventions import PRIMARY_RANK
+from securevfl.core.errors import (
+    AuthenticationError,
+    ConfigError,
+    PartyAbsentError,
+    PartyLostError,
+    ProtocolError,
+)
+from securevfl.transport.connection import Connection, Outgoing, TransportLimits
+from securevfl.transport.framing import SESSION_BYTES, EncodedMessage, FrameReader, encode
+from securevfl.transport.identity import (
+    Identity,
+    check_pins,
+    in_plain_words,
+    own_certificate_refused,
+    peer_public_text,
+    tls_context,
+)
+from securevfl.transport.message import (
+    Failure,
+    FailureKind,
+    Message,
+    MessageKind,
+    StarKind,
+    failure_kind,
+    public_reason,
+)
+from securevfl.transport.socket_loop import Doorkeeper, StarLoop, open_listener
+
+# Pause between calls while nobody answers, and the longest one between calls that are answered
+# and come to nothing: these cost the other end a handshake each.
+_REDIAL_S: Final = 0.1
+_LONGEST_REDIAL_S: Final = 1.0
+# How long the primary may take to hang up, once it was told why this party does.
+_LAST_WORD_S: Final = 1.0
+_READ_BYTES: Final = 1 << 14
+
+
+class _CallFailedError(Exception):
+    """A call came to nothing, and another one may not.
+
+    Attributes:
+        text: Why, in plain words.
+        telling: How much it says about the true cause: 0 if nobody answered, 1 if somebody did, 2
+            if an identity was not accepted.
+    """
+
+    def __init__(self, text: str, *, telling: int) -> None:
+        super().__init__(text)
+        self.text = text
+        self.telling = telling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialling:
+    """A caller's way to the primary.
+
+    Whatever ends a call, the next one may find the primary there: it may have yet to start, a
+    tunnel may answer before the service behind it is up, somebody else may hold the port, a name
+    may not be known yet. Only what the authenticated primary itself says ends this before its time.
+    """
+
+    address: tuple[str, int]
+    """The primary's host and port."""
+    context: ssl.SSLContext
+    """TLS 1.3 with this party's certificate."""
+    peer: str
+    """The primary's name."""
+    pinned: str
+    """The primary's pinned public text."""
+    own_name: str
+    rank: int
+    """This party's, which the primary must agree to."""
+    limits: TransportLimits
+    returning: bool
+    """Whether a primary that holds an earlier connection of this party is called again until it has
+    noticed that this one is lost."""
+
+    @property
+    def place(self) -> str:
+        """The primary with its address, for messages."""
+        return f"{self.peer} ({self.address[0]}:{self.address[1]})"
+
+    def connect(self, deadline_s: float) -> Connection:
+        """Return an authenticated connection to the primary, calling until there is one.
+
+        Args:
+            deadline_s: Seconds until the primary must have answered.
+
+        Raises:
+            PartyAbsentError: If it did not let this party in in time; says what ended the calls.
+            AuthenticationError: If time was over and an end had not accepted the other's identity.
+            ProtocolError: If the primary counts the parties otherwise, or speaks another protocol.
+            PartyFailedError: If the primary turns this party away.
+
+        Reveals:
+            To the primary, and on the wire to anybody: that this party takes part.
+        """
+        deadline = time.monotonic() + deadline_s
+        calls, pause_s = 0, _REDIAL_S
+        best: _CallFailedError | None = None
+        while True:
+            calls += 1
+            try:
+                return self._call(max(_REDIAL_S, deadline - time.monotonic()))
+            except _CallFailedError as last:
+                if best is None or last.telling >= best.telling:
+                    best = last
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise _gave_up(
+                        self.place, best, last, calls=calls, deadline_s=deadline_s
+                    ) from None
+                time.sleep(min(pause_s, left))
+                pause_s = min(2 * pause_s, _LONGEST_REDIAL_S) if last.telling else _REDIAL_S
+
+    def _call(self, patience_s: float) -> Connection:
+        """Call once; raise :class:`_CallFailedError` if a later call may succeed."""
+        limits = self.limits
+        patience_s = min(limits.handshake_timeout_s, patience_s)
+        try:
+            raw = socket.create_connection(self.address, timeout=patience_s)
+        except OSError as error:
+            text = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+            raise _CallFailedError(text, telling=0) from None
+        secured: ssl.SSLSocket | None = None
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            secured = self.context.wrap_socket(raw)
+            found = peer_public_text(secured)
+            if found != self.pinned:
+                raise _CallFailedError(
+                    f"it holds the key {found}, not the pinned {self.pinned}", telling=2
+                )
+            reader = FrameReader(
+                peer=self.peer,
+                sender_rank=PRIMARY_RANK,
+                session=None,
+                max_body_bytes=limits.max_message_bytes,
+            )
+            self._greet(secured, reader)
+            secured.setblocking(False)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                (secured or raw).close()
+            if self.returning and isinstance(error, PartyLostError):
+                raise _CallFailedError(str(error), telling=1) from None
+            failed = _as_failed_call(error)
+            if failed is None:
+                raise
+            raise failed from None
+        connection = Connection(
+            peer=self.peer,
+            socket=secured,
+            reader=reader,
+            session=reader.session or bytes(SESSION_BYTES),
+            own_rank=self.rank,
+            limits=limits,
+        )
+        connection.unread = True  # TLS may have taken in more than the first message
+        return connection
+
+    def _greet(self, connection: ssl.SSLSocket, reader: FrameReader) -> None:
+        found = self.rank
+        try:
+            found = _next_message(connection, reader).figure("rank", int)
+            if found != self.rank:
+                raise ProtocolError(
+                    f"{self.place}: takes this party for rank {found}, but the federation file "
+                    f"here says {self.rank}; compare the two files"
+                )
+        except ProtocolError as error:
+            if error.party is None:  # else it is the primary that says it
+                self._say_why(connection, reader, rank=found, error=error)
+            raise
+
+    def _say_why(
+        self, connection: ssl.SSLSocket, reader: FrameReader, *, rank: int, error: ProtocolError
+    ) -> None:
+        """Tell the primary why this party hangs up, so that it need not take it for lost.
+
+        A primary of another version does not read it, and says itself that it is another one.
+
+        Args:
+            connection: What is hung up then.
+            reader: What has come on it.
+            rank: The rank by which the primary knows this party.
+            error: What ends the call.
+        """
+        failure = Failure(
+            party=self.own_name, reason=public_reason(error), kind=failure_kind(error)
+        )
+        session = reader.session or bytes(SESSION_BYTES)
+        with contextlib.suppress(OSError):
+            for buffer in encode(failure.to_message()).frame(
+                session=session, sender_rank=rank, sequence=0
+            ):
+                connection.sendall(buffer)
+            # Bytes that nobody has read would let the system drop what was sent.
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(_LAST_WORD_S)
+            while connection.recv(_READ_BYTES):
+                pass
+
+
+def _gave_up(
+    place: str, best: _CallFailedError, last: _CallFailedError, *, calls: int, deadline_s: float
+) -> ProtocolError:
+    """Return the error that names what said most, and what came last if that is another thing."""
+    at_last = f"; the last of {calls} calls: {last.text}" if last.text != best.text else ""
+    if best.telling == 0:
+        return PartyAbsentError(
+            f"{place}: did not answer within {deadline_s:g} s ({best.text}); is the primary "
+            f"running, and its port reachable from here?"
+        )
+    within = f"did not let this party in within {deadline_s:g} s and {calls} calls: {best.text}"
+    if best.telling == 1:
+        return PartyAbsentError(
+            f"{place}: {within}{at_last}; is the primary up behind this address, or does another "
+            f"service answer there?"
+        )
+    return AuthenticationError(f"{place}: {within}{at_last}")
+
+
+def _as_failed_call(error: BaseException) -> _CallFailedError | None:
+    """Return what ended a call, or None if it ends the joining."""
+    if isinstance(error, TimeoutError):
+        return _CallFailedError("it answered the call and then said nothing", telling=1)
+    if isinstance(error, AuthenticationError | ssl.SSLCertVerificationError):
+        text = in_plain_words(error) if isinstance(error, OSError) else str(error)
+        return _CallFailedError(text, telling=2)
+    if isinstance(error, OSError) and own_certificate_refused(error):
+        return _CallFailedError(
+            f"it did not accept this party: {in_plain_words(error)}; does its trust folder hold "
+            f"this party's certificate, and the federation file its identity?",
+            telling=2,
+        )
+    if isinstance(error, OSError):
+        text = f"it answered the call, and then {in_plain_words(error)}"
+        return _CallFailedError(text, telling=1)
+    return error if isinstance(error, _CallFailedError) else None
+
+
+def _next_message(connection: ssl.SSLSocket, reader: FrameReader) -> Message:
+    while (message := reader.message()) is None:
+        count = connection.recv_into(reader.target())
+        if count == 0:
+            raise _CallFailedError("it hung up before it named the session", telling=1)
+        reader.advance(count)
+    if message.kind is StarKind.ABORT:
+        raise Failure.from_message(message, relayed=True).error()
+    return message
+
+
+# A wait wakes up this often even if a notification were lost; it costs nothing.
+LONGEST_NAP_S: Final = 1.0
+
+_Self = TypeVar("_Self", bound="Transport")
+Kinds = MessageKind | Collection[MessageKind]
+
+
+class Transport:
+    """What both ends of the star have in common."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        identity: Identity,
+        pinned: Mapping[str, str],
+        ranks: Mapping[str, int],
+        *,
+        limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        self.name = identity.name
+        self.ranks = dict(ranks)
+        primaries = [name for name, rank in ranks.items() if rank == PRIMARY_RANK]
+        if len(primaries) != 1 or len(set(ranks.values())) != len(ranks):
+            raise ConfigError(f"ranks: must be unique, with one party of rank 0; got {dict(ranks)}")
+        if identity.name not in ranks:
+            raise ConfigError(f"{identity.name}: is no party of this federation: {sorted(ranks)}")
+        self.primary = primaries[0]
+        self.secondaries = tuple(name for name in ranks if name != self.primary)
+        is_primary = identity.name == self.primary
+        self._peers = self.secondaries if is_primary else (self.primary,)
+        check_pins(identity, pinned, self._peers)
+        self._address = address
+        self._identity = identity
+        self._pinned = dict(pinned)
+        self._limits = limits
+        self._loop = StarLoop(own_name=identity.name, relays=is_primary, limits=limits)
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first failure of the federation that this party knows of, or None."""
+        return self._loop.failure
+
+    @property
+    def bytes_sent(self) -> dict[str, int]:
+        """Bytes of frames given to TLS, by peer; TLS adds 22 to each 16 KiB."""
+        return {name: peer.bytes_sent for name, peer in list(self._loop.connections.items())}
+
+    @property
+    def bytes_received(self) -> dict[str, int]:
+        """Bytes of frames taken from TLS, by peer."""
+        return {name: peer.bytes_received for name, peer in list(self._loop.connections.items())}
+
+    def widen(self, limits: TransportLimits) -> None:
+        """Take in larger messages of everybody, and more of them, from now on.
+
+        Args:
+            limits: Those that hold once parties have greeted each other; sizes alone are used.
+        """
+        for connection in list(self._loop.connections.values()):
+            connection.widen(limits)
+        self._loop.wake()
+
+    def abort(self, reason: str, *, kind: FailureKind = "failed") -> None:
+        """End the federation for everybody because of this party; the first failure stays.
+
+        Args:
+            reason: One sentence without private data.
+            kind: Which error the others raise.
+
+        Reveals:
+            To every party: this party's name and the reason.
+        """
+        self._loop.fail(Failure(party=self.name, reason=reason, kind=kind))
+
+    def check(self) -> None:
+        """Raise the federation's failure if there is one; for long computations between waits.
+
+        Raises:
+            ProtocolError: Or the kind of it that fits: a party failed, was silent, lied.
+        """
+        if self._loop.failure is not None:
+            raise self._loop.failure.error()
+
+    def close(self) -> None:
+        """Deliver what waits, say farewell and close; safe to call again.
+
+        Reveals:
+            To every peer: that this party is done.
+        """
+        self._loop.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abort(public_reason(error), kind=failure_kind(error))
+        self.close()
+
+    def _fail(self, party: str, reason: str, kind: FailureKind) -> NoReturn:
+        raise self._loop.fail(Failure(party=party, reason=reason, kind=kind)).error()
+
+    def _connection(self, name: str) -> Connection:
+        connection = self._loop.connections.get(name)
+        if connection is None:
+            self.check()
+            raise ProtocolError(f"{name}: has not joined")
+        return connection
+
+    def _post(self, names: Sequence[str], encoded: EncodedMessage, *, owned: bool) -> None:
+        self.check()
+        items = [(self._connection(name), Outgoing(encoded)) for name in names]
+        self._queue(items)
+        if encoded.borrows and not owned:
+            self._wait_sent(items)
+
+    def _queue(self, items: Sequence[tuple[Connection, Outgoing]]) -> None:
+        for connection, item in items:
+            if connection.peer_left:
+                kind = item.encoded.kind.name
+                self._fail(connection.peer, f"left before {kind} was sent", "failed")
+            connection.outgoing.append(item)
+        self._loop.wake()
+
+    def _wait_sent(self, items: Sequence[tuple[Connection, Outgoing]]) -> None:
+        # The loop finds a peer that takes nothing within the limit of silence.
+        with self._loop.changed:
+            while waiting := [pair for pair in items if not pair[1].sent]:
+                self.check()
+                for connection, item in waiting:
+                    if connection.ended and connection.peer_left:
+                        due = item.encoded.kind.name
+                        self._fail(connection.peer, f"left before it took {due}", "failed")
+                self._loop.changed.wait(LONGEST_NAP_S)
+
+    def _receive_first(
+        self,
+        names: Collection[str],
+        kinds: Kinds,
+        *,
+        round_number: int | None,
+        deadline_s: float,
+        begin: float | None = None,
+    ) -> Message:
+        """Return the next message of whichever party of ``names`` is first.
+
+        Args:
+            names: The parties.
+            kinds: What is due; one kind or several.
+            round_number: The round it must belong to; None takes any.
+            deadline_s: Seconds to wait.
+            begin: Since when, by ``time.monotonic``; None: from now on.
+        """
+        deadline = (time.monotonic() if begin is None else begin) + deadline_s
+        wanted = (kinds,) if isinstance(kinds, MessageKind) else tuple(kinds)
+        connections = [self._connection(name) for name in names]
+        due = " or ".join(kind.name for kind in wanted)
+        with self._loop.changed:
+            while True:
+                self.check()
+                for connection in connections:
+                    if connection.incoming:
+                        message = connection.take()
+                        if connection.full:
+                            self._loop.wake()
+                        self._expect(message, wanted, round_number)
+                        return message
+                    # One that broke is named by the loop, with the reason, in a moment.
+                    if connection.peer_left:
+                        self._fail(connection.peer, f"left before it sent {due}", "failed")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    missing = ", ".join(sorted(names))
+                    text = f"sent no {due} within {deadline_s:g} s"
+                    self._fail(missing, text, "timeout")
+                self._loop.changed.wait(min(left, LONGEST_NAP_S))
+
+    def _expect(
+        self, message: Message, wanted: tuple[MessageKind, ...], round_number: int | None
+    ) -> None:
+        round_fits = round_number is None or message.round_number == round_number
+        if message.kind in wanted and round_fits:
+            return
+        due = " or ".join(kind.name for kind in wanted)
+        of_round = "" if round_number is None else f" of round {round_number}"
+        came = f"{message.kind.name} of round {message.round_number}"
+        text = f"sent {came} where {due}{of_round} was due"
+        self._fail(message.sender, text, "protocol")
+
 
 Enough = Callable[[Collection[str], float], bool]
 """Whether these parties, after so many seconds, are enough to begin."""
@@ -59,7 +503,7 @@ class PrimaryTransport(Transport):
     ) -> None:
         if len(session) != SESSION_BYTES:
             raise ConfigError(f"session: must be {SESSION_BYTES} bytes, got {len(session)}")
-        super().__init__(address, identity, pinned, ranks, limits)
+        super().__init__(address, identity, pinned, ranks, limits=limits)
         self.session = session
         self._door: Doorkeeper | None = None
 
@@ -79,7 +523,7 @@ class PrimaryTransport(Transport):
             ranks=self.ranks,
             session=self.session,
         )
-        self._loop.service = self._door
+        self._loop.door = self._door
         self._loop.start()
         return str(host), int(port)
 
@@ -218,13 +662,7 @@ class PrimaryTransport(Transport):
         Reveals:
             Nothing; what came was revealed by its sender.
         """
-        return self._receive_first(
-            [name],
-            kind,
-            round_number=round_number,
-            deadline=time.monotonic() + deadline_s,
-            patience_s=deadline_s,
-        )
+        return self._receive_first([name], kind, round_number=round_number, deadline_s=deadline_s)
 
     def receive_any(self, names: Sequence[str], kind: Kinds, *, deadline_s: float) -> Message:
         """Return the next message of the secondary that is first, of any round.
@@ -235,13 +673,7 @@ class PrimaryTransport(Transport):
         Reveals:
             Nothing; what came was revealed by its sender.
         """
-        return self._receive_first(
-            names,
-            kind,
-            round_number=None,
-            deadline=time.monotonic() + deadline_s,
-            patience_s=deadline_s,
-        )
+        return self._receive_first(names, kind, round_number=None, deadline_s=deadline_s)
 
     def receive_each(
         self, names: Sequence[str], kind: Kinds, *, round_number: int | None, deadline_s: float
@@ -254,15 +686,10 @@ class PrimaryTransport(Transport):
         Reveals:
             Nothing; what came was revealed by its sender.
         """
-        deadline = time.monotonic() + deadline_s
-        waiting = set(names)
+        begin, waiting = time.monotonic(), set(names)
         while waiting:
             message = self._receive_first(
-                waiting,
-                kind,
-                round_number=round_number,
-                deadline=deadline,
-                patience_s=deadline_s,
+                waiting, kind, round_number=round_number, deadline_s=deadline_s, begin=begin
             )
             waiting.discard(message.sender)
             yield message
@@ -289,18 +716,8 @@ class SecondaryTransport(Transport):
         AuthenticationError: If a certificate is not the pinned one.
     """
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        identity: Identity,
-        pinned: Mapping[str, str],
-        ranks: Mapping[str, int],
-        *,
-        limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
-    ) -> None:
-        super().__init__(address, identity, pinned, ranks, limits)
-        self.session = b""
-        """The session's id, once connected."""
+    session = b""
+    """The session's id, once connected."""
 
     def connect(self, deadline_s: float, *, returning: bool = False) -> None:
         """Dial until the primary answers, prove this party's identity and learn the session.
@@ -320,17 +737,17 @@ class SecondaryTransport(Transport):
             To the primary, and on the wire to anybody: that this party takes part.
         """
         checks.positive(deadline_s=deadline_s)
-        connection = dial(
-            self._address,
+        dialling = Dialling(
+            address=self._address,
             context=tls_context(self._identity, self._peers, server=False),
             peer=self.primary,
             pinned=self._pinned[self.primary],
             own_name=self.name,
             rank=self.ranks[self.name],
-            deadline_s=deadline_s,
             limits=self._limits,
             returning=returning,
         )
+        connection = dialling.connect(deadline_s)
         self.session = connection.session
         self._loop.add(connection)
         self._loop.start()
@@ -355,9 +772,5 @@ class SecondaryTransport(Transport):
             Nothing; what came was revealed by its sender.
         """
         return self._receive_first(
-            [self.primary],
-            kind,
-            round_number=round_number,
-            deadline=time.monotonic() + deadline_s,
-            patience_s=deadline_s,
+            [self.primary], kind, round_number=round_number, deadline_s=deadline_s
         )

@@ -7,7 +7,7 @@ from jaxtyping import TypeCheckError
 
 from securevfl.core import checks
 from securevfl.dp.accountant import epsilon_of
-from securevfl.federation.run_plan import EpochMark
+from securevfl.federation.messages import EpochMark
 from securevfl.models.layers import finite, key_grid
 from securevfl.models.tasks import TaskHead
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RoundPlan
 
 
 class SameForAllRows:
@@ -168,7 +168,7 @@ class NoiseAfterTheDivision(SimulatedExchange):
         for party in parties:
             without_noise(party)
 
-    def release(self, plan: RoundPlan) -> Tensor:
-        average = super().release(plan)
+    def average(self, plan: RoundPlan) -> Tensor:
+        average = super().average(plan)
         noise = torch.stack([share.sample(average.shape) for share in self.shares]).sum(0)
         return average + noise * (self.cut.ring.granularity / self.cut.slots)

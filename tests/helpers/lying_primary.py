@@ -29,24 +29,16 @@ from securevfl.dp.ring_noise import NoiseBuffer
 from securevfl.federation.build import build_secondary
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.messages import (
-    Announcement,
     AverageRequest,
-    EpochEnd,
+    EpochMark,
     Gradient,
     Mean,
     RoundKind,
-)
-from securevfl.federation.over_star import SecondaryServer
-from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_plan import (
-    EpochMark,
-    Purpose,
     RoundPlan,
-    RunFacts,
-    RunPlan,
-    plan_run,
-    run_facts,
 )
+from securevfl.federation.over_star import serve
+from securevfl.federation.rounds.secondary import EpochSaver, Secondary
+from securevfl.federation.run_plan import Purpose, RunFacts, RunPlan, plan_run, run_facts
 from securevfl.federation.session.handshake import require_own_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
@@ -267,13 +259,13 @@ class Played:
             checkpoints.load(facts.resume_epoch, partial(self.secondary.resume, facts.resume_epoch))
         self.noises[self.session] = _noise_of(self.secondary, plan)
         self.line = Line()
-        self.server = SecondaryServer(
-            self.secondary,
+        self.serve = partial(
+            serve,
+            self.secondary.handlers(EpochSaver(self.secondary, checkpoints)),
             self.line,
             self,
-            plan,
-            handlers=self.secondary.handlers(EpochSaver(self.secondary, checkpoints)),
-            log=lambda *_args, **_fields: None,
+            ranks=tuple(plan.secondaries),
+            deadline_s=1.0,
         )
         self.script = honest(plan, released=len(self.ledger.released_rows))
 
@@ -295,7 +287,7 @@ class Played:
         """Let the secondary hear messages; return what it refused, after which it is gone."""
         self.line.inbox.extend(messages)
         try:
-            self.server.serve()
+            self.serve()
         except QuietError:
             # A message that waits for another one is as good as none.
             return None
@@ -332,7 +324,7 @@ class Played:
         """Announce a round, and send what follows it."""
         self._asked = {plan.round_number: plan}
         before = len(self.left)
-        refused = self.say(Announcement(plan=plan).to_message(), *then)
+        refused = self.say(plan.to_message(), *then)
         learned = any(message.kind is RoundKind.GRADIENT for message in then) and refused is None
         if len(self.left) > before and learned and plan.purpose == "train":
             self.left[-1] = replace(self.left[-1], taught=True)
@@ -396,7 +388,7 @@ def honest(plan: RunPlan, *, released: int) -> Iterator[Step]:
             yield average(next(numbers))
         for rows in batches(parts[1]):
             yield round_of(rows, "validation")
-        yield Step(messages=(EpochEnd(mark=EpochMark(epoch=epoch, best=True)).to_message(),))
+        yield Step(messages=(EpochMark(epoch=epoch, best=True).to_message(),))
 
 
 def average(number: int) -> Step:

@@ -35,11 +35,12 @@ from securevfl.dp.ring_noise import RingNoise
 from securevfl.dp.sensitivity import gradient_sensitivity
 from securevfl.federation import assisted_boosting, build, encoder_fitting
 from securevfl.federation.class_means import class_labels
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds import updates
-from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.exchanges import Exchange, RoundExchange
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import Purpose, RoundPlan, RunPlan, plan_run, run_facts
+from securevfl.federation.run_plan import Purpose, RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage import sampling
@@ -520,8 +521,8 @@ def whole_run(
             (class_labels, "randomised_labels", listener.drawn),
             (assisted_boosting, "randomised_labels", listener.drawn),
             (assisted_boosting, "noised_labels", listener.drawn),
-            (SimulatedExchange, "release", listener.released),
-            (SimulatedExchange, "return_gradient", listener.returned),
+            (RoundExchange, "average", listener.released),
+            (Exchange, "return_gradient", listener.returned),
             (PeersHere, "tell", listener.told),
             (PeersHere, "ask", listener.told),
             (predicting, "Request", listener.requested),

@@ -14,9 +14,8 @@ from helpers.ring_keys import bounded_values
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.over_star import PrimaryWire, SecondaryWire
 from securevfl.mpc.codec import RingFormat, decode_sum, encode, quantise
-from securevfl.mpc.crypten_bridge import CrypTenBridge
+from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.sum_to import CrypTenSumTo
 from securevfl.transport.identity import Identity
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
@@ -40,8 +39,7 @@ def main(folder: Path, rank: int) -> None:
         with PrimaryTransport(address, identity, job["pinned"], new_session(), ranks) as primary:
             primary.listen()
             primary.wait_for_parties(WAIT_S)
-            bridge = CrypTenBridge(PrimaryWire(primary, names, deadline_s=WAIT_S), rank=0)
-            sum_to = CrypTenSumTo(bridge, None)
+            sum_to = CrypTenSumTo(PrimaryWire(primary, names, deadline_s=WAIT_S), None)
             sums = []
             for round_number, fmt in enumerate(formats, start=1):
                 zeros = torch.zeros(fmt.words(job["elements"]), dtype=torch.int64)
@@ -54,8 +52,7 @@ def main(folder: Path, rank: int) -> None:
     with SecondaryTransport(address, identity, job["pinned"], ranks) as secondary:
         secondary.connect(WAIT_S)
         keys = {int(peer): bytes.fromhex(key) for peer, key in job["keys"][str(rank)].items()}
-        bridge = CrypTenBridge(SecondaryWire(secondary), rank=rank)
-        sum_to = CrypTenSumTo(bridge, PairwiseMasks(rank, keys))
+        sum_to = CrypTenSumTo(SecondaryWire(secondary), PairwiseMasks(rank, keys))
         noise = {
             std: ExactDiscreteGaussian(std / fmt.granularity)
             for std, fmt in zip(job["noise_share_std"], formats, strict=True)

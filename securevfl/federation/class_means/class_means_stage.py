@@ -285,20 +285,18 @@ _AT_SECONDARY: Final = (
 _AT_DEALER: Final = (ClassMeansKind.CLASS_MEANS_TURN, StarKind.DONE)
 
 
+@dataclass(eq=False)
 class ClassMeansPrimary:
     """The primary's part: call for class means once, and let the dealer go."""
 
-    def __init__(self, plan: RunPlan, lines: Channels) -> None:
-        """Prepare it.
+    plan: RunPlan
+    """The run, whose encoders are class means."""
+    lines: Channels
+    """To the secondaries, and to the dealer if there is one."""
 
-        Args:
-            plan: The run, whose encoders are class means.
-            lines: To the secondaries, and to the dealer if there is one.
-        """
-        self._plan = plan
-        self._lines = lines
-        dealer = plan.config.helper("dealer")
-        self._dealer = dealer.name if plan.config.deals_votes and dealer is not None else None
+    def __post_init__(self) -> None:
+        dealer = self.plan.config.helper("dealer")
+        self._dealer = dealer.name if self.plan.config.deals_votes and dealer is not None else None
         self._waits = self._dealer is not None
 
     @classmethod
@@ -325,9 +323,9 @@ class ClassMeansPrimary:
             With ``"shares"``, to each secondary: its class sums with label noise; to
             the dealer: how many rows, and how many numbers each secondary's sums have.
         """
-        names = tuple(self._plan.secondaries.values())
-        self._lines.send(ClassMeansCall().to_message(), *names)
-        states = {name: receive_from(self._lines, name, ClassMeansState) for name in names}
+        names = tuple(self.plan.secondaries.values())
+        self.lines.send(ClassMeansCall().to_message(), *names)
+        states = {name: receive_from(self.lines, name, ClassMeansState) for name in names}
         due = [name for name in names if not states[name].settled]
         if due:
             self._fit(due, make(due), {name: states[name].numbers for name in due})
@@ -338,12 +336,12 @@ class ClassMeansPrimary:
     ) -> None:
         if class_labels.label_noise is None:
             labels = ClassMeansLabels(bins_of_rows=class_labels.bins_of_rows)
-            self._lines.send(labels.to_message(), *due)
+            self.lines.send(labels.to_message(), *due)
         else:
             for name in due:
                 self._sum(name, class_labels, numbers=numbers[name])
         for name in due:
-            receive_from(self._lines, name, ClassMeansDone)
+            receive_from(self.lines, name, ClassMeansDone)
 
     def end(self) -> None:
         """Let the dealer go, if it still waits.
@@ -352,18 +350,18 @@ class ClassMeansPrimary:
             To the dealer: that it is not needed any more.
         """
         if self._dealer is not None and self._waits:
-            self._lines.send(Done().to_message(), self._dealer)
+            self.lines.send(Done().to_message(), self._dealer)
         self._waits = False
 
     def _sum(self, name: str, class_labels: ClassLabels, *, numbers: int) -> None:
         """Work out one secondary's class sums under masks, and return them behind label noise."""
         assert self._dealer is not None, "checked with the federation file"
         assert class_labels.label_noise is not None, "sums come back behind it"
-        lines, rows = self._lines, len(class_labels.bins_of_rows)
+        lines, rows = self.lines, len(class_labels.bins_of_rows)
         shape = {"bins": class_labels.bins, "numbers": numbers}
         # First, so that noise which cannot be drawn costs the secondary nothing.
-        label_noise = class_labels.label_noise(sum_format_of(self._plan, numbers - 1))
-        turn = ClassMeansTurn(secondary=self._plan.ranks[name], numbers=numbers)
+        label_noise = class_labels.label_noise(sum_format_of(self.plan, numbers - 1))
+        turn = ClassMeansTurn(secondary=self.plan.ranks[name], numbers=numbers)
         lines.send(turn.to_message(), self._dealer)
         dealing = receive_from(lines, self._dealer, ClassMeansDealing, rows=rows, **shape)
         said = shifted(class_labels.bins_of_rows, dealing.shifts, bins=class_labels.bins)
@@ -384,21 +382,17 @@ class ClassMeansPrimary:
         lines.send(ClassMeansSums(sums=sums + label_noise).to_message(), name)
 
 
+@dataclass(eq=False)
 class ClassMeansSecondary:
     """A secondary's part: answer the primary's call, once in a session."""
 
-    def __init__(self, plan: RunPlan, class_means: ClassMeansFitting, lines: Channels) -> None:
-        """Prepare it.
-
-        Args:
-            plan: The run, whose encoders are class means.
-            class_means: Adds up this party's records, and fits its encoder.
-            lines: To the primary, and to the dealer if there is one.
-        """
-        self._plan = plan
-        self._fitting = class_means
-        self._lines = lines
-        self._called = False
+    plan: RunPlan
+    """The run, whose encoders are class means."""
+    fitting: ClassMeansFitting
+    """Adds up this party's records, and fits its encoder."""
+    lines: Channels
+    """To the primary, and to the dealer if there is one."""
+    _called: bool = field(default=False, init=False)
 
     @classmethod
     def over(
@@ -420,7 +414,7 @@ class ClassMeansSecondary:
             with ``labels = "shares"`` the class sums behind this party's noise, each row in the one
             class that the primary says.
         """
-        lines, class_means = self._lines, self._fitting
+        lines, class_means = self.lines, self.fitting
         if self._called:
             raise ProtocolError("the primary calls for class means twice in one session")
         self._called = True
@@ -428,29 +422,27 @@ class ClassMeansSecondary:
         lines.send(state.to_message(), self._primary)
         if state.settled:
             return
-        class_means.finish(
-            self._by_shares() if self._plan.config.deals_votes else self._by_labels()
-        )
+        class_means.finish(self._by_shares() if self.plan.config.deals_votes else self._by_labels())
         lines.send(ClassMeansDone().to_message(), self._primary)
 
     @property
     def _primary(self) -> str:
-        return self._plan.config.primary.name
+        return self.plan.config.primary.name
 
     def _by_labels(self) -> Float64[np.ndarray, "bins numbers"]:
         """Return noised class sums by the labels that the primary sends."""
-        encoder, bins = self._plan.config.encoder, bins_of(self._plan.config)
+        encoder, bins = self.plan.config.encoder, bins_of(self.plan.config)
         assert encoder is not None, "class means are what it says"
-        rows = self._plan.facts.rows
-        labels = receive_from(self._lines, self._primary, ClassMeansLabels, rows=rows, bins=bins)
-        self._fitting.begin(leaves=False)
-        keep = keep_of(self._plan.config) if encoder.labels == "randomised" else None
-        return self._fitting.by_labels(labels.bins_of_rows, keep=keep)
+        rows = self.plan.facts.rows
+        labels = receive_from(self.lines, self._primary, ClassMeansLabels, rows=rows, bins=bins)
+        self.fitting.begin(leaves=False)
+        keep = keep_of(self.plan.config) if encoder.labels == "randomised" else None
+        return self.fitting.by_labels(labels.bins_of_rows, keep=keep)
 
     def _by_shares(self) -> Float64[np.ndarray, "bins numbers"]:
         """Return class sums with both parties' noise, as the primary sends them back."""
-        lines, class_means, bins = self._lines, self._fitting, bins_of(self._plan.config)
-        dealer = self._plan.config.helper("dealer")
+        lines, class_means, bins = self.lines, self.fitting, bins_of(self.plan.config)
+        dealer = self.plan.config.helper("dealer")
         assert dealer is not None, "checked with the federation file"
         # Parties wait for their turns; their sums are made meanwhile, and stay here until then.
         vectors = class_means.vectors()
@@ -458,8 +450,8 @@ class ClassMeansSecondary:
             lines, self._primary, ClassMeansShifted, rows=len(vectors), bins=bins
         ).said
         what = DealtFor(
-            run=self._plan.facts.run,
-            secondary=self._plan.ranks[class_means.name],
+            run=self.plan.facts.run,
+            secondary=self.plan.ranks[class_means.name],
             rows=len(vectors),
             bins=bins,
             numbers=vectors.shape[1],

@@ -1,13 +1,14 @@
 """One party in pretraining: its learner with its records, and a secondary's handlers."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY, asdict, dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from securevfl.core.conventions import stream
@@ -15,23 +16,250 @@ from securevfl.core.errors import DataError, ProtocolError
 from securevfl.core.progress import Observer, Warned
 from securevfl.data.rows import RowSplit
 from securevfl.federation.messages import Mean
-from securevfl.federation.pretraining.messages import (
-    CrossBatch,
-    IterationBegin,
-    IterationEnd,
-    LearnLocally,
-    PretrainingValidator,
-    Projections,
-    TopsRequest,
-)
 from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.release import require_finite
 from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.session.peers import Handler, Handlers, Reply, shapes_of
+from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
 from securevfl.models.family import Learner, PretrainingSettings
 from securevfl.models.fedhssl.learner import spread, unit
 from securevfl.mpc.codec import RingFormat, quantise
 from securevfl.mpc.sum_to import encode_weighted, words_needed
+from securevfl.transport.message import DeclaredMessage, MessageKind, wire
+
+# The messages of pretraining, each checked where it is read.
+
+
+class PretrainingKind(MessageKind):
+    """Kinds of messages of pretraining."""
+
+    PRETRAIN = 32
+    CROSS = 33
+    PROJECTIONS = 34
+    LOCAL = 35
+    TOPS = 36
+    PRETRAINED = 37
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class IterationBegin(DeclaredMessage):
+    """An iteration of pretraining begins.
+
+    It names the primary's rows that are held out for validation and testing.
+    """
+
+    KIND: ClassVar = PretrainingKind.PRETRAIN
+    WAY: ClassVar = "primary to every secondary"
+
+    iteration: int
+    """Counts from 0."""
+
+    held_out: Int64[np.ndarray, " _rows"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CrossBatch(DeclaredMessage):
+    """Row ids of a batch and the primary's projections of them.
+
+    The projections carry the noise that ``pretraining.primary_sends`` or ``iso_projections`` asks
+    for.
+    """
+
+    KIND: ClassVar = PretrainingKind.CROSS
+    WAY: ClassVar = "primary to every secondary"
+
+    round_number: int
+    rows: Int64[np.ndarray, " some_rows"]
+    sent: Float32[np.ndarray, "some_rows width"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Projections(DeclaredMessage):
+    """The secondary's projections of the batch in clear.
+
+    Only in a plain exchange; in an averaged one the secondary sends a share.
+    """
+
+    KIND: ClassVar = PretrainingKind.PROJECTIONS
+    WAY: ClassVar = "secondary to primary"
+
+    round_number: int
+    vectors: Float32[np.ndarray, "*shape"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnLocally(DeclaredMessage):
+    """Learn from your own records."""
+
+    KIND: ClassVar = PretrainingKind.LOCAL
+    WAY: ClassVar = "primary to every secondary"
+
+    iteration: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopsRequest(DeclaredMessage):
+    """Send your local top encoder's words."""
+
+    KIND: ClassVar = PretrainingKind.TOPS
+    WAY: ClassVar = "primary to every secondary"
+
+    round_number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IterationEnd(DeclaredMessage):
+    """So many iterations are done, and whether it was the last."""
+
+    KIND: ClassVar = PretrainingKind.PRETRAINED
+    WAY: ClassVar = "primary to every secondary"
+
+    iterations: int = wire(least=1)
+    last: bool
+
+
+# What the primary may still ask of one secondary in pretraining.
+
+
+@dataclass(eq=False)
+class PretrainingValidator:
+    """Validates the primary's messages against the plan of pretraining.
+
+    Iterations come in order, each with the steps that the family has: batches of rows that are
+    linked here and not held out, each row so often as ``pretraining.cross_epochs`` says; local
+    learning once; an average of local top encoders once. What is held out stays what it was.
+    """
+
+    settings: PretrainingSettings
+    _: KW_ONLY
+    steps: tuple[str, ...]
+    """Steps of an iteration that the family has."""
+    learning_rows: int
+    """The primary's rows that are neither for validation nor for testing."""
+    linked: Bool[np.ndarray, " rows"]
+    """Which of all the primary's rows have a link at this secondary."""
+    done: int
+    """Iterations that are done."""
+    take_round: Callable[[int], None]
+    """Refuses a round number that the session has used."""
+    _held_out: np.ndarray | None = field(default=None, init=False)
+    _batches: int = field(default=0, init=False)
+    _open: bool = field(default=False, init=False)
+    _steps_done: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._total, self._passes = self.settings.iterations, self.settings.cross_epochs
+        self._rows = len(self.linked)
+        self.done = min(self.done, self._total)
+        # Where all is learned already, the last iteration is opened once more, and stays empty.
+        self._empty = self.done == self._total
+        self._uses = np.zeros(self._rows, dtype=np.int64)
+
+    def validate_begin(self, begin: IterationBegin) -> None:
+        """Take the beginning of an iteration into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due, or holds out other rows than before.
+        """
+        due = self._total - 1 if self._empty else self.done
+        if self._open or begin.iteration != due or due >= self._total:
+            raise ProtocolError(
+                f"pretraining: iteration {begin.iteration + 1} is not due; {self.done} of "
+                f"{self._total} are done"
+            )
+        held = begin.held_out
+        outside = len(held) and (held.min() < 0 or held.max() >= self._rows)
+        if (
+            outside
+            or len(np.unique(held)) != self._rows - self.learning_rows
+            or len(held) != len(np.unique(held))
+        ):
+            raise ProtocolError(
+                f"pretraining: the primary holds out {len(held)} rows; its validation and test "
+                f"rows are {self._rows - self.learning_rows}"
+            )
+        if self._held_out is not None and not np.array_equal(held, self._held_out):
+            raise ProtocolError("pretraining: the primary holds out other rows than before")
+        self._held_out = held
+        self._open = True
+        self._uses[:] = 0
+        self._batches = 0
+        self._steps_done.clear()
+
+    def validate_batch(self, batch: CrossBatch) -> None:
+        """Take a batch into account, or refuse it.
+
+        Raises:
+            ProtocolError: If no batch is due, or it names rows that it must not.
+        """
+        where, rows = f"round {batch.round_number}", batch.rows
+        self.take_round(batch.round_number)
+        self._require_step("cross", after={"local", "aggregate"}, where=where)
+        most = self._passes * math.ceil(self.learning_rows / self.settings.batch_size)
+        if len(rows) > self.settings.batch_size or self._batches >= most:
+            raise ProtocolError(
+                f"{where}: the primary names {len(rows)} rows in batch {self._batches + 1} of an "
+                f"iteration, which has at most {most} of {self.settings.batch_size}"
+            )
+        if rows.min() < 0 or rows.max() >= self._rows:
+            raise ProtocolError(
+                f"{where}: the primary names rows outside the {self._rows} that it has"
+            )
+        strangers = int((~self.linked[rows]).sum())
+        if strangers:
+            raise ProtocolError(
+                f"{where}: the primary names {strangers} rows that have no link here, and only "
+                f"aligned rows are learned from across parties"
+            )
+        held = np.zeros(0, dtype=np.int64) if self._held_out is None else self._held_out
+        again = len(np.unique(rows)) != len(rows) or (self._uses[rows] >= self._passes).any()
+        if again or np.isin(rows, held).any():
+            raise ProtocolError(
+                f"{where}: the primary names rows that are held out, or more often than "
+                f"pretraining.cross_epochs = {self._passes}"
+            )
+        self._uses[rows] += 1
+        self._batches += 1
+
+    def validate_local(self, request: LearnLocally) -> None:
+        """Take local learning into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        if request.iteration != self.done:
+            raise ProtocolError(f"pretraining: iteration {request.iteration + 1} is not due")
+        self._require_step("local", after={"local", "aggregate"}, where="local learning")
+        self._steps_done.add("local")
+
+    def validate_tops(self, round_number: int) -> None:
+        """Take an average of local top encoders into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        self.take_round(round_number)
+        self._require_step("aggregate", after={"aggregate"}, where=f"round {round_number}")
+        self._steps_done.add("aggregate")
+
+    def validate_end(self, end: IterationEnd) -> None:
+        """Take the end of an iteration into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        due = self._total if self._empty else self.done + 1
+        if not self._open or end.iterations != due or end.last != (due == self._total):
+            raise ProtocolError(
+                f"pretraining: the end of iteration {end.iterations} is not due; {self.done} of "
+                f"{self._total} are done"
+            )
+        self._open = False
+        self.done = due
+
+    def _require_step(self, step: str, *, after: set[str], where: str) -> None:
+        if not self._open or self._empty or step not in self.steps or after & self._steps_done:
+            raise ProtocolError(f"{where}: the step {step!r} of pretraining is not due")
+
 
 # Which of the primary's rows pretraining may see, and for what.
 
@@ -129,30 +357,24 @@ class IterationFigures:
         return tuple(n for n, value in spreads.items() if value is not None and value < COLLAPSED)
 
 
+@dataclass(eq=False)
 class LearnerWithRecords:
     """A party's learner with the party's records.
 
     The primary's aligned rows are its own records; a secondary looks its records up by its links.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        features: Float[Tensor, "records features"],
-        own: npt.NDArray[np.int64],
-        *,
-        name: str,
-        seed: int,
-    ) -> None:
-        self.learner = learner
-        self.features = features
-        self.own = own
-        self.name = name
-        self.seed = seed
-        self._present: Tensor | None = None
-        self._cross_losses: list[Tensor] = []
-        self._local_losses: list[Tensor] = []
-        self._spreads: dict[str, float] = {}
+    learner: Learner
+    features: Float[Tensor, "records features"]
+    own: npt.NDArray[np.int64]
+    """Records that it learns from by itself."""
+    _: KW_ONLY
+    name: str
+    seed: int
+    _present: Tensor | None = field(default=None, init=False)
+    _cross_losses: list[Tensor] = field(default_factory=list, init=False)
+    _local_losses: list[Tensor] = field(default_factory=list, init=False)
+    _spreads: dict[str, float] = field(default_factory=dict, init=False)
 
     @property
     def weight(self) -> int:
@@ -224,18 +446,6 @@ class LearnerWithRecords:
             local_spread=self._spreads.get("local"),
         )
 
-    def shared_weights(self) -> dict[str, Tensor]:
-        """Return the weights of the local top encoder, which parties average."""
-        return self.learner.shared_weights()
-
-    def load_shared(self, weights: Mapping[str, Tensor]) -> None:
-        """Load averaged weights into the local top encoder."""
-        self.learner.load_shared(weights)
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
-        return self.learner.state()
-
 
 def _mean(losses: list[Tensor]) -> float | None:
     return float(torch.stack(losses).mean()) if losses else None
@@ -244,14 +454,14 @@ def _mean(losses: list[Tensor]) -> float | None:
 # Watch for encoders that give nearly the same answer for every record.
 
 
+@dataclass
 class CollapseWatch:
     """Warns once of each encoder that is collapsed in two iterations running, or at the end."""
 
-    def __init__(self, party: str, observe: Observer) -> None:
-        self._party = party
-        self._observe = observe
-        self._before: frozenset[str] = frozenset()
-        self._warned: set[str] = set()
+    party: str
+    observe: Observer
+    _before: frozenset[str] = field(default_factory=frozenset, init=False)
+    _warned: set[str] = field(default_factory=set, init=False)
 
     def __call__(self, figures: IterationFigures, *, last: bool) -> None:
         """Take an iteration's figures."""
@@ -261,12 +471,12 @@ class CollapseWatch:
         for encoder in sorted(sure - self._warned):
             self._warned.add(encoder)
             text = (
-                f"{self._party}: the {encoder} encoder has collapsed: it answers nearly the same "
+                f"{self.party}: the {encoder} encoder has collapsed: it answers nearly the same "
                 f"for every record, and fine-tuning gains nothing from it; lower "
                 f"pretraining.learning_rate, raise pretraining.batch_size, or use "
                 f'algorithm = "moco"'
             )
-            self._observe(Warned(text=text))
+            self.observe(Warned(text=text))
 
 
 # The format in which secondaries' projections are averaged.
@@ -291,48 +501,35 @@ BuildLearner = Callable[[npt.NDArray[np.int64]], LearnerWithRecords]
 """Makes the learner once it is known which of the party's records it may learn from."""
 
 
+@dataclass(eq=False)
 class PretrainingSecondary:
     """Handles the primary's messages of pretraining, with the records linked to its rows."""
 
-    def __init__(
-        self,
-        data: SecondaryData,
-        validator: PretrainingValidator,
-        settings: PretrainingSettings,
-        *,
-        parties: int,
-        build: BuildLearner,
-        save: Callable[[int, dict[str, Any]], None],
-        observe: Observer,
-        log: Callable[..., None],
-        restore: Callable[[Callable[[Any], object]], None] | None,
-    ) -> None:
-        """Prepare a secondary.
+    data: SecondaryData
+    """Its table as tensors, and its links."""
+    validator: PretrainingValidator
+    """Refuses messages that are not due."""
+    settings: PretrainingSettings
+    _: KW_ONLY
+    parties: int
+    """Secondaries of the run."""
+    build: BuildLearner
+    """Builds its learner with the records that it may learn from."""
+    save: Callable[[int, dict[str, Any]], None]
+    """Saves a checkpoint's state after so many iterations."""
+    observe: Observer
+    """Receives warnings."""
+    log: Callable[..., None]
+    restore: Callable[[Callable[[Any], object]], None] | None
+    """Gives the state of a checkpoint to resume from to what it is handed."""
+    figures: IterationFigures | None = field(default=None, init=False)
+    """Losses and spreads of the last iteration that has ended."""
+    _learning: LearnerWithRecords | None = field(default=None, init=False)
 
-        Args:
-            data: Its table as tensors, and its links.
-            validator: Refuses messages that are not due.
-            settings: How to pretrain.
-            parties: Secondaries of the run.
-            build: Builds its learner with the records that it may learn from.
-            save: Saves a checkpoint's state after so many iterations.
-            observe: Receives warnings.
-            log: The party's log.
-            restore: Gives the state of a checkpoint to resume from to what it is handed.
-        """
-        self.data = data
-        self.figures: IterationFigures | None = None
-        """Losses and spreads of the last iteration that has ended."""
-        self._validator = validator
-        self._plain = settings.exchange == "plain"
-        self._parties = parties
-        self._cut = projection_cut(settings.projection_width, parties=parties)
-        self._build = build
-        self._save = save
-        self._log = log
-        self._restore = restore
-        self._learning: LearnerWithRecords | None = None
-        self._watch = CollapseWatch(data.name, observe)
+    def __post_init__(self) -> None:
+        self._plain = self.settings.exchange == "plain"
+        self._cut = projection_cut(self.settings.projection_width, parties=self.parties)
+        self._watch = CollapseWatch(self.data.name, self.observe)
 
     @property
     def handlers(self) -> Handlers:
@@ -341,9 +538,11 @@ class PretrainingSecondary:
             IterationBegin: Handler(self._begin),
             CrossBatch: Handler(self._cross, lambda: {"width": self._cut.shape[0]}),
             LearnLocally: Handler(self._learn_locally),
-            TopsRequest: Handler(self._add_top, then=Mean),
+            TopsRequest: Handler(self._add_top),
             Mean: Handler(
-                self._load_mean, lambda: {"shapes": shapes_of(self.learning.shared_weights())}
+                self._load_mean,
+                lambda: {"shapes": shapes_of(self.learning.learner.shared_weights())},
+                follows=True,
             ),
             IterationEnd: Handler(self._end),
         }
@@ -357,16 +556,16 @@ class PretrainingSecondary:
 
     def _begin(self, begin: IterationBegin, _reply: Reply) -> None:
         """Get ready; the first time, leave out the records of rows that are held out."""
-        self._validator.validate_begin(begin)
+        self.validator.validate_begin(begin)
         if self._learning is None:
-            self._learning = self._build(self._own_records(self._checked(begin.held_out)))
-            if self._restore is not None:
-                self._restore(self._learning.learner.load_state)
+            self._learning = self.build(self._own_records(begin.held_out))
+            if self.restore is not None:
+                self.restore(self._learning.learner.load_state)
         self._learning.begin_iteration(begin.iteration)
 
     def _cross(self, batch: CrossBatch, reply: Reply) -> None:
         """Answer with projections of a batch, and learn from the primary's, of any lengths."""
-        self._validator.validate_batch(batch)
+        self.validator.validate_batch(batch)
         number = batch.round_number
         if not self._plain:
             reply.prepare(self._cut.words(len(batch.rows)), round_number=number)
@@ -386,35 +585,36 @@ class PretrainingSecondary:
         Reveals:
             Nothing by itself; they are averaged, or sent as :class:`Projections`.
         """
-        records = self.data.links.link(self._checked(rows)).indices[:, 0]
+        records = self.data.links.link(rows).indices[:, 0]
         return unit(self.learning.project(records, round_number=round_number))
 
     def _learn_locally(self, request: LearnLocally, _reply: Reply) -> None:
-        self._validator.validate_local(request)
+        self.validator.validate_local(request)
         self.learning.learn_local(request.iteration)
 
-    def _add_top(self, request: TopsRequest, reply: Reply) -> None:
+    def _add_top(self, request: TopsRequest, reply: Reply) -> Next:
         """Answer with the weighted words of the local top encoder."""
         number = request.round_number
-        self._validator.validate_tops(number)
-        own, weight = self.learning.shared_weights(), self.learning.weight
+        self.validator.validate_tops(number)
+        own, weight = self.learning.learner.shared_weights(), self.learning.weight
         reply.prepare(words_needed(shapes_of(own)), round_number=number)
-        words = encode_weighted(own, weight=weight, parties=self._parties + 1)
+        words = encode_weighted(own, weight=weight, parties=self.parties + 1)
         reply.add(words, round_number=number)
+        return Mean
 
     def _load_mean(self, mean: Mean, _reply: Reply) -> None:
         device = self.data.features.device
         values = {name: torch.from_numpy(one).to(device) for name, one in mean.values.items()}
-        self.learning.load_shared(values)
+        self.learning.learner.load_shared(values)
 
-    def _end(self, end: IterationEnd, _reply: Reply) -> bool:
-        """Save, log, and warn of a collapse; return whether it was the last iteration."""
-        self._validator.validate_end(end)
+    def _end(self, end: IterationEnd, _reply: Reply) -> Next:
+        """Save, log, and warn of a collapse; the stage ends with the last iteration."""
+        self.validator.validate_end(end)
         figures = self.figures = self.learning.figures()
-        self._save(end.iterations, self.learning.state())
+        self.save(end.iterations, self.learning.learner.state())
         self._watch(figures, last=end.last)
-        self._log("pretrained", iterations=end.iterations, **asdict(figures))
-        return end.last
+        self.log("pretrained", iterations=end.iterations, **asdict(figures))
+        return StageEnd if end.last else None
 
     def _own_records(self, held_out: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         own = np.ones(len(self.data.features), dtype=np.bool_)
@@ -422,11 +622,3 @@ class PretrainingSecondary:
             linked = self.data.links.link(held_out).indices
             own[linked[linked >= 0]] = False
         return np.flatnonzero(own)
-
-    def _checked(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        if len(rows) and (rows.min() < 0 or rows.max() >= self.data.primary_rows):
-            raise ProtocolError(
-                f"pretraining: the primary names rows outside the {self.data.primary_rows} "
-                f"that it has"
-            )
-        return rows

@@ -29,6 +29,10 @@ from securevfl.mpc.codec import (
     require_row_norms,
     to_float,
 )
+from securevfl.mpc.sum_to import Words
+
+CutRows = Float[Tensor, "batch positions width"]
+"""Rows as they cross the cut: B rows, L positions, H numbers each."""
 
 # What crosses the cut between bottom models and the top model: whole numbers, and their average.
 
@@ -53,11 +57,11 @@ class CutLayer:
         """Return how many 64-bit words carry so many rows."""
         return self.ring.words(rows * math.prod(self.shape))
 
-    def zeros(self, rows: int) -> Int64[Tensor, " words"]:
+    def zeros(self, rows: int) -> Words:
         """Return the words of a party that adds nothing, as the primary's are."""
         return torch.zeros(self.words(rows), dtype=torch.int64)
 
-    def encode(self, units: Int32[Tensor, "batch *shape"]) -> Int64[Tensor, " words"]:
+    def encode(self, units: Int32[Tensor, "batch *shape"]) -> Words:
         """Return a secondary's units as words; they may take the units' place in memory.
 
         Raises:
@@ -65,9 +69,7 @@ class CutLayer:
         """
         return encode(units, self.ring, reuse=True)
 
-    def decode(
-        self, total: Int64[Tensor, " words"], *, rows: int, active: int
-    ) -> Float32[Tensor, "batch *shape"]:
+    def decode(self, total: Words, *, rows: int, active: int) -> Float32[Tensor, "batch *shape"]:
         """Return the average of so many active secondaries' rows from the sum of their words.
 
         Raises:
@@ -106,9 +108,7 @@ class Aggregation(ABC):
     _clipped_over: ClassVar[tuple[int, ...]]
     """Dimensions that the clip takes together."""
 
-    def finite(
-        self, representation: Float[Tensor, "batch positions width"]
-    ) -> tuple[Float[Tensor, "batch positions width"], int]:
+    def finite(self, representation: CutRows) -> tuple[CutRows, int]:
         """Set to zero what the clip takes together and is not finite; return how many were.
 
         One record then moves no more than the clip allows: zero is inside every ball.
@@ -116,21 +116,15 @@ class Aggregation(ABC):
         return finite_or_zero(representation, dim=self._clipped_over)
 
     @abstractmethod
-    def clip(
-        self, representation: Float[Tensor, "batch positions width"]
-    ) -> Float[Tensor, "batch positions width"]:
+    def clip(self, representation: CutRows) -> CutRows:
         """Clip to length C what one record must not move further; on the autograd graph."""
 
     @abstractmethod
-    def term(
-        self, clipped: Float[Tensor, "batch positions width"]
-    ) -> Float[Tensor, "batch pooled width"]:
+    def term(self, clipped: CutRows) -> Float[Tensor, "batch pooled width"]:
         """Return this party's term of the average, on the autograd graph."""
 
     @abstractmethod
-    def units(
-        self, clipped: Float[Tensor, "batch positions width"], *, bounded: bool
-    ) -> Int32[Tensor, "batch pooled width"]:
+    def units(self, clipped: CutRows, *, bounded: bool) -> Int32[Tensor, "batch pooled width"]:
         """Return the term in whole units of the ring, rounded towards zero, without noise.
 
         Args:
@@ -153,21 +147,15 @@ class MeanOfRows(Aggregation):
     pooled = False
     _clipped_over = (1, 2)
 
-    def clip(
-        self, representation: Float[Tensor, "batch positions width"]
-    ) -> Float[Tensor, "batch positions width"]:
+    def clip(self, representation: CutRows) -> CutRows:
         """Clip each row over all its positions."""
         return clip_rows(representation, self.clip_norm)
 
-    def term(
-        self, clipped: Float[Tensor, "batch positions width"]
-    ) -> Float[Tensor, "batch positions width"]:
+    def term(self, clipped: CutRows) -> CutRows:
         """Return the rows as they are."""
         return clipped
 
-    def units(
-        self, clipped: Float[Tensor, "batch positions width"], *, bounded: bool
-    ) -> Int32[Tensor, "batch positions width"]:
+    def units(self, clipped: CutRows, *, bounded: bool) -> Int32[Tensor, "batch positions width"]:
         """Return the rows in whole units."""
         units = quantise(clipped.detach(), self.cut.ring)
         if bounded:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,122 +14,119 @@ from torch import Tensor
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import Observer, RowsReleased
 from securevfl.federation.checkpoint import DamagedError, StateFolder
-from securevfl.federation.run_plan import ROUNDS_AHEAD, RoundCounter, RoundPlan, noting
+from securevfl.federation.messages import Gradient, RoundPlan
+from securevfl.federation.rounds.cut import CutLayer, CutRows
+from securevfl.federation.run_plan import ROUNDS_AHEAD, RoundCounter
 from securevfl.federation.session.peers import Peers, PeersHere
 from securevfl.ledger.ledger import Ledger
 
 # What every exchange does.
 
 
-@runtime_checkable
-class Exchange(Protocol):
-    """How the primary reaches the secondaries: simulated, between processes, or from a cache."""
+class Exchange(ABC):
+    """How the primary gets averages of rounds, and returns gradients."""
 
-    @property
-    def rounds(self) -> RoundCounter:
+    def __init__(self, rounds: RoundCounter, peers: Peers, ranks: tuple[int, ...]) -> None:
+        self.rounds = rounds
         """Gives out the session's round numbers."""
-        ...
-
-    @property
-    def peers(self) -> Peers:
+        self.peers = peers
         """All secondaries, for messages outside rounds."""
-        ...
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
+        self.ranks = ranks
         """Ranks of all secondaries."""
-        ...
 
-    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
-        """Return the average of the active secondaries' clipped, noised representations.
+    @abstractmethod
+    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[tuple[RoundPlan, CutRows]]:
+        """Yield independent rounds with their averages, in order.
 
-        Reveals:
-            To the primary: that average. To the secondaries: the row ids of the batch.
-        """
-        ...
-
-    def release_each(
-        self, plans: Iterator[RoundPlan]
-    ) -> Iterator[Float[Tensor, "batch positions width"]]:
-        """Yield the averages of independent rounds, in their order.
-
-        Up to :data:`ROUNDS_AHEAD` rounds may be under way at once. A plan is taken from ``plans``
+        Up to :attr:`Peers.ahead` rounds may be under way at once. A plan is taken from ``plans``
         when its round is about to be announced, and no round is announced before the caller is
         done with the average of that many rounds before it.
 
         Reveals:
             What :meth:`release` reveals, for each.
         """
-        ...
 
-    def return_gradient(
-        self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
-    ) -> None:
+    def release(self, plan: RoundPlan) -> CutRows:
+        """Return the average of the active secondaries' clipped, noised representations.
+
+        Reveals:
+            To the primary: that average. To the secondaries: the row ids of the batch.
+        """
+        ((_, average),) = self.release_each(iter((plan,)))
+        return average
+
+    def return_gradient(self, plan: RoundPlan, gradient: CutRows) -> None:
         """Hand the gradient of the loss with respect to the aggregate to the active secondaries.
 
         Reveals:
             To every active secondary: one and the same tensor, from which labels may be inferred.
         """
-        ...
+        sent = gradient.detach().cpu().numpy()
+        self.peers.tell(Gradient(round_number=plan.round_number, gradient=sent), plan.active)
 
 
-# An exchange around another one: what it does not change, it passes on.
+class RoundExchange(Exchange):
+    """Rounds with secondaries, in this process or in others."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        cut: CutLayer,
+        *,
+        device: torch.device,
+        rounds: RoundCounter | None = None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            peers: The secondaries.
+            cut: The format of what crosses the cut.
+            device: Where the primary computes.
+            rounds: Continues a session's round numbers; None begins them.
+        """
+        super().__init__(RoundCounter() if rounds is None else rounds, peers, peers.ranks)
+        self.cut = cut
+        self.device = device
+
+    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[tuple[RoundPlan, CutRows]]:
+        """Announce rounds ahead, and yield each one's average in turn.
+
+        Reveals:
+            What :meth:`Exchange.release_each` says.
+        """
+        under_way: deque[RoundPlan] = deque()
+        for plan in plans:
+            self.peers.tell(plan, plan.active)
+            under_way.append(plan)
+            if len(under_way) == self.peers.ahead:
+                first = under_way.popleft()
+                yield first, self.average(first)
+        for plan in under_way:
+            yield plan, self.average(plan)
+
+    def average(self, plan: RoundPlan) -> CutRows:
+        """Return the average of a round that was announced.
+
+        Reveals:
+            To the primary: that average.
+        """
+        own = self.cut.zeros(len(plan.rows)).to(self.device)
+        total = self.peers.add_up(own, plan.active, round_number=plan.round_number)
+        return self.cut.decode(total, rows=len(plan.rows), active=len(plan.active))
 
 
-class ExchangeWrapper(ABC):
-    """Passes everything on but releases, which are what its subclasses are for."""
+class ExchangeAround(Exchange):
+    """An exchange around another one: releases differ, all else is the same."""
 
     def __init__(self, inner: Exchange) -> None:
+        super().__init__(inner.rounds, inner.peers, inner.ranks)
         self.inner = inner
-
-    @property
-    def rounds(self) -> RoundCounter:
-        """Gives out the session's round numbers."""
-        return self.inner.rounds
-
-    @property
-    def peers(self) -> Peers:
-        """All secondaries that the inner exchange reaches."""
-        return self.inner.peers
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of all secondaries that the inner exchange reaches."""
-        return self.inner.ranks
-
-    @abstractmethod
-    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
-        """Return the average of the active secondaries' representations.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-
-    @abstractmethod
-    def release_each(
-        self, plans: Iterator[RoundPlan]
-    ) -> Iterator[Float[Tensor, "batch positions width"]]:
-        """Yield the averages of independent rounds.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-
-    def return_gradient(
-        self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
-    ) -> None:
-        """Pass the gradient on.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        self.inner.return_gradient(plan, gradient)
 
 
 # Averages in blocks where secondaries are absent: their coordinates are zero.
 
 
-class PresentBlocks(ExchangeWrapper):
+class PresentBlocks(ExchangeAround):
     """An exchange for a top model that knows averages over all secondaries, a block for each.
 
     An average over fewer divides each one's numbers by fewer. The number of all of them makes the
@@ -146,30 +143,17 @@ class PresentBlocks(ExchangeWrapper):
         super().__init__(inner)
         self.blocks = blocks
 
-    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
-        """Return the sum of those that are there over the number of all.
+    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[tuple[RoundPlan, CutRows]]:
+        """Yield the sums of those that are there over the number of all.
 
         Reveals:
             What the inner exchange reveals.
         """
-        return self._present(self.inner.release(plan), plan)
-
-    def release_each(
-        self, plans: Iterator[RoundPlan]
-    ) -> Iterator[Float[Tensor, "batch positions width"]]:
-        """Yield the averages of independent rounds.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        under_way: deque[RoundPlan] = deque()
-        for average in self.inner.release_each(noting(plans, under_way)):
-            yield self._present(average, under_way.popleft())
-
-    def _present(self, average: Tensor, plan: RoundPlan) -> Tensor:
-        average = average * (len(plan.active) / self.blocks)
-        absent = set(range(1, self.blocks + 1)) - set(plan.active)
-        return without_blocks(average, [rank - 1 for rank in absent], blocks=self.blocks)
+        for plan, average in self.inner.release_each(plans):
+            absent = set(range(1, self.blocks + 1)) - set(plan.active)
+            present = average * (len(plan.active) / self.blocks)
+            numbers = [rank - 1 for rank in absent]
+            yield plan, without_blocks(present, numbers, blocks=self.blocks)
 
 
 def without_blocks(
@@ -192,7 +176,7 @@ def without_blocks(
 # The primary books every release in its own ledger before it asks for it.
 
 
-class ChargedExchange(ExchangeWrapper):
+class ChargedExchange(ExchangeAround):
     """An exchange that charges each release to the primary's own ledger before asking for it."""
 
     def __init__(self, inner: Exchange, ledger: Ledger, heard: Callable[[float], None]) -> None:
@@ -203,16 +187,7 @@ class ChargedExchange(ExchangeWrapper):
         """Rows of rounds that were booked and asked for when the run was cut, in their order, and
         that are asked for once more: what comes back are the same releases."""
 
-    def release(self, plan: RoundPlan) -> Tensor:
-        """Charge, then release.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        self._charge(plan)
-        return self.inner.release(plan)
-
-    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[Tensor]:
+    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[tuple[RoundPlan, CutRows]]:
         """Charge each round before it is announced, then release.
 
         Reveals:
@@ -222,65 +197,57 @@ class ChargedExchange(ExchangeWrapper):
 
     def _charged(self, plans: Iterator[RoundPlan]) -> Iterator[RoundPlan]:
         for plan in plans:
-            self._charge(plan)
+            if self.booked_before and np.array_equal(plan.rows, self.booked_before[0]):
+                self.booked_before = self.booked_before[1:]
+            else:
+                epsilon = self.ledger.charge(
+                    round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose
+                )
+                self.heard(epsilon)
             yield plan
-
-    def _charge(self, plan: RoundPlan) -> None:
-        if self.booked_before and np.array_equal(plan.rows, self.booked_before[0]):
-            self.booked_before = self.booked_before[1:]
-            return
-        epsilon = self.ledger.charge(
-            round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose
-        )
-        self.heard(epsilon)
 
 
 # What the primary of a frozen run keeps: every round's rows, from the moment it has them.
 
 
+@dataclass(eq=False)
 class CachedRows:
     """The rounds of one release pass in the primary's folder, a file each."""
 
-    def __init__(
-        self,
-        files: StateFolder,
-        parts: Sequence[npt.NDArray[np.int64]],
-        *,
-        shape: tuple[int, ...],
-    ) -> None:
-        """Find out what is kept.
+    files: StateFolder
+    """The primary's; they name the run."""
+    parts: Sequence[npt.NDArray[np.int64]]
+    """Row ids of every round of the pass, in order."""
+    _: KW_ONLY
+    shape: tuple[int, ...]
+    """Of one row of the cut, (L, H); a round of any other counts as damaged."""
 
-        Args:
-            files: The primary's; they name the run.
-            parts: Row ids of every round of the pass, in order.
-            shape: Of one row of the cut, (L, H); a round of any other counts as damaged.
+    def __post_init__(self) -> None:
+        """Find out what is kept.
 
         Raises:
             ConfigError: If what is kept is of other rows, as if the table had changed.
         """
-        self._files = files
-        self.parts = parts
-        self._shape = shape
         self._kept: dict[int, Tensor] = {}
-        for number, part in enumerate(parts):
+        for number, part in enumerate(self.parts):
             aggregate = self._read(number, part)
             if aggregate is not None:
                 self._kept[number] = aggregate
-        if files.holds(_name(len(parts))):
+        if self.files.holds(_name(len(self.parts))):
             raise self._other_table()
 
     def missing(self) -> list[int]:
         """Return the rounds that are not kept, in order, counted from 0."""
         return [number for number in range(len(self.parts)) if number not in self._kept]
 
-    def keep(self, number: int, aggregate: Float[Tensor, "batch positions width"]) -> None:
+    def keep(self, number: int, aggregate: CutRows) -> None:
         """Keep a round's rows; they are on the disk when this returns.
 
         Raises:
             StorageError: If the disk takes no more.
         """
         rows = torch.from_numpy(self.parts[number])
-        self._files.write(_name(number), {"rows": rows, "aggregate": aggregate})
+        self.files.write(_name(number), {"rows": rows, "aggregate": aggregate})
         self._kept[number] = aggregate
 
     def asked_again(self, booked: Int64[np.ndarray, " rows"]) -> list[Int64[np.ndarray, " batch"]]:
@@ -300,7 +267,7 @@ class CachedRows:
         last = lost == missing[: len(lost)] and lost[0] > max(self._kept, default=-1)
         if not last or len(lost) > ROUNDS_AHEAD:
             raise PrivacyError(
-                f"{self._files.path / _name(lost[0])}: is missing or damaged, and the rows that it "
+                f"{self.files.path / _name(lost[0])}: is missing or damaged, and the rows that it "
                 f"held cannot be released again; restore it from a copy, or start another run with "
                 f"another --out, which is charged to the table's total"
             )
@@ -314,14 +281,14 @@ class CachedRows:
         """
         missing = self.missing()
         for number in missing:
-            if self._files.holds(_name(number)):
+            if self.files.holds(_name(number)):
                 raise ConfigError(
-                    f"{self._files.path / _name(number)}: is damaged; restore it from a copy"
+                    f"{self.files.path / _name(number)}: is damaged; restore it from a copy"
                 )
         if missing:
             there = sum(len(self.parts[number]) for number in self._kept)
             raise ConfigError(
-                f"{self._files.path / 'released'}: holds {there} of the "
+                f"{self.files.path / 'released'}: holds {there} of the "
                 f"{sum(map(len, self.parts))} rows; go on with the run (--resume) until all are "
                 f"released"
             )
@@ -332,7 +299,7 @@ class CachedRows:
 
     def _read(self, number: int, part: Int64[np.ndarray, " batch"]) -> Tensor | None:
         try:
-            state = self._files.read(_name(number))
+            state = self.files.read(_name(number))
         except (FileNotFoundError, DamagedError):
             return None
         rows, aggregate = state.get("rows"), state.get("aggregate")
@@ -340,14 +307,14 @@ class CachedRows:
             return None
         if not torch.equal(rows, torch.from_numpy(part)):
             raise self._other_table()
-        if aggregate.shape != (len(part), *self._shape) or not aggregate.isfinite().all():
+        if aggregate.shape != (len(part), *self.shape) or not aggregate.isfinite().all():
             return None
         return aggregate
 
     def _other_table(self) -> ConfigError:
         rows = sum(map(len, self.parts))
         return ConfigError(
-            f"{self._files.path / 'released'}: other rows were released than the {rows} that the "
+            f"{self.files.path / 'released'}: other rows were released than the {rows} that the "
             f"table has now; restore the table, or choose another --out"
         )
 
@@ -359,7 +326,7 @@ def _name(number: int) -> str:
 # Each row released once, then reused, as a frozen encoder allows; docs/privacy.md, section 4.
 
 
-class ReleasedRows:
+class ReleasedRows(Exchange):
     """An exchange that answers from stored releases: nothing is sent between parties."""
 
     def __init__(
@@ -370,7 +337,7 @@ class ReleasedRows:
         rounds: RoundCounter,
         device: torch.device,
     ) -> None:
-        """Make it.
+        """Make it; no secondary gets messages outside rounds, for a frozen encoder does not train.
 
         Args:
             aggregates: Of all rows.
@@ -378,40 +345,25 @@ class ReleasedRows:
             rounds: Gives out the session's round numbers.
             device: Where the top model computes.
         """
+        super().__init__(rounds, PeersHere({}), ranks)
         self._aggregates = aggregates
-        self._ranks = ranks
-        self.rounds = rounds
         self._device = device
-        self.peers = PeersHere({})
-        """No secondary gets messages outside rounds: a frozen encoder does not train."""
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of all secondaries."""
-        return self._ranks
-
-    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
-        """Return the stored aggregates of the rows.
-
-        Reveals:
-            Nothing: these values were released before.
-        """
-        rows = torch.as_tensor(plan.rows, device=self._aggregates.device)
-        return self._aggregates[rows].to(self._device)
-
-    def release_each(
-        self, plans: Iterator[RoundPlan]
-    ) -> Iterator[Float[Tensor, "batch positions width"]]:
+    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[tuple[RoundPlan, CutRows]]:
         """Yield the stored aggregates of each round's rows.
 
         Reveals:
             Nothing: these values were released before.
         """
-        return map(self.release, plans)
+        for plan in plans:
+            yield plan, self.average(plan)
 
-    def return_gradient(
-        self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
-    ) -> None:
+    def average(self, plan: RoundPlan) -> CutRows:
+        """Return the stored aggregates of a round's rows."""
+        rows = torch.as_tensor(plan.rows, device=self._aggregates.device)
+        return self._aggregates[rows].to(self._device)
+
+    def return_gradient(self, plan: RoundPlan, gradient: CutRows) -> None:
         """Drop the gradient: a frozen encoder does not learn.
 
         Reveals:
@@ -448,7 +400,7 @@ def release_once(
         )
         for number in missing
     )
-    for number, aggregate in zip(missing, exchange.release_each(plans), strict=True):
+    for number, (_, aggregate) in zip(missing, exchange.release_each(plans), strict=True):
         kept.keep(number, aggregate.cpu())
         observe(RowsReleased(done=number + 1, of=len(kept.parts)))
     return kept.all()

@@ -7,22 +7,23 @@ stays each secondary's own: see :meth:`securevfl.federation.rounds.secondary.Sec
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from securevfl.federation.rounds.cut import CutLayer
+from securevfl.federation.messages import EpochMark, RoundPlan
+from securevfl.federation.rounds.cut import CutLayer, CutRows
+from securevfl.federation.rounds.exchanges import RoundExchange
 from securevfl.federation.rounds.secondary import Secondary, save_nothing
 from securevfl.federation.rounds.updates import handed
-from securevfl.federation.run_plan import EpochMark, RoundCounter, RoundPlan
 from securevfl.federation.session.peers import PeersHere
 from securevfl.models.family import StackableBottom
 from securevfl.models.layers import drawing_apart
-from securevfl.mpc.sum_to import InProcessSum
 
 # Secondaries of one process whose bottom models have one shape: computed together.
 
@@ -51,6 +52,14 @@ class Stacks:
             if _may_be_stacked(one)
         }
         self._shapes = {rank: self._shape_of(rank) for rank in self._weights}
+        self._plan: RoundPlan | None = None
+        self._shares: dict[int, Member] = {}
+
+    def share(self, rank: int, plan: RoundPlan) -> "Member | None":
+        """Return a secondary's share of a round's stacks; None: it works alone."""
+        if plan is not self._plan:
+            self._plan, self._shares = plan, self.of_round(plan)
+        return self._shares.get(rank)
 
     def of_round(self, plan: RoundPlan) -> "dict[int, Member]":
         """Return the shares of a round's stacks by rank; who is missing works alone."""
@@ -108,13 +117,13 @@ class Stack:
         self._terms: dict[int, Tensor] = {}
         self._gradients: Sequence[Tensor | None] = ()
 
-    def representation(self, place: int) -> Float[Tensor, "batch positions width"]:
+    def representation(self, place: int) -> CutRows:
         """Return one secondary's; all are computed when the first one is asked for."""
         if not self._representations:
             self._representations = self._compute()
         return self._representations[place]
 
-    def _compute(self) -> Sequence[Float[Tensor, "batch positions width"]]:
+    def _compute(self) -> Sequence[CutRows]:
         training = self._plan.wants_gradient
         model = self._members[0].bottom
         model.train(training)
@@ -143,11 +152,11 @@ class Stack:
             stream.state = generator.get_state()
         return found
 
-    def expect(self, place: int, term: Float[Tensor, "batch positions width"]) -> None:
+    def expect(self, place: int, term: CutRows) -> None:
         """Take one secondary's term of the aggregate, on the autograd graph."""
         self._terms[place] = term
 
-    def teach(self, place: int, gradient: Float[Tensor, "batch positions width"]) -> None:
+    def teach(self, place: int, gradient: CutRows) -> None:
         """Set one secondary's gradients; all are computed when the first one learns.
 
         Args:
@@ -168,32 +177,32 @@ class Stack:
             parameter.grad = None if gradients is None else gradients[place]
 
 
+@dataclass(frozen=True, eq=False)
 class Member:
     """One secondary's part in a stack; a ``StackedPart`` of rounds/secondary.py."""
 
-    def __init__(self, stack: Stack, place: int) -> None:
-        self._stack = stack
-        self._place = place
+    stack: Stack
+    place: int
 
-    def representation(self) -> Float[Tensor, "batch positions width"]:
+    def representation(self) -> CutRows:
         """Return the secondary's representation of the round."""
-        return self._stack.representation(self._place)
+        return self.stack.representation(self.place)
 
-    def lesson(self, term: Float[Tensor, "batch positions width"]) -> "Member":
+    def lesson(self, term: CutRows) -> "Member":
         """Return what waits for the gradient of the secondary's term."""
-        self._stack.expect(self._place, term)
+        self.stack.expect(self.place, term)
         return self
 
-    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+    def gradients_from(self, gradient: CutRows) -> None:
         """Set the gradients of the secondary's bottom model."""
-        self._stack.teach(self._place, gradient)
+        self.stack.teach(self.place, gradient)
 
 
 # All parties in one process: the same arithmetic as between processes, no cryptography.
 
 
-class SimulatedExchange:
-    """An exchange with secondaries of the same process, on CPU or GPU."""
+class SimulatedExchange(RoundExchange):
+    """Rounds with secondaries of the same process, on CPU or GPU."""
 
     def __init__(
         self,
@@ -213,51 +222,13 @@ class SimulatedExchange:
                 works alone.
         """
         self.secondaries = dict(secondaries)
-        self.cut = cut
-        self._stacks = Stacks(self.secondaries, links=links) if links else None
-        self.rounds = RoundCounter()
-        self.peers = PeersHere(
-            {
-                rank: one.handlers(end_epoch.get(rank, save_nothing))
-                for rank, one in self.secondaries.items()
-            }
-        )
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of all secondaries."""
-        return tuple(self.secondaries)
-
-    def release(self, plan: RoundPlan) -> Float[Tensor, "batch positions width"]:
-        """Return the average of the active secondaries' contributions.
-
-        Reveals:
-            What :meth:`Exchange.release` reveals; in a simulation
-            everything is in one process anyway.
-        """
-        shares = self._stacks.of_round(plan) if self._stacks else {}
-        words = [
-            self.secondaries[rank].answer(plan, share=shares.get(rank)) for rank in plan.active
-        ]
-        return self.cut.decode(InProcessSum()(words), rows=len(plan.rows), active=len(plan.active))
-
-    def release_each(
-        self, plans: Iterator[RoundPlan]
-    ) -> Iterator[Float[Tensor, "batch positions width"]]:
-        """Yield the average of one round after the other: no round waits for a network.
-
-        Reveals:
-            What :meth:`Exchange.release_each` reveals.
-        """
-        return map(self.release, plans)
-
-    def return_gradient(
-        self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]
-    ) -> None:
-        """Let every active secondary learn.
-
-        Reveals:
-            What :meth:`Exchange.return_gradient` reveals.
-        """
-        for rank in plan.active:
-            self.secondaries[rank].learn(plan, gradient)
+        if links:
+            stacks = Stacks(self.secondaries, links=links)
+            for rank, one in self.secondaries.items():
+                one.stacked_in = partial(stacks.share, rank)
+        handlers = {
+            rank: one.handlers(end_epoch.get(rank, save_nothing))
+            for rank, one in self.secondaries.items()
+        }
+        device = next(iter(self.secondaries.values())).device
+        super().__init__(PeersHere(handlers), cut, device=device)

@@ -7,7 +7,7 @@ one party's, on one machine. Parties speak by typed messages, over their own sta
 import copy
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
+from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.updates import (
     DropoutStream,
     GradientNoise,
@@ -38,6 +39,13 @@ _PATIENCE: Final = timedelta(days=30)
 _MOST_NUMBERS: Final = 16
 _MOST_DIMENSIONS: Final = 4
 _TYPES: Final = (torch.float32, torch.float64, torch.int64, torch.bool)
+
+
+LinkIndex = Int64[Tensor, "batch links"]
+"""Record of each link; anything valid where there is none."""
+
+LinkMask = Bool[Tensor, "batch links"]
+"""Which links there are."""
 
 
 class WorkerGroup:
@@ -132,8 +140,8 @@ def represent_distinct(
     bottom: Forward,
     features: Float[Tensor, "records features"],
     keys: Float[Tensor, "records dimension"],
-    index: Int64[Tensor, "batch links"],
-    present: Bool[Tensor, "batch links"],
+    index: LinkIndex,
+    present: LinkMask,
 ) -> Float[Tensor, "batch links width"]:
     """Apply a recordwise bottom model to each linked record once, and gather by link.
 
@@ -162,9 +170,9 @@ def represent_linked(
     bottom: DistinctBottom,
     features: Float[Tensor, "records features"],
     keys: Float[Tensor, "records dimension"],
-    index: Int64[Tensor, "batch links"],
-    present: Bool[Tensor, "batch links"],
-) -> Float[Tensor, "batch positions width"]:
+    index: LinkIndex,
+    present: LinkMask,
+) -> CutRows:
     """Apply a bottom model whose links see one another, with each linked record given once.
 
     An absent link has a record of zeros, as it has where each link is given by itself: whatever a
@@ -232,9 +240,7 @@ class OwnRecords:
         """The model as it is evaluated."""
         return each_row(self.bottom) if self.row_by_row else self.bottom
 
-    def linked(
-        self, index: Int64[Tensor, "batch links"], present: Bool[Tensor, "batch links"]
-    ) -> LinkedRecords:
+    def linked(self, index: LinkIndex, present: LinkMask) -> LinkedRecords:
         """Return the records of links, one link at a time.
 
         Args:
@@ -259,8 +265,8 @@ class OwnRecords:
 
     def taught(
         self,
-        index: Int64[Tensor, "batch links"],
-        present: Bool[Tensor, "batch links"],
+        index: LinkIndex,
+        present: LinkMask,
         *,
         clip_norm: float,
         units: GradientUnits,
@@ -284,9 +290,7 @@ class OwnRecords:
             stream=stream,
         )
 
-    def __call__(
-        self, index: Int64[Tensor, "batch links"], present: Bool[Tensor, "batch links"]
-    ) -> Float[Tensor, "batch positions width"]:
+    def __call__(self, index: LinkIndex, present: LinkMask) -> CutRows:
         """Return the representation of a batch of rows.
 
         Args:
@@ -393,22 +397,18 @@ class Batch:
         )
 
 
+@dataclass(eq=False)
 class ModelPart:
     """One process's rows: the model at work on them, and what waits for a gradient."""
 
-    def __init__(self, work: Work, private: PrivateRows | None, *, stream: DropoutStream) -> None:
-        """Make it.
-
-        Args:
-            work: What is computed.
-            private: How gradients are clipped, where each update is a release.
-            stream: Of dropped units, where updates are releases; elsewhere one is active.
-        """
-        self.work = work
-        self.private = private
-        self.stream = stream
-        self._graph: tuple[list[Tensor], Tensor] | None = None
-        self._rows: RowGradients | None = None
+    work: Work
+    """What is computed."""
+    private: PrivateRows | None
+    """How gradients are clipped, where each update is a release."""
+    stream: DropoutStream
+    """Of dropped units, where updates are releases; elsewhere one is active."""
+    _graph: tuple[list[Tensor], Tensor] | None = field(default=None, init=False)
+    _rows: RowGradients | None = field(default=None, init=False)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -526,7 +526,7 @@ class PartyWorkers:
         self._group = group
         self._device = device
         private = None if noise is None else PrivateRows(clip_norm=clip_norm, units=noise)
-        self._own = ModelPart(work, private, stream=stream)
+        self._own = ModelPart(work, private, stream)
         self._known: list[int] = []
         self._sizes: list[int] = []
 
@@ -541,9 +541,7 @@ class PartyWorkers:
         out: Tensor = _Spread.apply(self, len(rows), *rows, *self._own.parameters)  # type: ignore[no-untyped-call]
         return out
 
-    def represent_privately(
-        self, index: Int64[Tensor, "batch links"], present: Bool[Tensor, "batch links"]
-    ) -> Float[Tensor, "batch positions width"]:
+    def represent_privately(self, index: LinkIndex, present: LinkMask) -> CutRows:
         """Return the representation of rows whose gradients are to be clipped one by one.
 
         Args:
@@ -555,9 +553,7 @@ class PartyWorkers:
             seed = self._seed()
         return self._compute(Order.COMPUTE_PRIVATELY, links, [False, False], seed=seed)
 
-    def private_gradients(
-        self, gradient: Float[Tensor, "batch positions width"]
-    ) -> Float64[Tensor, " parameters"]:
+    def private_gradients(self, gradient: CutRows) -> Float64[Tensor, " parameters"]:
         """Return the sum of these rows' clipped gradients in whole units, without noise.
 
         Args:
@@ -675,29 +671,26 @@ def end(group: WorkerGroup) -> None:
 # A process that computes for another one of the same party.
 
 
+@dataclass(eq=False)
 class WorkerProcess:
     """A process that computes for rank 0 until that ends."""
 
-    def __init__(self, group: WorkerGroup, *, device: torch.device) -> None:
-        """Make it.
-
-        Args:
-            group: The processes; this is not rank 0.
-            device: Where this process computes.
-        """
-        self._group = group
-        self._device = device
-        self._part: ModelPart | None = None
-        self._rows = 0
+    group: WorkerGroup
+    """The processes; this is not rank 0."""
+    _: KW_ONLY
+    device: torch.device
+    """Where this process computes."""
+    _part: ModelPart | None = field(default=None, init=False)
+    _rows: int = field(default=0, init=False)
 
     def work(self) -> None:
         """Do what rank 0 wants."""
         while True:
-            order, *about = self._group.tell()
+            order, *about = self.group.tell()
             if order == Order.END:
                 return
             if order == Order.TAKE:
-                self._take(*self._group.hand_over())
+                self._take(*self.group.hand_over())
                 continue
             assert self._part is not None, "there is work to do"
             if order == Order.WEIGHTS:
@@ -710,42 +703,42 @@ class WorkerProcess:
                 self._compute(self._part, Order(order), Batch.of(about))
 
     def _take(self, work: Work, private: PrivateRows | None) -> None:
-        stream = DropoutStream(0, f"rank {self._group.rank}", device=self._device)
-        self._part = ModelPart(work.on(self._device), private, stream=stream)
+        stream = DropoutStream(0, f"rank {self.group.rank}", device=self.device)
+        self._part = ModelPart(work.on(self.device), private, stream)
 
     def _take_weights(self, module: nn.Module) -> None:
         values = values_of(module)
         told = flat(values, values)
-        self._group.spread(told)
+        self.group.spread(told)
         with torch.no_grad():
             for value, new in zip(values, split(told, values), strict=True):
                 value.copy_(new)
 
     def _compute(self, part: ModelPart, order: Order, batch: Batch) -> None:
-        self._rows = batch.sizes[self._group.rank]
+        self._rows = batch.sizes[self.group.rank]
         if not self._rows:
             return
         rows = [self._received() for _ in batch.wanted]
         part.work.module.train(batch.training)
-        part.stream = DropoutStream(batch.seed, f"rank {self._group.rank}", device=self._device)
+        part.stream = DropoutStream(batch.seed, f"rank {self.group.rank}", device=self.device)
         with part.stream.active(), torch.no_grad():
             out = part.compute(order, rows, batch.wanted)
-        self._group.send(out, to=0)
+        self.group.send(out, to=0)
 
     def _give_gradients(self, part: ModelPart) -> None:
         own: list[Tensor | None] = [None for _ in part.parameters]
         if self._rows:
             inputs, own = part.gradients(self._received())
             for one in inputs:
-                self._group.send(one, to=0)
-        self._group.add_up(flat(own, part.parameters))
+                self.group.send(one, to=0)
+        self.group.add_up(flat(own, part.parameters))
 
     def _give_private_gradients(self, part: ModelPart) -> None:
         if self._rows:
             total = part.private_gradients(self._received())
         else:
             total = torch.zeros(sum(one.numel() for one in part.parameters) + 1, dtype=torch.int64)
-        self._group.add_up(total)
+        self.group.add_up(total)
 
     def _received(self) -> Tensor:
-        return self._group.receive(source=0).to(self._device)
+        return self.group.receive(source=0).to(self.device)

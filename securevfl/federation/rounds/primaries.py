@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.sections import OWN
 from securevfl.core.conventions import stream
-from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, RoundDone
-from securevfl.data.rows import consecutive_batches, training_batches
+from securevfl.data.rows import training_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import own_inputs
-from securevfl.federation.messages import AverageRequest
+from securevfl.federation.messages import AverageRequest, EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import (
+    CutRows,
     load_positions,
     position_weights,
     positions_around,
@@ -36,7 +35,7 @@ from securevfl.federation.rounds.primary import (
 )
 from securevfl.federation.rounds.release import require_finite
 from securevfl.federation.rounds.updates import DropoutStream
-from securevfl.federation.run_plan import EpochMark, RoundPlan, RunPlan
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import average_weights
 from securevfl.models.alone.choice import choose_scale, require_keepable
 from securevfl.models.alone.margins import cross_fit
@@ -67,9 +66,7 @@ class _SplitAvg(torch.autograd.Function):
         return None, None, None, None
 
 
-def split_average(
-    exchange: Exchange, plan: RoundPlan, *, iso_scale: float = 0.0
-) -> Float[Tensor, "batch positions width"]:
+def split_average(exchange: Exchange, plan: RoundPlan, *, iso_scale: float = 0.0) -> CutRows:
     """Return the noisy average of the active secondaries' representations of one batch.
 
     Calling ``backward`` on a loss of it sends the gradient with respect to the average to every
@@ -268,23 +265,6 @@ class OneFitPrimary(Primary):
 # What of a run differs where its top model is an estimator: how it is built, and what it reads.
 
 
-def require_top(config: FederationConfig, estimator: Any) -> None:
-    """Refuse to train by a file whose top model only Python could hand over.
-
-    Args:
-        config: The federation file.
-        estimator: What was handed over; None: nothing was.
-
-    Raises:
-        ConfigError: Saying what to do.
-    """
-    if config.top is not None and config.top.name == OWN and estimator is None:
-        raise ConfigError(
-            f"model.top: is {config.top.described}, which this program was not given; hand it to "
-            f'securevfl.simulate(top=...), or write "boosting" or "linear"'
-        )
-
-
 def build_fitted_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> FittedTop:
     """Return a top model that is not fitted yet.
 
@@ -371,11 +351,8 @@ class FittedPrimary(OneFitPrimary):
     def _values(self, rows: Int64[np.ndarray, " rows"]) -> Float64[np.ndarray, "rows inputs"]:
         """Return what is known of rows: own numbers, released ones, similarities."""
         parts = []
-        for batch in consecutive_batches(rows, batch_size=self.batch_size):
-            plan = self._plan(batch, "train", self.exchange.ranks)
-            (features, _, aggregate, similarities), _ = self._read(
-                plan, self.exchange.release(plan)
-            )
+        for plan, average in self._rounds(rows, "train"):
+            (features, _, aggregate, similarities), _ = self._read(plan, average)
             parts.append(self.top.inputs(features, aggregate, similarities))
         return np.concatenate(parts)
 
@@ -420,7 +397,7 @@ class TiedPrimary(CorrectingTopModel, OneFitPrimary):
         drawn = stream(self.seed, "tied-folds").permutation(len(rows)) % _FOLDS
         fitted, added = fit_tied(
             lambda: TiedTop(width=len(self.top.tie), outputs=self.head.outputs).to(base.device),
-            self._released(rows),
+            torch.cat([average.flatten(1) for _, average in self._rounds(rows, "train")]),
             base,
             targets,
             self.head,
@@ -435,10 +412,3 @@ class TiedPrimary(CorrectingTopModel, OneFitPrimary):
     def _base(self, rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows outputs"]:
         assert self.data.base is not None, "checked with the federation file"
         return self.data.base[torch.as_tensor(rows, device=self.data.base.device)]
-
-    def _released(self, rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows width"]:
-        parts = [
-            self.exchange.release(self._plan(batch, "train", self.exchange.ranks)).flatten(1)
-            for batch in consecutive_batches(rows, batch_size=self.batch_size)
-        ]
-        return torch.cat(parts)

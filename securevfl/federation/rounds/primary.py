@@ -2,9 +2,8 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 
 from securevfl.core.progress import EpochDone, Observer
 from securevfl.data.rows import RowSplit, consecutive_batches
-from securevfl.federation.messages import EpochEnd
+from securevfl.federation.messages import EpochMark, RoundPlan
+from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.run_plan import EpochMark, Purpose, RoundPlan, RunPlan, noting
+from securevfl.federation.run_plan import Purpose, RunPlan
 from securevfl.models.alone.choice import Decision, choose_scale, decide, scaled
 from securevfl.models.family import Explained
 from securevfl.models.layers import PositionsTaken
@@ -42,34 +42,24 @@ class PrimaryInputs:
     """Id of the first row."""
 
 
+@dataclass(eq=False)
 class TopModel:
     """The primary's half of the network at work on rows, over any exchange."""
 
-    def __init__(
-        self,
-        top: nn.Module,
-        inputs: PrimaryInputs,
-        exchange: Exchange,
-        *,
-        batch_size: int,
-        scale: float = 1.0,
-    ) -> None:
-        """Make it.
-
-        Args:
-            top: The module.
-            inputs: What it reads of the primary's rows.
-            exchange: Where the secondaries are.
-            batch_size: Most rows of a round.
-            scale: See :attr:`scale`.
-        """
-        self.top = top
-        self.inputs = inputs
-        self.exchange = exchange
-        self.batch_size = batch_size
-        self.scale = scale
-        """lambda: the joint model's weight in its average with a base, in [0, 1]."""
-        self._last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None
+    top: nn.Module
+    """The module."""
+    inputs: PrimaryInputs
+    """What it reads of the primary's rows."""
+    exchange: Exchange
+    """Where the secondaries are."""
+    _: KW_ONLY
+    batch_size: int
+    """Most rows of a round."""
+    scale: float = 1.0
+    """lambda: the joint model's weight in its average with a base, in [0, 1]."""
+    _last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = field(
+        default=None, init=False
+    )
 
     def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
         """Return the outputs for ``rows``, the base among them; shape (rows, outputs).
@@ -78,14 +68,18 @@ class TopModel:
             To the primary: one average a row. To the secondaries: the rows' ids.
         """
         self.top.eval()
-        under_way: deque[RoundPlan] = deque()
+        with torch.no_grad():
+            return torch.cat([self._forward(*one) for one in self._rounds(rows, purpose)])
+
+    def _rounds(
+        self, rows: npt.NDArray[np.int64], purpose: Purpose
+    ) -> Iterator[tuple[RoundPlan, CutRows]]:
+        """Yield rounds of rows that depend on nothing, with their averages."""
         plans = (
             self._plan(batch, purpose, self.exchange.ranks)
             for batch in consecutive_batches(rows, batch_size=self.batch_size)
         )
-        with torch.no_grad():
-            aggregates = self.exchange.release_each(noting(plans, under_way))
-            return torch.cat([self._forward(under_way.popleft(), one) for one in aggregates])
+        return self.exchange.release_each(plans)
 
     def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
         inputs, base = self._read(plan, aggregate)
@@ -143,47 +137,6 @@ BY_ITSELF: Final = "by_itself"
 """The headline metric of the validation rows by the joint model without its base."""
 
 
-def epoch_line(
-    head: TaskHead,
-    epoch: int,
-    loss: float,
-    trained: tuple[Tensor, Tensor],
-    validated: tuple[Tensor, Tensor],
-    *,
-    threshold: float,
-    start: float,
-) -> dict[str, Any]:
-    """Return an epoch's line.
-
-    Args:
-        head: The task.
-        epoch: Its number; 0 is the base.
-        loss: Of the training rows.
-        trained: Outputs for the training rows, shape (rows, outputs), and their labels.
-        validated: The same of the validation rows.
-        threshold: Of a binary task.
-        start: When it began, by ``time.monotonic``.
-    """
-    metrics = head.metrics(*validated, threshold=threshold)
-    return {
-        "epoch": epoch,
-        "loss": loss,
-        "train": head.metric(*trained, threshold=threshold),
-        "validation": head.headline(metrics),
-        **{f"{VALIDATION}{name}": value for name, value in metrics.items()},
-        "seconds": round(time.monotonic() - start, 3),
-    }
-
-
-def metrics_of(line: Mapping[str, Any]) -> Metrics:
-    """Return every metric of the validation rows, by name."""
-    return {
-        name.removeprefix(VALIDATION): value
-        for name, value in line.items()
-        if name.startswith(VALIDATION)
-    }
-
-
 def last_gain(head: TaskHead, history: Sequence[Mapping[str, Any]], *, since: int) -> int:
     """Return the last epoch that validated better than all before, averaged or not.
 
@@ -224,6 +177,20 @@ class PrimaryData(PrimaryInputs):
         """Rows of training rounds, labelled all of them."""
         rows = self.split.train
         return rows if self.aligned is None else rows[self.aligned[rows]]
+
+
+_STATE: Final = (
+    "epoch",
+    "since",
+    "best_epoch",
+    "best_metric",
+    "best_weights",
+    "best_outputs",
+    "out_of_fold",
+    "threshold",
+    "history",
+)
+"""What a checkpoint keeps of a primary, beside its top model."""
 
 
 class Primary(TopModel, ABC):
@@ -300,7 +267,11 @@ class Primary(TopModel, ABC):
         """Metrics of the validation rows at the best epoch, weighed with a base as in the end."""
         if self._validated is not None:
             return self._validated
-        return metrics_of(self.best_line)
+        return {
+            name.removeprefix(VALIDATION): value
+            for name, value in self.best_line.items()
+            if name.startswith(VALIDATION)
+        }
 
     @property
     def best_line(self) -> Mapping[str, Any]:
@@ -378,7 +349,7 @@ class Primary(TopModel, ABC):
         self.epoch = epoch
         best = self._take_if_best(epoch, line["validation"], threshold, outputs)
         mark = EpochMark(epoch=epoch, best=best)
-        self.exchange.peers.tell(EpochEnd(mark=mark))
+        self.exchange.peers.tell(mark)
         after_epoch(mark)
         self.observe(
             EpochDone(
@@ -411,10 +382,25 @@ class Primary(TopModel, ABC):
         threshold: float,
         start: float,
     ) -> dict[str, Any]:
-        """Write an epoch's line of the history, and return it."""
-        line = epoch_line(
-            self.head, epoch, loss, trained, validated, threshold=threshold, start=start
-        )
+        """Write an epoch's line of the history, and return it.
+
+        Args:
+            epoch: Its number; 0 is the base.
+            loss: Of the training rows.
+            trained: Outputs for the training rows, shape (rows, outputs), and their labels.
+            validated: The same of the validation rows.
+            threshold: Of a binary task.
+            start: When it began, by ``time.monotonic``.
+        """
+        metrics = self.head.metrics(*validated, threshold=threshold)
+        line = {
+            "epoch": epoch,
+            "loss": loss,
+            "train": self.head.metric(*trained, threshold=threshold),
+            "validation": self.head.headline(metrics),
+            **{f"{VALIDATION}{name}": value for name, value in metrics.items()},
+            "seconds": round(time.monotonic() - start, 3),
+        }
         self.history.append(line)
         return line
 
@@ -440,7 +426,7 @@ class Primary(TopModel, ABC):
         self.top.load_state_dict(self.best_weights)
         if self.best_epoch:
             mark = EpochMark(epoch=self.best_epoch, best=False, restore_best=True)
-            self.exchange.peers.tell(EpochEnd(mark=mark))
+            self.exchange.peers.tell(mark)
 
     def decide(
         self, alone: Float[Tensor, "rows outputs"], *, base_is_alone: bool = False
@@ -561,28 +547,10 @@ class Primary(TopModel, ABC):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
-        return {
-            "top": self.top.state_dict(),
-            "epoch": self.epoch,
-            "since": self.since,
-            "best_epoch": self.best_epoch,
-            "best_metric": self.best_metric,
-            "best_weights": self.best_weights,
-            "best_outputs": self.best_outputs,
-            "out_of_fold": self.out_of_fold,
-            "threshold": self.threshold,
-            "history": self.history,
-        }
+        return {"top": self.top.state_dict(), **{name: getattr(self, name) for name in _STATE}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to a checkpoint's state."""
         self.top.load_state_dict(state["top"])
-        self.epoch = state["epoch"]
-        self.since = state["since"]
-        self.best_epoch = state["best_epoch"]
-        self.best_metric = state["best_metric"]
-        self.best_weights = state["best_weights"]
-        self.best_outputs = state["best_outputs"]
-        self.out_of_fold = state["out_of_fold"]
-        self.threshold = state["threshold"]
-        self.history = state["history"]
+        for name in _STATE:
+            setattr(self, name, state[name])

@@ -18,23 +18,25 @@ whenever a crash comes:
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Int32, Int64
 from torch import Tensor, nn
 
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import is_finite
 from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
 from securevfl.federation.checkpoint import DamagedError, StateFolder
-from securevfl.federation.rounds.cut import Aggregation
-from securevfl.federation.run_plan import ROUNDS_AHEAD, RoundPlan
+from securevfl.federation.messages import RoundPlan
+from securevfl.federation.rounds.cut import Aggregation, CutRows
+from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import EligiblePairs, FixedLinks, LinkSource, PickedLinks
+from securevfl.mpc.sum_to import Words
 
 # What leaves a secondary: charged, clipped, quantised, noised. The one file where these meet.
 
@@ -54,38 +56,29 @@ class Charge(Protocol):
 class Released:
     """One secondary's part of one round."""
 
-    words: Int64[Tensor, " words"]
+    words: Words
     """What enters the secure sum."""
 
-    clipped: Float[Tensor, "batch positions width"]
+    clipped: CutRows
     """What it was made of, on the autograd graph if the round teaches; it stays here."""
 
     epsilon: float
     """What is spent, this release included."""
 
 
+@dataclass(eq=False)
 class SecondaryRelease:
     """One secondary's protected share of every aggregate."""
 
-    def __init__(
-        self,
-        aggregation: Aggregation,
-        *,
-        noise: RingNoise | None,
-        ledger: Charge,
-    ) -> None:
-        """Make it.
-
-        Args:
-            aggregation: How representations are clipped and encoded.
-            noise: Draws this party's noise share in units of the ring; None adds none.
-            ledger: Books every release before it is made.
-        """
-        self.aggregation = aggregation
-        self.noise = noise
-        self.ledger = ledger
-        self.not_finite = 0
-        """Rows, or records of pooled rows, that counted as zero since they were not finite."""
+    aggregation: Aggregation
+    """How representations are clipped and encoded."""
+    _: KW_ONLY
+    noise: RingNoise | None
+    """Draws this party's noise share in units of the ring; None adds none."""
+    ledger: Charge
+    """Books every release before it is made."""
+    not_finite: int = field(default=0, init=False)
+    """Rows, or records of pooled rows, that counted as zero since they were not finite."""
 
     def close(self) -> None:
         """Stop drawing noise ahead; later releases would have none ready."""
@@ -129,9 +122,7 @@ class SecondaryRelease:
         words = self.aggregation.cut.encode(self.units(clipped))
         return Released(words=words, clipped=clipped, epsilon=epsilon)
 
-    def units(
-        self, clipped: Float[Tensor, "batch positions width"]
-    ) -> Int32[Tensor, "batch pooled width"]:
+    def units(self, clipped: CutRows) -> Int32[Tensor, "batch pooled width"]:
         """Return this party's term in ring units, with its noise share."""
         # The promise of noise rests on the bound on norms; without noise there is none.
         units = self.aggregation.units(clipped, bounded=self.noise is not None)
@@ -160,37 +151,27 @@ _RELEASE: Final = "release.pt"
 _ANSWERS: Final = tuple(f"answers/{number}.pt" for number in range(1, ROUNDS_AHEAD + 1))
 
 
+@dataclass(eq=False)
 class CachedRelease:
     """One secondary's release in parts: its links, its charges, and its last answers."""
 
-    def __init__(
-        self,
-        files: StateFolder | None,
-        ledger: Ledger,
-        *,
-        bottom: nn.Module,
-        links: LinkSource,
-        records: Mapping[str, Tensor],
-        fit: Callable[[], None] | None,
-    ) -> None:
-        """Take up what the run has left, if it has left anything.
+    files: StateFolder | None
+    """The secondary's; they name the run. None keeps nothing."""
+    ledger: Ledger
+    """Its own, open."""
+    _: KW_ONLY
+    bottom: nn.Module
+    """Its encoder."""
+    links: LinkSource
+    """Its links as they were just found."""
+    records: Mapping[str, Tensor]
+    """Its table as the encoder reads it, by name."""
+    fit: Callable[[], None] | None
+    """Charges for the encoder and fits it; None if it is not fitted."""
 
-        Args:
-            files: The secondary's; they name the run. None keeps nothing.
-            ledger: Its own, open.
-            bottom: Its encoder.
-            links: Its links as they were just found.
-            records: Its table as the encoder reads it, by name.
-            fit: Charges for the encoder and fits it; None if it is not fitted.
-        """
-        self._files = files
-        self._settings = files.settings_digest if files else ""
-        self._ledger = ledger
-        self._bottom = bottom
-        self._links = links
-        self._records = records
-        self._fit = fit
-        self._booked = set(ledger.released_rows.tolist())
+    def __post_init__(self) -> None:
+        """Take up what the run has left, if it has left anything."""
+        self._booked = set(self.ledger.released_rows.tolist())
         """Rows of this run that were charged, in earlier sessions and in this one."""
         kept = [state for state in map(self._read, _ANSWERS) if state is not None]
         self._answers = {_rows_of(state).tobytes(): state for state in kept}
@@ -205,13 +186,13 @@ class CachedRelease:
     @property
     def spent(self) -> float:
         """Epsilon of what is booked."""
-        return self._ledger.spent
+        return self.ledger.spent
 
     def link(self, rows: Int64[np.ndarray, " chosen"]) -> LinkTable:
         """Return the links of the given primary rows, the same in every session of the run."""
-        return self._links.link(rows)
+        return self.links.link(rows)
 
-    def again(self, rows: Int64[np.ndarray, " batch"]) -> Int64[Tensor, " words"] | None:
+    def again(self, rows: Int64[np.ndarray, " batch"]) -> Words | None:
         """Return what these rows were answered with before; None if they still have to be released.
 
         Only a resumed session's first rounds can be some that were asked for before.
@@ -248,9 +229,9 @@ class CachedRelease:
                     f"rows of this run were released, and {_RELEASE}, which says with what, is "
                     f"missing or damaged; {_NOT_AGAIN}"
                 )
-            if self._fit is not None:
-                self._fit()
-            state = {"encoder": self._bottom.state_dict(), "links": _state_of(self._links)}
+            if self.fit is not None:
+                self.fit()
+            state = {"encoder": self.bottom.state_dict(), "links": _state_of(self.links)}
             state["digest"] = self._digest(state)
             self._write(_RELEASE, state)
         elif self._digest(state) != state["digest"]:
@@ -259,9 +240,9 @@ class CachedRelease:
                 f"from; restore them, or {_ANOTHER}"
             )
         else:
-            self._bottom.load_state_dict(state["encoder"])
-            self._links = _links_from(state["links"])
-        self._ledger.require_same_release(state["digest"])
+            self.bottom.load_state_dict(state["encoder"])
+            self.links = _links_from(state["links"])
+        self.ledger.require_same_release(state["digest"])
 
     @property
     def settled(self) -> bool:
@@ -272,7 +253,7 @@ class CachedRelease:
         """Go back to the encoder of the rows that were released, if any were."""
         state = self._read(_RELEASE)
         if state is not None:
-            self._bottom.load_state_dict(state["encoder"])
+            self.bottom.load_state_dict(state["encoder"])
 
     def charge(
         self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
@@ -286,17 +267,17 @@ class CachedRelease:
         """
         if self._paid is not None and np.array_equal(self._paid, rows):
             self._paid = None
-            return self._ledger.spent
+            return self.ledger.spent
         asked = set(rows.tolist())
         if not self._booked.isdisjoint(asked):
             raise _released_before(len(self._booked & asked))
         self._place, self._next = self._next, self._next + 1
         self._write_answer(rows, None)
-        epsilon = self._ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
+        epsilon = self.ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
         self._booked |= asked
         return epsilon
 
-    def answered(self, rows: Int64[np.ndarray, " batch"], words: Int64[Tensor, " words"]) -> None:
+    def answered(self, rows: Int64[np.ndarray, " batch"], words: Words) -> None:
         """Keep an answer; it is on the disk when this returns, and may be sent then."""
         self._write_answer(rows, words.cpu())
 
@@ -305,23 +286,24 @@ class CachedRelease:
         self._write(_ANSWERS[self._place % ROUNDS_AHEAD], state)
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        if self._files is None:
+        if self.files is None:
             return None
         try:
-            state = self._files.read(name)
+            state = self.files.read(name)
         except (FileNotFoundError, DamagedError):
             return None
         whole = _is_release if name == _RELEASE else _is_answer
         return state if whole(state) else None
 
     def _write(self, name: str, state: Mapping[str, Any]) -> None:
-        if self._files is not None:
-            self._files.write(name, state)
+        if self.files is not None:
+            self.files.write(name, state)
 
     def _digest(self, state: Mapping[str, Any]) -> str:
         """Return the hash of all that a row's release is a function of, but for its noise."""
-        made = hashlib.sha256(self._settings.encode())
-        for part in (self._records, state["encoder"], state["links"]):
+        settings = self.files.settings_digest if self.files else ""
+        made = hashlib.sha256(settings.encode())
+        for part in (self.records, state["encoder"], state["links"]):
             for name, value in sorted(part.items()):
                 array = value.detach().cpu().contiguous().numpy()
                 made.update(f"{name} {array.dtype} {array.shape}\n".encode())

@@ -1,21 +1,27 @@
 """A secondary at work: it answers rounds and learns from gradients, wherever it runs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from securevfl.core.errors import PrivacyError, ProtocolError
 from securevfl.dp.clipping import is_finite
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.encoder_fitting import ClassMeansFitting
-from securevfl.federation.messages import AverageRequest, EpochEnd, Mean
-from securevfl.federation.rounds.cut import load_positions, position_weights, positions_around
+from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
+from securevfl.federation.rounds.cut import (
+    CutLayer,
+    CutRows,
+    load_positions,
+    position_weights,
+    positions_around,
+)
 from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers, WorkerGroup
 from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease, require_finite
 from securevfl.federation.rounds.updates import (
@@ -26,14 +32,14 @@ from securevfl.federation.rounds.updates import (
     PlainBackwardStep,
     PrivateBackwardStep,
 )
-from securevfl.federation.run_plan import EpochMark, RoundPlan
-from securevfl.federation.session.peers import Handler, Handlers, Reply, shapes_of
+from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
 from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.linkage.sampling import LinkSource
 from securevfl.models.family import ExplainedBottom
 from securevfl.models.layers import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
-from securevfl.mpc.sum_to import encode_weighted
+from securevfl.mpc.sum_to import Words, encode_weighted
+from securevfl.transport.message import Done
 
 _EXPLAINED_ROWS: Final = 128
 
@@ -58,72 +64,69 @@ class SecondaryData:
 class StackedPart(Protocol):
     """A secondary's part in a round that several of one process compute together."""
 
-    def representation(self) -> Float[Tensor, "batch positions width"]:
+    def representation(self) -> CutRows:
         """Return its representation; it is paid for."""
         ...
 
-    def lesson(self, term: Float[Tensor, "batch positions width"]) -> BackwardStep:
+    def lesson(self, term: CutRows) -> BackwardStep:
         """Return what waits for the gradient of its term of the aggregate."""
         ...
+
+
+Log = Callable[..., None]
 
 
 def save_nothing(_mark: EpochMark) -> None:
     """Save nothing at an epoch's end: where no model trains, there is nothing to save."""
 
 
+def log_nothing(_event: str, **_fields: object) -> None:
+    """Keep no log: where nothing leaves the process, or ledgers are enough."""
+
+
+@dataclass(eq=False)
 class Secondary:
     """One secondary's bottom model at work on its records.
 
     The simulator and a party's own process run this same class, so that they cannot differ.
     """
 
-    def __init__(
-        self,
-        data: SecondaryData,
-        bottom: nn.Module,
-        contribution: SecondaryRelease,
-        *,
-        validator: RequestValidator,
-        dropout: DropoutStream,
-        optimizer: PacedOptimizer | None,
-        gradient_noise: GradientNoise | None = None,
-        kept: CachedRelease | None = None,
-        class_means: ClassMeansFitting | None = None,
-        row_by_row: bool = False,
-    ) -> None:
-        """Make it.
+    data: SecondaryData
+    bottom: nn.Module
+    """Its half of the split network."""
+    contribution: SecondaryRelease
+    """Protects and books what leaves."""
+    _: KW_ONLY
+    validator: RequestValidator
+    """What the primary may ask for in this session."""
+    dropout: DropoutStream
+    optimizer: PacedOptimizer | None = None
+    """Of :attr:`bottom`; None for an encoder that does not learn from gradients."""
+    gradient_noise: GradientNoise | None = None
+    """What protects each update, if the encoder is dp-trained."""
+    kept: CachedRelease | None = None
+    """What a frozen encoder's release rests on, and the last answers of it."""
+    class_means: ClassMeansFitting | None = None
+    """Its part in the class-means stage, where its encoder is fitted by it."""
+    row_by_row: bool = False
+    """Whether :attr:`bottom` sees one row alone: a module that is not the package's own may not mix
+    rows where something is promised."""
+    log: Log = log_nothing
+    """The party's."""
 
-        Args:
-            data: Its table and links.
-            bottom: Its half of the split network.
-            contribution: Protects and books what leaves.
-            validator: What the primary may ask for in this session.
-            dropout: Its own stream of dropped units.
-            optimizer: Of ``bottom``; None for a frozen encoder, which does not learn.
-            gradient_noise: What protects each update, if the encoder is dp-trained.
-            kept: What a frozen encoder's release rests on, and the last answer of it.
-            class_means: Its part in the class-means stage, where its encoder is fitted by it.
-            row_by_row: Whether to evaluate ``bottom`` so that it sees one row alone; a module that
-                is not the package's own may not mix rows where something is promised.
-        """
-        self.data = data
-        self.bottom = bottom
-        self.contribution = contribution
-        self.validator = validator
-        self.dropout = dropout
-        self.optimizer = optimizer
-        self.gradient_noise = gradient_noise
-        self._pending: tuple[RoundPlan, BackwardStep] | None = None
-        self._kept = kept
-        self.class_means = class_means
-        if kept is not None and class_means is not None:
-            class_means.keeps(kept)
-        self._row_by_row = row_by_row
-        self._workers: PartyWorkers | None = None
-        self._settled = False
-        self.positions_taken: PositionsTaken | None = None
-        """Its positional encoding around this session's first average; None before it."""
-        self.epsilon_spent = 0.0
+    stacked_in: Callable[[RoundPlan], StackedPart | None] | None = field(default=None, init=False)
+    """Returns its part in a stack of secondaries of the same process, which then computes the
+    bottom model for it."""
+    positions_taken: PositionsTaken | None = field(default=None, init=False)
+    """Its positional encoding around this session's first average; None before it."""
+    epsilon_spent: float = field(default=0.0, init=False)
+    _pending: tuple[RoundPlan, BackwardStep] | None = field(default=None, init=False)
+    _workers: PartyWorkers | None = field(default=None, init=False)
+    _settled: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.kept is not None and self.class_means is not None:
+            self.class_means.keeps(self.kept)
 
     @property
     def name(self) -> str:
@@ -142,7 +145,7 @@ class Secondary:
             bottom=self.bottom,
             features=self.data.features,
             keys=self.data.keys,
-            row_by_row=self._row_by_row,
+            row_by_row=self.row_by_row,
             apart=self.gradient_noise is not None or self.contribution.noise is not None,
         )
 
@@ -161,20 +164,12 @@ class Secondary:
             clip_norm=self.contribution.aggregation.clip_norm,
         )
 
-    def answer(
-        self,
-        plan: RoundPlan,
-        *,
-        validated: Callable[[], None] = lambda: None,
-        share: StackedPart | None = None,
-    ) -> Int64[Tensor, " words"]:
+    def answer(self, plan: RoundPlan, *, validated: Callable[[], None] = lambda: None) -> Words:
         """Return this round's contribution as words of the sum; it is charged first.
 
         Args:
             plan: The round.
             validated: Called when the round is found to be due, before anything of it is used.
-            share: Its part in a stack of secondaries of the same process, which then computes the
-                bottom model for it.
 
         Raises:
             ProtocolError: If the round is not due; see
@@ -187,18 +182,19 @@ class Secondary:
         """
         self.validator.validate_round(plan)
         validated()
-        if self._kept is not None:
-            words = self._kept.again(plan.rows)
+        if self.kept is not None:
+            words = self.kept.again(plan.rows)
             if words is not None:
-                self.epsilon_spent = self._kept.spent
+                self.epsilon_spent = self.kept.spent
                 return words
             if not self._settled:
                 # Here and not before: a resumed run may ask for no release, and then fits nothing.
-                self._kept.settle()
+                self.kept.settle()
                 self._settled = True
         training = plan.wants_gradient and self.optimizer is not None
         if self.bottom.training != training:
             self.bottom.train(training)
+        share = None if self.stacked_in is None else self.stacked_in(plan)
         private: list[PrivateBackwardStep] = []
 
         def represent() -> Tensor:
@@ -214,8 +210,8 @@ class Secondary:
         released = self.contribution.release(
             plan, represent, learns=training and self.gradient_noise is None
         )
-        if self._kept is not None:
-            self._kept.answered(plan.rows, released.words)
+        if self.kept is not None:
+            self.kept.answered(plan.rows, released.words)
         self.epsilon_spent = released.epsilon
         self._pending = None
         if training:
@@ -225,7 +221,7 @@ class Secondary:
             self._pending = (plan, lesson)
         return released.words
 
-    def learn(self, plan: RoundPlan, gradient: Float[Tensor, "batch positions width"]) -> None:
+    def learn(self, plan: RoundPlan, gradient: CutRows) -> None:
         """Take one optimizer step from the gradient of the aggregate.
 
         Raises:
@@ -245,23 +241,82 @@ class Secondary:
             self.optimizer.step(epoch=self.validator.epoch)
 
     def handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
-        """Return what it does with each message type besides rounds'.
+        """Return what it does with each message type of a run that trains.
 
         Args:
             end_epoch: Saves what an epoch's end asks for.
         """
 
-        def end(received: EpochEnd, _reply: Reply) -> None:
-            self.validator.validate_epoch(received.mark)
-            end_epoch(received.mark)
+        def end(mark: EpochMark, _reply: Reply) -> None:
+            self.validator.validate_epoch(mark)
+            end_epoch(mark)
+
+        def done(_done: Done, _reply: Reply) -> Next:
+            self.validator.validate_done()
+            return StageEnd
 
         return {
-            AverageRequest: Handler(self._add_positions, then=Mean),
+            **self.round_handlers,
+            AverageRequest: Handler(self._add_positions),
             Mean: Handler(
-                self._load_positions, lambda: {"shapes": shapes_of(position_weights(self.bottom))}
+                self._load_positions,
+                lambda: {"shapes": shapes_of(position_weights(self.bottom))},
+                follows=True,
             ),
-            EpochEnd: Handler(end),
+            EpochMark: Handler(end),
+            Done: Handler(done),
         }
+
+    @property
+    def round_handlers(self) -> Handlers:
+        """What it does with the two message types of rounds."""
+        return {
+            RoundPlan: Handler(self.hear_round),
+            Gradient: Handler(
+                self.hear_gradient,
+                lambda: {"shape": (len(self._due.rows), *self._cut.shape)},
+                follows=True,
+            ),
+        }
+
+    def hear_round(self, plan: RoundPlan, reply: Reply) -> Next:
+        """Answer a round; of a training round the gradient follows.
+
+        Raises:
+            ProtocolError: As :meth:`answer` does.
+            PrivacyError: As :meth:`answer` does.
+
+        Reveals:
+            To the primary: the words, in the sum of all active secondaries.
+        """
+        count, number = self._cut.words(len(plan.rows)), plan.round_number
+        words = self.answer(plan, validated=lambda: reply.prepare(count, round_number=number))
+        reply.add(words, round_number=number)
+        self.log(
+            "released",
+            round_number=number,
+            rows=len(plan.rows),
+            purpose=plan.purpose,
+            epsilon=self.epsilon_spent,
+            not_finite=self.not_finite,
+        )
+        if self._pending is not None:
+            return Gradient
+        return StageEnd if self.validator.has_predicted else None
+
+    def hear_gradient(self, received: Gradient, _reply: Reply) -> None:
+        """Learn from the gradient of the round that was just answered."""
+        self.learn(self._due, torch.from_numpy(received.gradient).to(self.device))
+
+    @property
+    def _cut(self) -> CutLayer:
+        return self.contribution.aggregation.cut
+
+    @property
+    def _due(self) -> RoundPlan:
+        """The round that waits for its gradient."""
+        assert self._pending is not None, "a gradient follows a release"
+        return self._pending[0]
 
     def _may_step(self, optimizer: PacedOptimizer, round_number: int) -> bool:
         """Return whether the gradients are finite; without a promise, stop the run if not.
@@ -318,7 +373,7 @@ class Secondary:
             type(self) is Secondary
             and self.optimizer is not None
             and self.gradient_noise is None
-            and not self._row_by_row
+            and not self.row_by_row
             and self._workers is None
         )
 
@@ -329,26 +384,27 @@ class Secondary:
         links = self._links_of(rows)
         if self._workers is not None:
             out, total = self._workers.represent_privately(*links), self._workers.private_gradients
-            return PrivateBackwardStep(self.bottom, total, noise=noise), out
+            return PrivateBackwardStep(self.bottom, total, noise), out
         taught = self.records.taught(
             *links,
             clip_norm=self.contribution.aggregation.clip_norm,
             units=noise,
             stream=self.dropout,
         )
-        return PrivateBackwardStep(self.bottom, taught.total, noise=noise), taught.represent()
+        return PrivateBackwardStep(self.bottom, taught.total, noise), taught.represent()
 
     def close(self) -> None:
         """Stop what works ahead in the background."""
         self.contribution.close()
 
-    def _add_positions(self, request: AverageRequest, reply: Reply) -> None:
+    def _add_positions(self, request: AverageRequest, reply: Reply) -> Next:
         """Answer with the words of the positional-encoding weights, which parties average."""
         number = request.round_number
         self.validator.validate_average(number)
         parties = len(self.validator.limits.ranks) + 1
         words = encode_weighted(position_weights(self.bottom), weight=1, parties=parties)
         reply.add(words, round_number=number)
+        return Mean
 
     def _load_positions(self, mean: Mean, _reply: Reply) -> None:
         """Take the averaged positional-encoding weights."""
@@ -405,9 +461,9 @@ class Secondary:
 
     def final_weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights that the run's releases were made with."""
-        if self._kept is not None and not self._settled:
+        if self.kept is not None and not self._settled:
             # A resumed session that was asked for no release has not gone back to its encoder.
-            self._kept.restore()
+            self.kept.restore()
         return self.weights()
 
     def weights(self) -> dict[str, Tensor]:
@@ -415,32 +471,24 @@ class Secondary:
         return {name: value.detach().clone() for name, value in self.bottom.state_dict().items()}
 
 
+@dataclass(frozen=True)
 class EpochSaver:
     """Saves a secondary's epochs, and brings the best one back."""
 
-    def __init__(
-        self, secondary: Secondary, checkpoints: Checkpoints, *, came_back: int = 0
-    ) -> None:
-        """Make it.
-
-        Args:
-            secondary: Whose epochs.
-            checkpoints: Where they lie.
-            came_back: The epoch after which it came back, having missed some; 0 if it did not. Of
-                a best epoch up to then it has no weights, and keeps those that it has.
-        """
-        self._secondary = secondary
-        self._checkpoints = checkpoints
-        self._came_back = came_back
+    secondary: Secondary
+    checkpoints: Checkpoints
+    came_back: int = 0
+    """The epoch after which it came back, having missed some; 0 if it did not. Of a best epoch up
+    to then it has no weights, and keeps those that it has."""
 
     def __call__(self, mark: EpochMark) -> None:
         """Do what the mark says."""
+        checkpoints, secondary = self.checkpoints, self.secondary
         if mark.restore_best:
-            if mark.epoch <= self._came_back:
-                return
-            self._checkpoints.load_best(mark.epoch, self._secondary.bottom.load_state_dict)
+            if mark.epoch > self.came_back:
+                checkpoints.load_best(mark.epoch, secondary.bottom.load_state_dict)
             return
         if mark.best:
-            self._checkpoints.save_best(mark.epoch, self._secondary.weights())
-            self._checkpoints.best = mark.epoch
-        self._checkpoints.save(mark.epoch, self._secondary.state())
+            checkpoints.save_best(mark.epoch, secondary.weights())
+            checkpoints.best = mark.epoch
+        checkpoints.save(mark.epoch, secondary.state())

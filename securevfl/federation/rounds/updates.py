@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
@@ -15,6 +15,7 @@ from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_gradients, clip_rows, finite_or_zero
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
+from securevfl.federation.rounds.cut import CutRows
 from securevfl.models.building import Forward
 
 # One party's dropout stream: the same draws whether parties share a process or not.
@@ -101,7 +102,7 @@ class LinkedRecords:
 class BackwardStep(Protocol):
     """A training round that waits for its gradient."""
 
-    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+    def gradients_from(self, gradient: CutRows) -> None:
         """Set ``grad`` of the bottom model's parameters.
 
         Args:
@@ -133,18 +134,18 @@ def handed(term: Tensor, gradient: Tensor) -> Tensor:
     return end
 
 
+@dataclass(frozen=True, eq=False)
 class PlainBackwardStep:
     """A plain step: the gradient through the graph that the release was computed on."""
 
-    def __init__(self, term: Float[Tensor, "batch positions width"], stream: DropoutStream) -> None:
-        self._term = term
-        self._stream = stream
+    term: CutRows
+    stream: DropoutStream
 
-    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+    def gradients_from(self, gradient: CutRows) -> None:
         """Set the gradients by going back through the clip and the bottom model."""
         # A simulation comes here on its way back through the top model, where no graphs grow.
-        with self._stream.active(), torch.enable_grad():
-            handed(self._term, gradient).backward()
+        with self.stream.active(), torch.enable_grad():
+            handed(self.term, gradient).backward()
 
 
 class GradientUnits:
@@ -221,6 +222,7 @@ class GradientNoise(GradientUnits):
         return ((total + drawn) * self.granularity).float()
 
 
+@dataclass(eq=False)
 class RowGradients:
     """A bottom model's gradients, clipped row by row and added up.
 
@@ -233,61 +235,50 @@ class RowGradients:
         Algorithm 1, with a row in place of an example.
     """
 
-    def __init__(
-        self,
-        bottom: nn.Module,
-        links: LinkedRecords,
-        *,
-        forward: Forward,
-        clip_norm: float,
-        units: GradientUnits,
-        stream: DropoutStream,
-    ) -> None:
-        """Keep what the round's release will be made of; call it before the release.
+    bottom: nn.Module
+    """The model, in training mode."""
+    links: InitVar[LinkedRecords]
+    """The same links, of the same secret sample, as the round's release."""
+    _: KW_ONLY
+    forward: Forward
+    """The model as it is evaluated."""
+    clip_norm: float
+    """``C`` of releases."""
+    units: GradientUnits
+    """Adds the gradients up."""
+    stream: DropoutStream
+    """This party's: the units that the release drops are dropped again."""
 
-        Args:
-            bottom: The model, in training mode.
-            links: The same links, of the same secret sample, as the round's release.
-            forward: The model as it is evaluated.
-            clip_norm: ``C`` of releases.
-            units: Adds the gradients up.
-            stream: This party's dropout stream: the units that the release drops are dropped again.
-        """
-        self._bottom = bottom
-        self._pieces = links.pieces(rows_at_a_time(bottom))
-        self._forward = forward
-        self._clip_norm = clip_norm
-        self._units = units
-        self._stream = stream
-        self._drawn_from = stream.state
+    def __post_init__(self, links: LinkedRecords) -> None:
+        """Keep what the round's release will be made of; call it before the release."""
+        self._pieces = links.pieces(rows_at_a_time(self.bottom))
+        self._drawn_from = self.stream.state
 
-    def represent(self) -> Float[Tensor, "batch positions width"]:
+    def represent(self) -> CutRows:
         """Return the rows' representation, piece by piece, as the gradients go through them."""
-        with self._stream.active(), torch.no_grad():
+        with self.stream.active(), torch.no_grad():
             return torch.cat(
-                [self._forward(one.features, one.keys, one.present) for one in self._pieces]
+                [self.forward(one.features, one.keys, one.present) for one in self._pieces]
             )
 
-    def total(
-        self, gradient: Float[Tensor, "batch positions width"]
-    ) -> Float64[Tensor, " parameters"]:
+    def total(self, gradient: CutRows) -> Float64[Tensor, " parameters"]:
         """Return the sum of the rows' clipped gradients in whole units, without noise.
 
         Args:
             gradient: Of each row's loss, with respect to its representation.
         """
-        parameters = {name: value.detach() for name, value in self._bottom.named_parameters()}
-        released, self._stream.state = self._stream.state, self._drawn_from
+        parameters = {name: value.detach() for name, value in self.bottom.named_parameters()}
+        released, self.stream.state = self.stream.state, self._drawn_from
         numbers = sum(value.numel() for value in parameters.values())
         total = torch.zeros(numbers, dtype=torch.float64, device=gradient.device)
-        with self._stream.active():
+        with self.stream.active():
             for rows in self._each(parameters, gradient):
-                total += self._units.units(rows)
-        self._stream.state = released
+                total += self.units.units(rows)
+        self.stream.state = released
         return total
 
     def _each(
-        self, parameters: Mapping[str, Tensor], gradient: Float[Tensor, "batch positions width"]
+        self, parameters: Mapping[str, Tensor], gradient: CutRows
     ) -> Iterator[Float[Tensor, "rows parameters"]]:
         def taught(
             weights: Mapping[str, Tensor],
@@ -296,8 +287,8 @@ class RowGradients:
             present: Tensor,
             wanted: Tensor,
         ) -> Tensor:
-            row = functional_call(self._bottom, dict(weights), (features, keys, present))
-            return (clip_rows(row, self._clip_norm) * wanted).sum()
+            row = functional_call(self.bottom, dict(weights), (features, keys, present))
+            return (clip_rows(row, self.clip_norm) * wanted).sum()
 
         each = vmap(grad(taught), in_dims=(None, 0, 0, 0, 0), randomness="different")
         done = 0
@@ -316,24 +307,18 @@ class RowGradients:
             yield torch.cat([value.reshape(rows, -1) for value in found.values()], dim=1)
 
 
+@dataclass(frozen=True, eq=False)
 class PrivateBackwardStep:
     """A gradient that is one noised release, clipped for each row of the primary."""
 
-    def __init__(
-        self, bottom: nn.Module, total: Callable[[Tensor], Tensor], *, noise: GradientNoise
-    ) -> None:
-        """Make it.
+    bottom: nn.Module
+    """The model that learns."""
+    total: Callable[[Tensor], Tensor]
+    """What the rows' gradients add up to: :meth:`RowGradients.total`."""
+    noise: GradientNoise
+    """Protects the update."""
 
-        Args:
-            bottom: The model that learns.
-            total: What the rows' gradients add up to: :meth:`RowGradients.total`.
-            noise: What protects the update.
-        """
-        self._bottom = bottom
-        self._total = total
-        self._noise = noise
-
-    def gradients_from(self, gradient: Float[Tensor, "batch positions width"]) -> None:
+    def gradients_from(self, gradient: CutRows) -> None:
         """Set ``grad`` to the noised mean of the batch's gradients, each clipped alone.
 
         Reveals:
@@ -341,8 +326,8 @@ class PrivateBackwardStep:
             this gradient had been published.
         """
         count = len(gradient)
-        flat = self._noise.noised(self._total(gradient * count)) / count
-        parameters = list(self._bottom.parameters())
+        flat = self.noise.noised(self.total(gradient * count)) / count
+        parameters = list(self.bottom.parameters())
         parts = flat.split([value.numel() for value in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)

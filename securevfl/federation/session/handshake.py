@@ -1,15 +1,16 @@
 """Handshake of a session: same file, same parties, fresh keys that the relay cannot swap."""
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import parse_address
-from securevfl.core.errors import AuthenticationError, ProtocolError
-from securevfl.federation.messages import Hello, RoundKind, Welcome
+from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
+from securevfl.federation.messages import PROTOCOL_VERSION, RUN_ID, Hello, RoundKind, Welcome
 from securevfl.federation.run_plan import RunFacts
 from securevfl.federation.session.membership import (
     absent_names,
@@ -20,7 +21,7 @@ from securevfl.mpc.masks import KeyOffer, SessionKey
 from securevfl.transport.channels import SealedChannel
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify
-from securevfl.transport.message import Message, TypedMessage
+from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport
 
 # How a session begins: same file, same people, fresh keys that the relay cannot swap.
@@ -30,6 +31,7 @@ _GREETING_BYTES: Final = 1 << 20
 # Two words of a share, or a number and what says where it belongs.
 _BYTES_PER_NUMBER: Final = 16
 _KEY_COLUMNS: Final = 16
+_FILE_DIGEST: Final = re.compile("[0-9a-f]{64}")
 # The number of rows is the primary's word: what it asks room for is bounded all the same.
 _MOST_BY_ROWS: Final = 1 << 30
 
@@ -66,8 +68,8 @@ def hello(
         digest=config.digest,
         public=key.offer.public,
         signature=identity.sign(_signed_text(config, key.offer)),
-        epochs=epochs,
-        pretrained=pretrained,
+        epochs=tuple(epochs),
+        pretrained=tuple(pretrained),
         run=run,
     )
 
@@ -76,10 +78,26 @@ def read_hello(config: FederationConfig, message: Message) -> Hello:
     """Read a caller's first message.
 
     Raises:
-        ConfigError: If it holds another federation file.
+        ConfigError: If it holds another federation file, with both digests.
         ProtocolError: If it speaks another protocol, or the message is malformed.
     """
-    return Hello.from_message(message, digest=config.digest, primary=config.primary.name)
+    digest, protocol = message.figure("digest", str), message.figure("protocol", int)
+    if not _FILE_DIGEST.fullmatch(digest):
+        raise ProtocolError(f"party {message.sender!r} sent an invalid digest of its file")
+    if digest != config.digest:
+        raise ConfigError(
+            f"federation files differ: {config.primary.name!r} has {config.digest}, "
+            f"{message.sender!r} has {digest}; give every party the same file"
+        )
+    if protocol != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"party {message.sender!r} speaks protocol {protocol}, this one "
+            f"{PROTOCOL_VERSION}; install the same version of securevfl"
+        )
+    read = Hello.from_message(message)
+    if read.run and not RUN_ID.fullmatch(read.run):
+        raise ProtocolError(f"party {message.sender!r} sent an invalid id of its run")
+    return read
 
 
 def require_one_run(
@@ -385,38 +403,3 @@ def session_limits(config: FederationConfig, facts: RunFacts) -> TransportLimits
         max_message_bytes=largest,
         max_waiting_bytes=TransportLimits().max_waiting_bytes,
     )
-
-
-# The message that ends a session between two epochs, so that a party may come back.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rejoin(TypedMessage):
-    """An epoch is over, and some who were lost are back: all join the next session, with these."""
-
-    KIND: ClassVar = RoundKind.REJOIN
-    WAY: ClassVar = "primary to every secondary"
-
-    ranks: tuple[int, ...]
-    """Of those who are back, ascending."""
-
-    def to_message(self) -> Message:
-        """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"ranks": list(self.ranks)})
-
-    @classmethod
-    def from_message(cls, message: Message, *, absent: Sequence[int]) -> "Rejoin":
-        """Read the primary's.
-
-        Args:
-            message: As it came.
-            absent: Ranks of the secondaries that are not in this session.
-
-        Raises:
-            ProtocolError: If it names nobody, or somebody who is here.
-        """
-        ranks: list[Any] = message.figure("ranks", list)
-        plain = all(type(rank) is int for rank in ranks)
-        if not ranks or not plain or sorted(set(ranks) & set(absent)) != ranks:
-            raise ProtocolError(f"the primary says that parties {ranks!r:.80} are back")
-        return cls(ranks=tuple(ranks))

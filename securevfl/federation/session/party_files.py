@@ -1,6 +1,7 @@
 """What one party keeps of a run in its own folder: log, checkpoints and ledger, as one."""
 
 import contextlib
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -17,45 +18,36 @@ from securevfl.ledger.ledger import Book, Ledger, LedgerFile, ledger_of_table, r
 LOG_FILE: Final = "log.jsonl"
 
 
+@dataclass(eq=False)
 class PartyFiles:
     """One party's folder of a run, held open from the party's first act to its last.
 
     The ledger opens when it is known what the run will release; until then there is none.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: FederationConfig,
-        *,
-        party: str,
-        resume: bool,
-        table: Path | None = None,
-        simulated: bool = False,
-    ) -> None:
-        """Open the folder, and its log.
+    folder: Path
+    """The party's own within the run folder."""
+    config: FederationConfig
+    _: KW_ONLY
+    party: str
+    """Whose it is."""
+    resume: bool
+    """Whether the run goes on with what lies there."""
+    table: Path | None = None
+    """The party's table, whose ledger every run on it is charged to; None where there is none, as
+    of parties that only help to link."""
+    simulated: bool = False
+    """Whether all parties share this process: nothing leaves it, so nobody keeps a log, and the run
+    has a ledger of its own, in its folder, which is not synced line by line (two syncs a round cost
+    more than training a small model)."""
+    _ledger: Ledger | None = field(default=None, init=False)
+    _held: LedgerFile | None = field(default=None, init=False)
 
-        Args:
-            folder: The party's own within the run folder.
-            config: The federation file.
-            party: Whose it is.
-            resume: Whether the run goes on with what lies there.
-            table: The party's table, whose ledger every run on it is charged to; None where there
-                is none, as of parties that only help to link.
-            simulated: Whether all parties share this process: nothing leaves it, so nobody keeps a
-                log, and the run has a ledger of its own, in its folder, which is not synced line by
-                line (two syncs a round cost more than training a small model).
-        """
-        self.folder = folder
-        self.party = party
-        self.resume = resume
-        self.checkpoints = Checkpoints(folder, settings_digest=config.settings_digest)
-        self._config = config
-        self._table = table
-        self._simulated = simulated
-        self._log = None if simulated else EventLog(folder / LOG_FILE, party=party)
-        self._ledger: Ledger | None = None
-        self._held: LedgerFile | None = None
+    def __post_init__(self) -> None:
+        """Open the folder, and its log."""
+        digest = self.config.settings_digest
+        self.checkpoints = Checkpoints(self.folder, settings_digest=digest)
+        self._log = None if self.simulated else EventLog(self.folder / LOG_FILE, party=self.party)
 
     @property
     def ledger(self) -> Ledger:
@@ -83,9 +75,9 @@ class PartyFiles:
         Raises:
             ConfigError: If the table has two ledgers.
         """
-        if self._simulated or self._table is None:
+        if self.simulated or self.table is None:
             return self.folder / f"{book}.jsonl"
-        return ledger_of_table(self._table, book=book)
+        return ledger_of_table(self.table, book=book)
 
     def open_ledger(self, plan: RunPlan) -> Outlook:
         """Open the ledger of the table, or the simulation's own.
@@ -104,21 +96,12 @@ class PartyFiles:
         """
         if not self.resume:
             self.checkpoints.require_unused()
-        ledger = self._ledger = Ledger(
-            self.ledger_path(),
-            party=self.party,
-            plan=plan.releases,
-            noise_share_std=plan.noise_share_std,
-            durable=not self._simulated,
-            run=plan.facts.run,
-            federation=self._config.federation.name,
-            settings=self._config.settings_digest,
-        )
+        ledger = self._ledger = self._opened(self.ledger_path(), plan)
         # Who holds the ledger is this party's only process.
         files.remove_unfinished(self.folder)
         if not self.resume:
             # A run that failed before its first release has used nothing but its folder's name.
-            if self._simulated and ledger.has_spent:
+            if self.simulated and ledger.has_spent:
                 raise used_folder(self.folder)
             ledger.require_room(
                 rounds=plan.releases.rounds,
@@ -128,6 +111,19 @@ class PartyFiles:
         self.checkpoints.guard(ledger)
         return ledger.outlook()
 
+    def _opened(self, file: Path | LedgerFile, plan: RunPlan, *, model: str = "") -> Ledger:
+        return Ledger(
+            file,
+            party=self.party,
+            plan=plan.releases,
+            noise_share_std=plan.noise_share_std,
+            durable=not self.simulated,
+            run=plan.facts.run,
+            federation=self.config.federation.name,
+            settings=self.config.settings_digest,
+            model=model,
+        )
+
     def hold_ledger(self) -> LedgerFile:
         """Keep the ledger for this process from now on, before anything is asked for.
 
@@ -136,7 +132,7 @@ class PartyFiles:
             PrivacyError: If the ledger was altered.
         """
         if self._held is None:
-            self._held = LedgerFile(self.ledger_path(), durable=not self._simulated)
+            self._held = LedgerFile(self.ledger_path(), durable=not self.simulated)
         return self._held
 
     def open_prediction(self, plan: RunPlan, *, model: str) -> Ledger:
@@ -151,22 +147,13 @@ class PartyFiles:
             BudgetExceededError: If the request does not fit into what predictions may spend, or
                 into what the owner of the table allows; nothing was sent then.
         """
-        releases, most = plan.releases, self._config.prediction.rows
+        releases, most = plan.releases, self.config.prediction.rows
         if self._ledger is not None:
             require_rows(self._ledger.budgeted, most, more=releases.row_releases)
             self._ledger.begin(releases, run=plan.facts.run)
             return self._ledger
         file, self._held = self.hold_ledger(), None  # a ledger that fails lets it go
-        self._ledger = Ledger(
-            file,
-            party=self.party,
-            plan=releases,
-            noise_share_std=plan.noise_share_std,
-            run=plan.facts.run,
-            federation=self._config.federation.name,
-            settings=self._config.settings_digest,
-            model=model,
-        )
+        self._ledger = self._opened(file, plan, model=model)
         require_rows(self._ledger.budgeted, most, more=releases.row_releases)
         self._ledger.require_room(
             rounds=releases.rounds, row_releases=releases.row_releases, passes=1
@@ -188,7 +175,7 @@ class PartyFiles:
         else:
             sessions = self.hold_ledger().book.sessions
             asked = [session for session in sessions if session.model == model]
-        return prediction_budget(self._config, asked, party=self.party)
+        return prediction_budget(self.config, asked, party=self.party)
 
     def close(self) -> None:
         """Let the ledger and the log go; later charges and lines raise.

@@ -4,22 +4,21 @@ The primary's side of a stage calls :class:`Peers`. A secondary's side is a tabl
 for each message type that it takes; its validator refuses what is not due, wherever it runs.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from jaxtyping import Int64
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import Mean
-from securevfl.mpc.sum_to import InProcessSum, decode_mean, encode_weighted
+from securevfl.mpc.sum_to import InProcessSum, Words, decode_mean, encode_weighted
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
 
 # A secondary's side of a stage: handlers, and how they answer.
 
 M = TypeVar("M", bound=DeclaredMessage)
-Words = Int64[Tensor, " words"]
 
 
 @runtime_checkable
@@ -51,18 +50,27 @@ class Reply(Protocol):
         ...
 
 
+class StageEnd:
+    """What a handler returns where the stage ends with the message."""
+
+
+Next = type[TypedMessage] | type[StageEnd] | None
+"""What a handler returns: the only type that may follow, in the same round; or that the stage ends;
+or None, where any may come that starts something."""
+
+
 @dataclass(frozen=True)
 class Handler:
     """A secondary's action on one message type."""
 
-    handle: Callable[[Any, Reply], bool | None]
-    """Validates the message and acts on it; returns True where the stage ends."""
+    handle: Callable[[Any, Reply], Next]
+    """Validates the message and acts on it."""
 
     known: Callable[[], Mapping[str, Any]] = dict
     """Lengths and shapes that a received message is checked against."""
 
-    then: type[TypedMessage] | None = None
-    """The only message type that may follow, in the same round; it comes at no other time."""
+    follows: bool = False
+    """Whether the message comes where another one's handler asks for it, and at no other time."""
 
 
 Handlers = Mapping[type[TypedMessage], Handler]
@@ -73,8 +81,7 @@ class HandlerTable:
 
     def __init__(self, handlers: Handlers) -> None:
         self._handlers: dict[Any, Handler] = dict(handlers)
-        following = {one.then for one in handlers.values()}
-        self._first = tuple(one for one in self._handlers if one not in following)
+        self._first = tuple(one for one, how in self._handlers.items() if not how.follows)
         self._due: tuple[Any, ...] = self._first
         self.round_number: int | None = None
         """The round of a message that must follow; None where any may come."""
@@ -108,11 +115,11 @@ class HandlerTable:
         number = getattr(message, "round_number", 0)
         if type(message) not in self._due or self.round_number not in (None, number):
             raise self._not_due(message.KIND, number)
-        handler = self._handlers[type(message)]
-        ended = handler.handle(message, reply)
-        self._due = self._first if handler.then is None else (handler.then,)
-        self.round_number = None if handler.then is None else number
-        return bool(ended)
+        after = self._handlers[type(message)].handle(message, reply)
+        follows = None if after is StageEnd else after
+        self._due = self._first if follows is None else (follows,)
+        self.round_number = None if follows is None else number
+        return after is StageEnd
 
     def _not_due(self, kind: MessageKind, number: int) -> ProtocolError:
         due = " or ".join(one.name for one in self.kinds)
@@ -122,23 +129,26 @@ class HandlerTable:
 # The primary's side of a stage: all secondaries, in this process or over the star.
 
 
-@runtime_checkable
-class Peers(Protocol):
+class Peers(ABC):
     """All secondaries of a run, as the primary reaches them."""
 
+    ahead: ClassVar[int]
+    """How many rounds may be under way at once, where none depends on another."""
+
     @property
+    @abstractmethod
     def ranks(self) -> tuple[int, ...]:
         """Ranks of all secondaries."""
-        ...
 
-    def tell(self, message: TypedMessage) -> None:
-        """Send a message to every secondary.
+    @abstractmethod
+    def tell(self, message: TypedMessage, ranks: Sequence[int] | None = None) -> None:
+        """Send a message to every secondary, or to some.
 
         Reveals:
-            To every secondary: the message.
+            To every one of them: the message.
         """
-        ...
 
+    @abstractmethod
     def ask(self, message: TypedMessage, answer: type[M], **known: Any) -> list[M]:
         """Send a message to every secondary, and return their answers by rank.
 
@@ -150,7 +160,19 @@ class Peers(Protocol):
         Reveals:
             To every secondary: the message. To the primary: the answers.
         """
-        ...
+
+    @abstractmethod
+    def add_up(self, own: Words, ranks: Sequence[int], *, round_number: int) -> Words:
+        """Return the sum of the words that secondaries answer with to an earlier message.
+
+        Args:
+            own: The primary's words, which may not be used again.
+            ranks: Who answers.
+            round_number: That of the message.
+
+        Reveals:
+            To the primary: the total alone.
+        """
 
     def total(self, message: TypedMessage, own: Words, *, round_number: int) -> Words:
         """Send a message to every secondary, and return the sum of all parties' words.
@@ -163,28 +185,32 @@ class Peers(Protocol):
         Reveals:
             To every secondary: the message. To the primary: the total alone.
         """
-        ...
+        self.tell(message)
+        return self.add_up(own, self.ranks, round_number=round_number)
 
 
-class PeersHere:
+class PeersHere(Peers):
     """Secondaries of this process: the same handlers, no wire, no cryptography."""
+
+    ahead = 1
 
     def __init__(self, secondaries: Mapping[int, Handlers]) -> None:
         """Take the secondaries' handlers by rank."""
         self._secondaries = {rank: HandlerTable(one) for rank, one in secondaries.items()}
+        self._words: dict[int, list[Words]] = {}
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks of all secondaries."""
         return tuple(self._secondaries)
 
-    def tell(self, message: TypedMessage) -> None:
-        """Let every secondary handle a message.
+    def tell(self, message: TypedMessage, ranks: Sequence[int] | None = None) -> None:
+        """Let secondaries handle a message.
 
         Reveals:
             What :meth:`Peers.tell` reveals; here all is in one process.
         """
-        self._handled(message)
+        self._handled(message, self.ranks if ranks is None else ranks)
 
     def ask(self, message: TypedMessage, answer: type[M], **_known: Any) -> list[M]:
         """Let every secondary handle a message, and return their answers.
@@ -192,39 +218,34 @@ class PeersHere:
         Reveals:
             What :meth:`Peers.ask` reveals.
         """
-        answers = [one for reply in self._handled(message) for one in reply.messages]
+        answers = self._handled(message, self.ranks)
         assert all(type(one) is answer for one in answers), "handlers answer with one type"
         assert len(answers) == len(self._secondaries), "every secondary answers once"
         return answers
 
-    def total(
-        self,
-        message: TypedMessage,
-        own: Words,
-        *,
-        round_number: int,  # noqa: ARG002 - Peers
-    ) -> Words:
-        """Let every secondary handle a message, and add up their words.
+    def add_up(self, own: Words, ranks: Sequence[int], *, round_number: int) -> Words:  # noqa: ARG002
+        """Add up the words with which secondaries have answered.
 
         Reveals:
-            What :meth:`Peers.total` reveals.
+            What :meth:`Peers.add_up` reveals.
         """
-        theirs = [one for reply in self._handled(message) for one in reply.words]
-        return InProcessSum()([own, *theirs])
+        return InProcessSum()([own, *self._words.pop(round_number)])
 
-    def _handled(self, message: TypedMessage) -> "list[ReplyHere]":
-        replies = [ReplyHere() for _ in self._secondaries]
-        for table, reply in zip(self._secondaries.values(), replies, strict=True):
-            table.handle(message, reply)
-        return replies
+    def _handled(self, message: TypedMessage, ranks: Sequence[int]) -> list[Any]:
+        reply = ReplyHere()
+        for rank in ranks:
+            self._secondaries[rank].handle(message, reply)
+        if reply.words:
+            self._words[getattr(message, "round_number", 0)] = reply.words
+        return reply.messages
 
 
+@dataclass
 class ReplyHere:
     """Collects the answers to a message of the same process."""
 
-    def __init__(self) -> None:
-        self.messages: list[Any] = []
-        self.words: list[Words] = []
+    messages: list[Any] = field(default_factory=list)
+    words: list[Words] = field(default_factory=list)
 
     def send(self, message: TypedMessage) -> None:
         """Take a message.

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.run_plan import EpochMark, Purpose, RoundPlan, RunPlan
+from securevfl.federation.messages import EpochMark, RoundPlan
+from securevfl.federation.run_plan import Purpose, RunPlan
 
 Part = Literal["train", "validation", "test"]
 
@@ -95,7 +96,8 @@ class RequestValidator:
 
     def __init__(self, limits: SessionLimits) -> None:
         self.limits = limits
-        self._last_round = limits.after_round
+        self.last_round = limits.after_round
+        """Round numbers up to it are used."""
         self._epoch = 0
         """Epochs that are done."""
         self._testing = False
@@ -114,7 +116,7 @@ class RequestValidator:
             ProtocolError: If it was used.
         """
         self._require_new(round_number)
-        self._last_round = round_number
+        self.last_round = round_number
 
     def start_after(self, epoch: int) -> None:
         """Continue after so many epochs, whose state this party has.
@@ -157,7 +159,7 @@ class RequestValidator:
             self._require_pass(single, plan, of=rows_due, where=where)
         else:
             self._require_part(plan, where=where)
-        self._last_round = plan.round_number
+        self.last_round = plan.round_number
         self._used[rows] = True
         self._rounds[plan.purpose] = self._rounds.get(plan.purpose, 0) + 1
         self._seen[plan.purpose] = self._seen.get(plan.purpose, 0) + len(rows)
@@ -171,6 +173,11 @@ class RequestValidator:
     def next_epoch(self) -> int | None:
         """The epoch that is under way, or comes next; None where training is over."""
         return None if self._testing or self._epoch >= self.limits.epochs else self.epoch
+
+    @property
+    def has_predicted(self) -> bool:
+        """Whether every row of a request for predictions was asked for."""
+        return self._seen.get("predict") == self.limits.rows - self.limits.first_row
 
     def used_for_another(self, part: Part, rows: Int64[np.ndarray, " some"]) -> bool:
         """Return whether some of the rows belong to another part of the table."""
@@ -190,7 +197,7 @@ class RequestValidator:
                 f"of them is due (model.average_positions_every = "
                 f"{self.limits.average_positions_every})"
             )
-        self._last_round = round_number
+        self.last_round = round_number
         self._averaged = True
 
     def validate_epoch(self, mark: EpochMark) -> None:
@@ -244,9 +251,9 @@ class RequestValidator:
             raise ProtocolError(f"the primary ends the session within epoch {self._epoch + 1}")
 
     def _require_new(self, round_number: int) -> None:
-        if round_number <= self._last_round:
+        if round_number <= self.last_round:
             raise ProtocolError(
-                f"round {round_number}: rounds up to {self._last_round} were announced already"
+                f"round {round_number}: rounds up to {self.last_round} were announced already"
             )
 
     def _require_parties(self, plan: RoundPlan, *, where: str) -> None:

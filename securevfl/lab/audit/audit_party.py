@@ -13,8 +13,9 @@ import torch
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import EncodingRangeError, PrivacyError, ProtocolError, SecureVflError
 from securevfl.federation.messages import RoundKind
-from securevfl.federation.over_star import FederatedExchange, SecondaryServer, sum_from_secondary
-from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.over_star import PeersOverStar, serve, sum_from_secondary
+from securevfl.federation.rounds.exchanges import RoundExchange
+from securevfl.federation.rounds.secondary import Secondary, save_nothing
 from securevfl.federation.run_plan import RoundCounter
 from securevfl.federation.session import handshake
 from securevfl.lab.audit.audit_worlds import AuditStage
@@ -69,11 +70,9 @@ def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: P
     rounds = RoundCounter()
     started = time.monotonic()
     for stage in stages:
-        exchange = FederatedExchange(
-            transport,
-            names,
+        exchange = RoundExchange(
+            PeersOverStar(transport, names, deadline_s=deadline_s),
             stage.plan.cut,
-            deadline_s=deadline_s,
             device=torch.device("cpu"),
             # One session, so no number may come again in its second stage.
             rounds=rounds,
@@ -119,20 +118,16 @@ def _serve(
     sum_to, masks = sum_from_secondary(transport, stages[0].plan, pair_keys, rank=rank)
     try:
         for stage, secondary in zip(stages, secondaries, strict=True):
-            SecondaryServer(
-                secondary,
+            serve(
+                secondary.handlers(save_nothing),
                 transport,
                 sum_to,
-                stage.plan,
-                handlers={},
-                log=_log_nothing,
-            ).serve()
+                ranks=tuple(stage.plan.secondaries),
+                deadline_s=config.runtime.idle_timeout_s,
+                follow_s=config.runtime.round_timeout_s,
+            )
     finally:
         masks.close()
-
-
-def _log_nothing(_event: str, **_fields: object) -> None:
-    """The ledger records every release; data are synthetic, so there is no log."""
 
 
 def main(arguments: Sequence[str]) -> None:

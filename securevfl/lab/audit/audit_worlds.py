@@ -20,9 +20,10 @@ from securevfl.core.conventions import PRIMARY_RANK, stream
 from securevfl.core.errors import ProtocolError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_secondary
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RoundPlan, RunFacts, plan_run
+from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.lab.audit.audit_statistics import (
     LONG,

@@ -33,9 +33,8 @@ from securevfl.mpc.codec import (
     require_row_norms,
     to_float,
 )
-from securevfl.mpc.crypten_bridge import CrypTenBridge, import_crypten
+from securevfl.mpc.crypten_bridge import CrypTenSumTo, import_crypten
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.sum_to import CrypTenSumTo
 from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
@@ -154,7 +153,7 @@ class Bench:
         else:
             wire = SecondaryWire(transport)
             masks = PairwiseMasks(rank, pair_keys)
-        self.sum_to = CrypTenSumTo(CrypTenBridge(wire, rank=rank), masks)
+        self.sum_to = CrypTenSumTo(wire, masks)
         self.formats = {
             std: RingFormat.choose(
                 clip_norm=CLIP_NORM, noise_share_std=std, parties=len(self.secondaries)

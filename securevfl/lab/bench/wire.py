@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from securevfl.federation.messages import PROTOCOL_VERSION
-from securevfl.federation.run_plan import EpochMark, RunFacts
+from securevfl.federation.messages import PROTOCOL_VERSION, EpochMark
+from securevfl.federation.run_plan import RunFacts
 
 _HEADER: Final = 52
 _ALIGNMENT: Final = 16

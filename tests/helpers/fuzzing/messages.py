@@ -23,19 +23,20 @@ from securevfl.federation.class_means.class_means_stage import (
     ClassMeansTurn,
 )
 from securevfl.federation.messages import (
-    Announcement,
     AverageRequest,
-    EpochEnd,
+    EpochMark,
     Gradient,
     Hello,
     Mean,
     PredictRequest,
     Ready,
+    Rejoin,
+    RoundPlan,
     Share,
     TrainingRows,
     Welcome,
 )
-from securevfl.federation.pretraining.messages import (
+from securevfl.federation.pretraining.pretraining_secondary import (
     CrossBatch,
     IterationBegin,
     IterationEnd,
@@ -43,8 +44,7 @@ from securevfl.federation.pretraining.messages import (
     Projections,
     TopsRequest,
 )
-from securevfl.federation.run_plan import EpochMark, RoundPlan, RunFacts
-from securevfl.federation.session.handshake import Rejoin
+from securevfl.federation.run_plan import RunFacts
 from securevfl.ledger.countersigning import CountersignRequest, Heads, Memories, Memory, SignedHead
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field, KeySpec
@@ -72,7 +72,7 @@ from securevfl.linkage.stage.messages import (
 )
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.transport.channels import SealedFrom, SealedTo
-from securevfl.transport.message import Failure, Ping, SessionStart, TypedMessage
+from securevfl.transport.message import Done, Failure, Ping, SessionStart, TypedMessage
 
 _DIGEST: Final = "d" * 64
 _RUN: Final = "0" * 32
@@ -111,10 +111,13 @@ def _read(example: TypedMessage, **knows: Any) -> Read:
 READS: Final = (
     _read(
         Hello(
-            digest=_DIGEST, public=bytes(32), signature=bytes(64), epochs=[1], pretrained=[], run=""
+            digest=_DIGEST,
+            public=bytes(32),
+            signature=bytes(64),
+            epochs=(1,),
+            pretrained=(),
+            run="",
         ),
-        digest=_DIGEST,
-        primary="agency",
     ),
     _read(
         Welcome(
@@ -124,15 +127,12 @@ READS: Final = (
         callers=lambda _facts: ("bank",),
     ),
     _read(TrainingRows(rows=4), most=9),
-    _read(
-        Announcement(
-            plan=RoundPlan(round_number=1, rows=np.arange(3), active=(1, 2), purpose="train")
-        )
-    ),
+    _read(Done()),
+    _read(RoundPlan(round_number=1, rows=np.arange(3), active=(1, 2), purpose="train")),
     _read(Share(round_number=1, words=np.arange(5)), count=5),
     _read(Gradient(round_number=1, gradient=_FLOATS), shape=(2, 4)),
     _read(Mean(round_number=1, values={"weight": _FLOATS}), shapes={"weight": (2, 4)}),
-    _read(EpochEnd(mark=EpochMark(epoch=3, best=True, restore_best=False))),
+    _read(EpochMark(epoch=3, best=True, restore_best=False)),
     _read(Residuals(epoch=1, rows=np.arange(2), residuals=_FLOATS), outputs=4),
     _read(Step(epoch=1, step=0.5)),
     _read(

@@ -36,9 +36,9 @@ from hypothesis.stateful import (
 from securevfl.core.errors import SecureVflError
 from securevfl.dp.events import Release
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.messages import EpochEnd, Gradient, Mean
+from securevfl.federation.messages import EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds.release import CachedRelease
-from securevfl.federation.run_plan import EpochMark, RoundPlan, new_run
+from securevfl.federation.run_plan import new_run
 from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.ledger import ledger as ledger_module
 
@@ -188,7 +188,7 @@ class LyingPrimary(RuleBasedStateMachine):
     def end_an_epoch(self, epoch: int, restore: bool) -> None:
         """End an epoch, or training, at any time."""
         mark = EpochMark(epoch=epoch, best=not restore, restore_best=restore)
-        self.heard(self.game.say, EpochEnd(mark=mark).to_message())
+        self.heard(self.game.say, mark.to_message())
 
     @precondition(lambda self: self.game.alive)
     @rule(value=st.sampled_from([np.nan, np.inf, 0.0, 1e30]), wrong=st.integers(0, 2))

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.federations import write_federation
 from helpers.frames import SESSION, feed, frame_bytes, new_reader
 from helpers.fuzzing.engine import inputs
 from helpers.fuzzing.files import SEALED, folder
@@ -27,6 +28,7 @@ from securevfl.core.errors import ConfigError, DataError, PrivacyError, Protocol
 from securevfl.data.sources.settings import read_source
 from securevfl.federation.checkpoint import DamagedError, read_state
 from securevfl.federation.messages import Hello
+from securevfl.federation.session.handshake import read_hello
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.transport.message import Message, StarKind
 
@@ -171,8 +173,9 @@ def test_a_ledgers_ranges_are_as_many_rows_as_it_charges(released: list[list[int
         TARGETS["ledger"].read(bytes([SEALED]) + altered)
 
 
-def test_what_others_say_of_their_file_is_no_text_for_a_terminal() -> None:
+def test_what_others_say_of_their_file_is_no_text_for_a_terminal(tmp_path: Path) -> None:
     """The digest of a caller's file stands in the line that the operator reads."""
+    config = read_federation(write_federation(tmp_path))
     hello = next(one for one in READS if isinstance(one.example, Hello))
     message = hello.example.to_message()
     for digest in ("\x1b[2J", "d" * 63, "D" * 64, "d" * 64 + "\n"):
@@ -180,7 +183,7 @@ def test_what_others_say_of_their_file_is_no_text_for_a_terminal() -> None:
         with pytest.raises(
             ProtocolError, match=r"^party 'rental' sent an invalid digest of its file$"
         ):
-            Hello.from_message(told, **hello.knows)
+            read_hello(config, told)
 
 
 class Program:

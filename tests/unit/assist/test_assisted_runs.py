@@ -74,16 +74,16 @@ def test_the_primary_sees_a_sum_and_nothing_else(
     """Every round returns one average over secondaries, within the ball that bounds each."""
     path = write_assisted(tmp_path)
     seen: list[tuple[str, torch.Tensor]] = []
-    release = SimulatedExchange.release
+    average_of = SimulatedExchange.average
 
     def watched(self: SimulatedExchange, plan: Any) -> torch.Tensor:
         words = [party.contribution for party in self.secondaries.values()]
         assert all(one.aggregation.cut.shape == (1, 3) for one in words)
-        average = release(self, plan)
+        average = average_of(self, plan)
         seen.append((plan.purpose, average))
         return average
 
-    monkeypatch.setattr(SimulatedExchange, "release", watched)
+    monkeypatch.setattr(SimulatedExchange, "average", watched)
     run(path, tmp_path / "run")
     assert {purpose for purpose, _ in seen} == {"train", "validation", "test"}
     # The cut bounds a row: no party's score is longer than 1, and so no average is.

@@ -18,7 +18,6 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp import labels as mechanisms
 from securevfl.federation import assisted_boosting
 from securevfl.federation.assisted_boosting import AssistKind
-from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.session.peers import PeersHere
 from securevfl.models.alone import choice
 from securevfl.models.assist import best_step
@@ -64,7 +63,6 @@ def run(config: Any, tables: Tables, out: Path, **settings: Any) -> RunResult:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Everything that secondaries are told or asked, in order, as bytes."""
     heard: list[tuple[Any, ...]] = []
-    release = SimulatedExchange.release
 
     def overheard(method: Any) -> Any:
         def telling(self: Any, message: Any, *more: Any) -> Any:
@@ -75,13 +73,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
         return telling
 
-    def releasing(self: Any, plan: Any) -> Any:
-        heard.append((plan.purpose, plan.round_number, plan.rows.tobytes(), plan.active))
-        return release(self, plan)
-
     for name in ("tell", "ask"):
         monkeypatch.setattr(PeersHere, name, overheard(getattr(PeersHere, name)))
-    monkeypatch.setattr(SimulatedExchange, "release", releasing)
     return heard
 
 

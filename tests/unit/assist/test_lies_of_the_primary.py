@@ -11,8 +11,8 @@ from helpers.built import Built, built
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.assisted_boosting import AssistKind, ModelFitted, Residuals, Step
+from securevfl.federation.messages import EpochMark
 from securevfl.federation.rounds.secondary import Secondary, save_nothing
-from securevfl.federation.run_plan import EpochMark
 from securevfl.federation.session.peers import HandlerTable, ReplyHere
 from securevfl.transport.message import Message
 

@@ -5,7 +5,8 @@ import pytest
 from helpers.secondaries import ROWS, limits
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.run_plan import EpochMark, Purpose, RoundPlan
+from securevfl.federation.messages import EpochMark, RoundPlan
+from securevfl.federation.run_plan import Purpose
 from securevfl.federation.session.request_validator import RequestValidator
 
 BOTH = (1, 2)

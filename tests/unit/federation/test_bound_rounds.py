@@ -19,8 +19,8 @@ from helpers.lying_primary import Played, Promise, QuietError, gradient_for, hon
 from helpers.ring_keys import random_pair_keys
 from torch import Tensor
 
-from securevfl.federation.messages import Announcement, EpochEnd, PredictRequest, RoundKind
-from securevfl.federation.run_plan import EpochMark, RoundPlan, new_run
+from securevfl.federation.messages import EpochMark, PredictRequest, RoundKind, RoundPlan
+from securevfl.federation.run_plan import new_run
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.transport.message import Message
 
@@ -80,7 +80,7 @@ def common(parties: Sequence[Masked], round_number: int) -> float:
 def say(one: Masked, *messages: Message) -> None:
     one.line.inbox.extend(messages)
     try:
-        one.server.serve()
+        one.serve()
     except QuietError:
         # All that was said is done; a message that waits for another one is as good as none.
         return
@@ -93,7 +93,7 @@ def plan(number: int, rows: Sequence[int], purpose: str, active: Sequence[int] =
         active=tuple(active),
         purpose=purpose,
     )
-    return Announcement(plan=wanted).to_message()
+    return wanted.to_message()
 
 
 def gradient(promise: Promise, number: int, rows: Sequence[int], value: float) -> Message:
@@ -155,11 +155,11 @@ def test_after_another_end_of_an_epoch_every_later_round_is_noise(
     parties = two(tmp_path, LEARNS)
     ended = False
     for step in honest(parties[0].plan, released=0):
-        said = () if step.round is None else (Announcement(plan=step.round).to_message(),)
+        said = () if step.round is None else (step.round.to_message(),)
         for one in parties:
             messages = [*said, *step.messages]
             if lies and one is parties[1] and messages[0].kind is RoundKind.EPOCH:
-                messages = [EpochEnd(mark=EpochMark(epoch=1, best=False)).to_message()]
+                messages = [EpochMark(epoch=1, best=False).to_message()]
             say(one, *messages)
         if ended and step.round is not None:
             break
@@ -179,7 +179,7 @@ def test_a_resumed_frozen_run_answers_kept_words_in_no_other_combination(tmp_pat
         assert step.round is not None
         rounds.append(step.round)
         for one in parties:
-            say(one, Announcement(plan=step.round).to_message())
+            say(one, step.round.to_message())
         assert common(parties, step.round.round_number) == 1.0
     before = [len(one.ledger.released_rows) for one in parties]
 
@@ -191,7 +191,7 @@ def test_a_resumed_frozen_run_answers_kept_words_in_no_other_combination(tmp_pat
             zip(rounds, [*rounds[shift:], *rounds[:shift]], strict=True), 1
         ):
             for one, asked in zip(parties, (first, second), strict=True):
-                say(one, Announcement(plan=replace(asked, round_number=number)).to_message())
+                say(one, replace(asked, round_number=number).to_message())
             assert common(parties, number) == expected
         assert [len(one.ledger.released_rows) for one in parties] == before
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from helpers.star import make_star, together
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, DataError, PrivacyError, ProtocolError
-from securevfl.federation.messages import Announcement
-from securevfl.federation.over_star import SecondaryServer, sum_from_secondary
+from securevfl.federation.messages import RoundPlan
+from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.rounds.cut import MeanOfPooledRecords, MeanOfRows
-from securevfl.federation.run_plan import Purpose, RoundPlan, RunFacts, RunPlan, plan_run
+from securevfl.federation.rounds.secondary import save_nothing
+from securevfl.federation.run_plan import Purpose, RunFacts, RunPlan, plan_run
 
 ROWS, BATCH, CAP, LINKS = 60, 20, 2, 4
 MODEL = {"neighbours": LINKS, "hidden": 8, "heads": 2, "release": "pooled"}
@@ -45,18 +47,18 @@ def ask(one: Built, folder: Path, active: tuple[int, ...], purpose: Purpose) -> 
     with star.joined() as (primary, ends):
         keys = random_pair_keys(tuple(one.secondaries))
         sum_to, masks = sum_from_secondary(ends["bank-1"], one.plan, keys[1], rank=1)
-        server = SecondaryServer(
-            one.secondaries[1],
+        answering = partial(
+            serve,
+            one.secondaries[1].handlers(save_nothing),
             ends["bank-1"],
             sum_to,
-            one.plan,
-            handlers={},
-            log=one.files[1].log,
+            ranks=tuple(one.plan.secondaries),
+            deadline_s=one.plan.config.runtime.idle_timeout_s,
         )
-        primary.broadcast(["bank-1"], Announcement(plan=asked).to_message())
+        primary.broadcast(["bank-1"], asked.to_message())
         try:
             # Whoever answers in spite of all is told that the run is over, and ends.
-            raised, _ = together([server.serve, primary.close])
+            raised, _ = together([answering, primary.close])
         finally:
             masks.close()
     return raised

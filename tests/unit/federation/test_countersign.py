@@ -163,7 +163,7 @@ def test_a_rollback_within_a_run_is_noticed_at_the_next_point(table: Table) -> N
         table.path("rental").write_bytes(kept)
         back = ChainedFile(table.path("rental"))
         session.charge(1, "agency", "bank")
-        session.signers["rental"]._ledger = back
+        session.signers["rental"].ledger = back
         heads = session.heads("epoch 2")
         back.close()
 
@@ -264,7 +264,7 @@ def test_a_statement_of_another_run_is_refused(table: Table, field: str) -> None
         session.start()
         other = replace(OCCASION, **{field: "x"})
         signer = session.signers["rental"]
-        signer._occasion = other
+        signer.occasion = other
         heads = session.heads("epoch 1")
 
         with pytest.raises(AuthenticationError, match="not signed for this run"):
@@ -406,7 +406,7 @@ def test_over_the_star_everybody_keeps_everybodys_head(tmp_path: Path) -> None:
                 signing.start()
                 signing.meet("epoch 1")
                 asked = ends[name].receive(LedgerKind.COUNTERSIGN, round_number=0, deadline_s=30)
-                return signing.answer(asked)
+                return signing.answer(CountersignRequest.from_message(asked))
 
             return life
 
@@ -440,7 +440,7 @@ def test_heads_are_stated_where_they_are_due_and_nowhere_else(tmp_path: Path, fr
             deadline_s=30,
             log=lambda *_, **__: None,
         )
-        asked = CountersignRequest(point="released").to_message()
+        asked = CountersignRequest(point="released")
         if frozen:
             told = Heads(heads=session.heads("released")).to_message()
             primary.send("bank", told)

@@ -12,10 +12,10 @@ from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.data.rows import consecutive_batches
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.messages import EpochEnd
+from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.exchanges import CachedRows, ReleasedRows, release_once
-from securevfl.federation.run_plan import EpochMark, RoundCounter, RoundPlan, active_parties
+from securevfl.federation.run_plan import RoundCounter, active_parties
 from securevfl.mpc.codec import RingFormat
 
 CUT = CutLayer(
@@ -33,9 +33,9 @@ class Recorded(ReleasedRows):
         )
         self.plans: list[RoundPlan] = []
 
-    def release(self, plan: RoundPlan) -> Tensor:
+    def average(self, plan: RoundPlan) -> Tensor:
         self.plans.append(plan)
-        return super().release(plan)
+        return super().average(plan)
 
 
 def store(folder: Path, rows: int, *, batch_size: int = 4) -> CachedRows:
@@ -67,7 +67,7 @@ def test_cache_answers_by_row_id() -> None:
     )
     assert torch.equal(cache.release(plan), cache.values[[4, 0, 4]])
     cache.return_gradient(plan, torch.ones(3, 1, 2))
-    cache.peers.tell(EpochEnd(mark=EpochMark(epoch=1, best=True)))
+    cache.peers.tell(EpochMark(epoch=1, best=True))
     assert cache.ranks == (1, 2)
     assert cache.peers.ranks == ()
 
@@ -89,8 +89,8 @@ class CutBefore(Recorded):
         super().__init__(rows)
         self.left = rounds
 
-    def release(self, plan: RoundPlan) -> Tensor:
-        average = super().release(plan)
+    def average(self, plan: RoundPlan) -> Tensor:
+        average = super().average(plan)
         self.left -= 1
         if self.left < 0:
             raise CutError

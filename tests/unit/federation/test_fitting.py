@@ -14,8 +14,9 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, PrivacyError
 from securevfl.federation import encoder_fitting
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RoundPlan, RunFacts, plan_run
+from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -108,7 +109,7 @@ def test_nothing_is_computed_when_the_budget_forbids_it(
     ledger = Ledger(None, party="bank-1", plan=plan.releases, noise_share_std=plan.noise_share_std)
     monkeypatch.setattr(Ledger, "charge_fitting", spent)
     records = np.zeros((9, 3), np.float32)
-    fit = encoder_fitting.PrincipalFitting(plan, bottom, records, ledger, name="bank-1")
+    fit = encoder_fitting.PrincipalFitting(plan, bottom, records, ledger)
     with pytest.raises(BudgetExceededError):
         fit()
 

@@ -6,7 +6,7 @@ import pytest
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import AverageRequest, Mean
-from securevfl.federation.pretraining.messages import LearnLocally, PretrainingKind
+from securevfl.federation.pretraining.pretraining_secondary import LearnLocally, PretrainingKind
 from securevfl.federation.session.peers import Handler, HandlerTable, PeersHere, ReplyHere
 from securevfl.transport.message import Message
 
@@ -18,11 +18,15 @@ def recorded() -> tuple[list[Any], HandlerTable]:
     def take(message: Any, _reply: Any) -> None:
         handled.append(message)
 
+    def ask(message: Any, _reply: Any) -> type[Mean]:
+        handled.append(message)
+        return Mean
+
     return handled, HandlerTable(
         {
             LearnLocally: Handler(take),
-            AverageRequest: Handler(take, then=Mean),
-            Mean: Handler(take),
+            AverageRequest: Handler(ask),
+            Mean: Handler(take, follows=True),
         }
     )
 
@@ -50,8 +54,8 @@ def test_a_message_that_a_stage_does_not_have_is_refused_by_name() -> None:
 
 def test_parties_of_one_process_meet_the_same_order() -> None:
     handled: list[Any] = []
-    take = Handler(lambda message, _reply: handled.append(message))
-    request = Handler(take.handle, then=Mean)
+    take = Handler(lambda message, _reply: handled.append(message), follows=True)
+    request = Handler(lambda _message, _reply: Mean)
     peers = PeersHere({1: {AverageRequest: request, Mean: take}})
     with pytest.raises(ProtocolError, match="where AVERAGE was due"):
         peers.tell(Mean(round_number=1, values={}))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import BudgetExceededError, EncodingRangeError, PrivacyError
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.cut import CutLayer, MeanOfPooledRecords, MeanOfRows
 from securevfl.federation.rounds.release import Released, SecondaryRelease, require_finite
-from securevfl.federation.run_plan import Purpose, RoundPlan
+from securevfl.federation.run_plan import Purpose
 from securevfl.mpc.codec import RingFormat
 
 CLIP = 1.0

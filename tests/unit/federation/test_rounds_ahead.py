@@ -12,11 +12,16 @@ from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.messages import Announcement, Share
-from securevfl.federation.over_star import FederatedExchange
+from securevfl.federation.messages import RoundPlan, Share
+from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.rounds.cut import CutLayer
-from securevfl.federation.rounds.exchanges import CachedRows, ChargedExchange, release_once
-from securevfl.federation.run_plan import ROUNDS_AHEAD, RoundPlan
+from securevfl.federation.rounds.exchanges import (
+    CachedRows,
+    ChargedExchange,
+    RoundExchange,
+    release_once,
+)
+from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.ledger.ledger import Ledger
 from securevfl.mpc.codec import RingFormat
 from securevfl.transport.message import Message
@@ -38,7 +43,7 @@ class Star(PrimaryTransport):
     def broadcast(self, names: Sequence[str], message: Message, *, owned: bool = False) -> None:
         """Note an announced round."""
         del names, owned
-        plan = Announcement.from_message(message).plan
+        plan = RoundPlan.from_message(message)
         self.plans[plan.round_number] = plan
         self.events.append(("announced", plan.round_number))
 
@@ -68,10 +73,9 @@ class Book(Ledger):
         return 0.0
 
 
-def exchange(star: Star) -> FederatedExchange:
-    return FederatedExchange(
-        star, {1: "a", 2: "b"}, CUT, deadline_s=1.0, device=torch.device("cpu")
-    )
+def exchange(star: Star) -> RoundExchange:
+    peers = PeersOverStar(star, {1: "a", 2: "b"}, deadline_s=1.0)
+    return RoundExchange(peers, CUT, device=torch.device("cpu"))
 
 
 def one_by_one(parts: Sequence[np.ndarray]) -> Tensor:
@@ -126,10 +130,8 @@ def game(tmp_path: Path) -> Iterator[Played]:
 def announced(count: int) -> list[Message]:
     active = tuple(range(1, PARTIES + 1))
     return [
-        Announcement(
-            plan=RoundPlan(
-                round_number=row + 1, rows=np.array([row]), active=active, purpose="release"
-            )
+        RoundPlan(
+            round_number=row + 1, rows=np.array([row]), active=active, purpose="release"
         ).to_message()
         for row in range(count)
     ]

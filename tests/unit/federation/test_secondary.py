@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
 from securevfl.dp.clipping import clip_rows
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.primaries import split_average
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import Purpose, RoundPlan
+from securevfl.federation.run_plan import Purpose
 from securevfl.federation.session.request_validator import RequestValidator
 
 

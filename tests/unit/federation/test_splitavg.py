@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from securevfl.federation.messages import RoundPlan
+from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.primaries import split_average
-from securevfl.federation.run_plan import Purpose, RoundCounter, RoundPlan
+from securevfl.federation.run_plan import Purpose, RoundCounter
 from securevfl.federation.session.peers import PeersHere
 
 ROWS = 5
 
 
-class PlainExchange:
+class PlainExchange(Exchange):
     """Averages bottom models exactly, and gives each its part of the gradient."""
 
     def __init__(self, bottoms: Mapping[int, nn.Module], inputs: Mapping[int, Tensor]) -> None:
@@ -22,12 +24,7 @@ class PlainExchange:
         self.inputs = inputs
         self.terms: dict[int, Tensor] = {}
         self.returned: list[Tensor] = []
-        self.rounds = RoundCounter()
-        self.peers = PeersHere({})
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(self.bottoms)
+        super().__init__(RoundCounter(), PeersHere({}), tuple(bottoms))
 
     def release(self, plan: RoundPlan) -> Tensor:
         rows = torch.as_tensor(plan.rows)
@@ -35,8 +32,8 @@ class PlainExchange:
             self.terms = {r: self.bottoms[r](self.inputs[r][rows]) for r in plan.active}
         return torch.stack([term.detach() for term in self.terms.values()]).mean(0)
 
-    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[Tensor]:
-        return map(self.release, plans)
+    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[tuple[RoundPlan, Tensor]]:
+        return ((plan, self.release(plan)) for plan in plans)
 
     def return_gradient(self, plan: RoundPlan, gradient: Tensor) -> None:
         self.returned.append(gradient)

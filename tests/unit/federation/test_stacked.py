@@ -14,8 +14,8 @@ from helpers.fixed_entropy import fixed_entropy
 from helpers.secondaries import FEATURES, LINKS, RECORDS, ROWS, WIDTH, make_secondary
 
 from securevfl.config.reading import read_federation
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds import in_process
-from securevfl.federation.run_plan import RoundPlan
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.pairs import ManyLinksSettings, RecordBottom

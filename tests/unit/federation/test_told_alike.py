@@ -19,11 +19,11 @@ from torch import Tensor
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import SecureVflError
-from securevfl.federation.messages import Announcement, AverageRequest, EpochEnd, Mean
-from securevfl.federation.over_star import SecondaryServer, sum_from_secondary
+from securevfl.federation.messages import AverageRequest, EpochMark, Mean, RoundPlan
+from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.rounds.cut import position_weights
 from securevfl.federation.rounds.secondary import save_nothing
-from securevfl.federation.run_plan import EpochMark, RoundPlan, RunFacts
+from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.masks import PairwiseMasks, SessionKey
 from securevfl.mpc.sum_to import SumTo
 from securevfl.transport.message import Message
@@ -86,16 +86,14 @@ def left_in_sums(
         real, masks = sum_from_secondary(line, one.plan, keys[rank], rank=rank)
         clear = Clear(real)
         line.inbox = deque(script)
-        server = SecondaryServer(
-            one.secondaries[rank],
-            line,
-            clear,
-            one.plan,
-            handlers=one.secondaries[rank].handlers(save_nothing),
-            log=lambda *_words, **_figures: None,
-        )
         try:
-            server.serve()
+            serve(
+                one.secondaries[rank].handlers(save_nothing),
+                line,
+                clear,
+                ranks=tuple(one.plan.secondaries),
+                deadline_s=1.0,
+            )
         except (QuietError, SecureVflError):
             pass  # Whatever it refuses, it does not answer.
         finally:
@@ -137,11 +135,11 @@ def learning(tmp_path_factory: pytest.TempPathFactory):
 
 def plan_message(number: int, rows: np.ndarray, purpose: str) -> Message:
     plan = RoundPlan(round_number=number, rows=rows, active=(1, 2, 3), purpose=purpose)
-    return Announcement(plan=plan).to_message()
+    return plan.to_message()
 
 
 def epoch_message(epoch: int, **mark: bool) -> Message:
-    return EpochEnd(mark=EpochMark(epoch=epoch, **mark)).to_message()
+    return EpochMark(epoch=epoch, **mark).to_message()
 
 
 def learning_script(one: Built) -> list[Message]:
@@ -151,7 +149,7 @@ def learning_script(one: Built) -> list[Message]:
     script = []
     for epoch in (1, 2):
         train = plan_message(next(numbers), split.train, "train")
-        asked = Announcement.from_message(train).plan
+        asked = RoundPlan.from_message(train)
         averaging = next(numbers)
         values = {name: np.full(tuple(own.shape), 0.5, np.float32) for name, own in shapes.items()}
         script += [
@@ -283,7 +281,7 @@ def releases(one: Built, *, moved: int = 0) -> list[Message]:
     plans = one.passed()
     rows = [plan.rows for plan in plans]
     return [
-        Announcement(plan=replace(plan, rows=rows[(place + moved) % len(rows)])).to_message()
+        replace(plan, rows=rows[(place + moved) % len(rows)]).to_message()
         for place, plan in enumerate(plans)
     ]
 

@@ -11,6 +11,7 @@ from helpers.secondaries import make_secondary
 from torch import Tensor, nn
 
 from securevfl.dp.clipping import clip_rows
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.updates import (
     DropoutStream,
@@ -19,7 +20,6 @@ from securevfl.federation.rounds.updates import (
     PrivateBackwardStep,
     RowGradients,
 )
-from securevfl.federation.run_plan import RoundPlan
 from securevfl.linkage.links import LinkTable
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig

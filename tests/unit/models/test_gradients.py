@@ -7,12 +7,12 @@ from helpers.gradients import CASES, Network, default_dtype, relative_error
 from helpers.secondaries import AnyRound, NoCharge
 from torch import Tensor, nn
 
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.primaries import split_average
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream
-from securevfl.federation.run_plan import RoundPlan
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer

@@ -7,11 +7,13 @@ from helpers import ring_reference as reference
 from helpers.queue_star import QueueStar, run_parties
 from helpers.ring_keys import random_pair_keys
 
-from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.core.errors import ProtocolError
+from securevfl.federation.over_star import PrimaryWire, SecondaryWire
 from securevfl.mpc.codec import RingFormat, decode_sum, encode
-from securevfl.mpc.crypten_bridge import CrypTenBridge, StarCommunicator
+from securevfl.mpc.crypten_bridge import CrypTenSumTo, StarCommunicator
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.sum_to import CrypTenSumTo, InProcessSum, RevealToPrimary, SumTo, WordWire
+from securevfl.mpc.sum_to import InProcessSum, SumTo, WordWire
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 FMT = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=4)
 ELEMENTS = 1001
@@ -21,10 +23,10 @@ def parties_of(
     star: QueueStar, ranks: tuple[int, ...], *, degree: int | None = None
 ) -> dict[int, CrypTenSumTo]:
     keys = random_pair_keys(ranks)
-    parties = {0: CrypTenSumTo(CrypTenBridge(star.wire(0), rank=0), None)}
+    parties = {0: CrypTenSumTo(star.wire(0), None)}
     for rank in ranks:
-        bridge = CrypTenBridge(star.wire(rank), rank=rank)
-        parties[rank] = CrypTenSumTo(bridge, PairwiseMasks(rank, keys[rank], degree=degree))
+        masks = PairwiseMasks(rank, keys[rank], degree=degree)
+        parties[rank] = CrypTenSumTo(star.wire(rank), masks)
     return parties
 
 
@@ -88,8 +90,8 @@ def test_a_reveal_copies_no_words() -> None:
         def add_words(self, _round_number: int, total: torch.Tensor, _ranks: object) -> None:
             total += 10
 
-    CrypTenBridge(Wire(), rank=1).reveal(words[1], round_number=1, active=(1,))
-    total = CrypTenBridge(Wire(), rank=0).reveal(words[0], round_number=1, active=(1,))
+    CrypTenSumTo(Wire(), PairwiseMasks(1, {}))(words[1], round_number=1, active=(1,))
+    total = CrypTenSumTo(Wire(), None)(words[0], round_number=1, active=(1,))
 
     assert sent == [words[1].data_ptr()]
     assert total is not None
@@ -184,17 +186,21 @@ def test_crypten_finds_no_communicator_outside_a_reveal() -> None:
         crypten.communicator.get()
 
 
-def test_masks_and_ranks_must_fit() -> None:
-    """A secondary without masks would send in clear; it cannot be built."""
-    star = QueueStar((1, 2))
-    keys = random_pair_keys((1, 2))
+def test_words_leave_a_secondary_under_masks_alone() -> None:
+    """Who has none collects, which a secondary's wire refuses; who has some sends under them."""
+    star, keys = QueueStar((1, 2)), random_pair_keys((1, 2))
+    transport = object.__new__(SecondaryTransport)
+    words = torch.ones(4, dtype=torch.int64)
 
-    with pytest.raises(ConfigError, match="every secondary masks"):
-        CrypTenSumTo(CrypTenBridge(star.wire(1), rank=1), None)
-    with pytest.raises(ConfigError, match="every secondary masks"):
-        CrypTenSumTo(CrypTenBridge(star.wire(0), rank=0), PairwiseMasks(1, keys[1]))
-    with pytest.raises(ConfigError, match="masks of rank 2 at rank 1"):
-        CrypTenSumTo(CrypTenBridge(star.wire(1), rank=1), PairwiseMasks(2, keys[2]))
+    with pytest.raises(NotImplementedError, match="only the primary collects"):
+        CrypTenSumTo(SecondaryWire(transport), None)(words.clone(), round_number=1, active=(1, 2))
+    primary = PrimaryWire(object.__new__(PrimaryTransport), {}, 1.0)
+    with pytest.raises(NotImplementedError, match="sends none"):
+        CrypTenSumTo(primary, PairwiseMasks(1, keys[1]))(
+            words.clone(), round_number=1, active=(1, 2)
+        )
+    CrypTenSumTo(star.wire(2), PairwiseMasks(2, keys[2]))(words, round_number=1, active=(1, 2))
+    assert not (star.seen[2][0] == torch.ones(4)).any()
 
 
 def test_a_mask_is_prepared_for_one_round_where_there_is_one() -> None:
@@ -216,7 +222,6 @@ def test_the_parts_keep_their_protocols() -> None:
 
     assert isinstance(parties[1], SumTo)
     assert isinstance(star.wire(1), WordWire)
-    assert isinstance(CrypTenBridge(star.wire(1), rank=1), RevealToPrimary)
 
 
 def test_sums_of_unequal_or_no_words_are_refused() -> None:

@@ -19,14 +19,12 @@ from securevfl.core.errors import ConfigError, DataError, PrivacyError, Protocol
 from securevfl.core.progress import RowsAligned, Warned
 from securevfl.data.rows import split_rows
 from securevfl.federation.over_star import serve
-from securevfl.federation.pretraining.messages import (
+from securevfl.federation.pretraining.pretraining_secondary import (
     CrossBatch,
     IterationBegin,
-    PretrainingValidator,
-)
-from securevfl.federation.pretraining.pretraining_secondary import (
     LearnerWithRecords,
     PretrainingSecondary,
+    PretrainingValidator,
     pretraining_rows,
 )
 from securevfl.federation.rounds.primaries import NetworkPrimary

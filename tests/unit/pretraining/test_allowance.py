@@ -8,7 +8,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.pretraining.messages import (
+from securevfl.federation.pretraining.pretraining_secondary import (
     CrossBatch,
     IterationBegin,
     IterationEnd,

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.federation.pretraining import pretraining_run
-from securevfl.federation.pretraining.pretraining_run import PretrainingRun
-from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.run_plan import RoundPlan
+from securevfl.federation.messages import RoundPlan
+from securevfl.federation.pretraining import pretraining_stage
+from securevfl.federation.pretraining.pretraining_stage import PretrainingRun
+from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
 from securevfl.runtime.run_options import RunOptions
@@ -78,15 +78,15 @@ class Seen:
 
             return projected
 
-        cross, average = PretrainingRun.exchange_projections, pretraining_run.average_weights
-        back = SimulatedExchange.return_gradient
+        cross, average = PretrainingRun.exchange_projections, pretraining_stage.average_weights
+        back = Exchange.return_gradient
 
         def crossed(itself: Any, rows: Any, sent: Tensor, **kwargs: Any) -> Any:
             self.sent.setdefault("projections", sent.clone())
             return cross(itself, rows, sent, **kwargs)
 
         def averaged(peers: Any, request: Any, own: Mapping[str, Tensor], **kwargs: Any) -> Any:
-            now = learners[-1].shared_weights()
+            now = learners[-1].learner.shared_weights()
             self.had.setdefault("weights", {name: one.clone() for name, one in now.items()})
             self.sent.setdefault("weights", {name: one.clone() for name, one in own.items()})
             return average(peers, request, own, **kwargs)
@@ -97,8 +97,8 @@ class Seen:
 
         patch.setattr(PretrainingRun, "__init__", built)
         patch.setattr(PretrainingRun, "exchange_projections", crossed)
-        patch.setattr(pretraining_run, "average_weights", averaged)
-        patch.setattr(SimulatedExchange, "return_gradient", returned)
+        patch.setattr(pretraining_stage, "average_weights", averaged)
+        patch.setattr(Exchange, "return_gradient", returned)
 
 
 def watched(folder: Path, *places: str, **kinds: Any) -> tuple[Seen, RunResult]:

@@ -17,14 +17,17 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import PretrainingIteration, Warned
 from securevfl.data.rows import split_rows
-from securevfl.federation.pretraining.pretraining_run import projection_mechanism
 from securevfl.federation.pretraining.pretraining_secondary import (
     CollapseWatch,
     IterationFigures,
     even_batches,
     pretraining_rows,
 )
-from securevfl.federation.pretraining.pretraining_stage import build_learner, load_encoders
+from securevfl.federation.pretraining.pretraining_stage import (
+    build_learner,
+    load_encoders,
+    projection_mechanism,
+)
 from securevfl.models.family import PretrainingSettings
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

@@ -13,8 +13,8 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.checkpoint import Checkpoints
+from securevfl.federation.messages import EpochMark
 from securevfl.federation.rounds.secondary import EpochSaver
-from securevfl.federation.run_plan import EpochMark
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation

@@ -17,8 +17,9 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone, Warned
 from securevfl.data.rows import consecutive_batches
 from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import ReleasedRows
-from securevfl.federation.run_plan import RoundCounter, RoundPlan, RunPlan, plan_run, run_facts
+from securevfl.federation.run_plan import RoundCounter, RunPlan, plan_run, run_facts
 from securevfl.lab.contribution import contribution
 from securevfl.ledger.ledger import Ledger
 from securevfl.report.page import write_report
@@ -168,12 +169,12 @@ class Secondaries(ReleasedRows):
         self.asked: list[list[int]] = []
         self._left = rounds
 
-    def release(self, plan: RoundPlan) -> torch.Tensor:
+    def average(self, plan: RoundPlan) -> torch.Tensor:
         if not self._left:
             raise PowerCutError
         self._left -= 1
         self.asked.append(plan.rows.tolist())
-        return super().release(plan)
+        return super().average(plan)
 
 
 PARTS = [np.arange(0, 5), np.arange(5, 10), np.arange(10, 12)]
@@ -199,7 +200,7 @@ def asked(folder: Path, secondaries: Secondaries, weight: float) -> list[int]:
         RoundPlan(round_number=number, rows=rows, active=secondaries.ranks, purpose="test")
         for number, rows in enumerate(PARTS, 1)
     )
-    found = torch.cat(list(kept.release_each(plans)))
+    found = torch.cat([average for _, average in kept.release_each(plans)])
     assert found[:, 0, 0].tolist() == list(range(12))
     return missing
 

@@ -13,7 +13,8 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
-from securevfl.federation.run_plan import RoundCounter, RoundPlan, RunFacts, plan_run
+from securevfl.federation.messages import RoundPlan
+from securevfl.federation.run_plan import RoundCounter, RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.run_folder import HISTORY_FIELDS, privacy_figures, write_history
 from securevfl.runtime.run_folder import write_federation as write_file

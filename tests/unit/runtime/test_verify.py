@@ -270,6 +270,8 @@ def test_a_copy_that_the_run_kept_must_go_on_in_the_table_s_ledger(run: Run) -> 
     path = run.ledger("bank-1")
     shutil.copy(path, run.folder / "parties" / "bank-1" / "ledger.jsonl")
     assert run.bad() == {}
+    (said,) = [one.text for one in verify_run(run.folder) if one.check == "chain"]
+    assert said == f"7 lines hang together ({path}), and go on from the run's copy of 7"
     path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:3]))
 
     assert "does not go on from the copy that the run kept (7 lines)" in run.bad()["chain bank-1"]

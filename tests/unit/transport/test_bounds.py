@@ -203,7 +203,7 @@ class Alone:
         own.setblocking(False)
         self.connection = Connection(
             peer="rental",
-            connection=own,
+            socket=own,
             reader=new_reader(),
             session=SESSION,
             own_rank=0,

@@ -5,7 +5,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.federation.assisted_boosting import AssistKind
 from securevfl.federation.class_means.class_means_stage import ClassMeansKind
 from securevfl.federation.messages import RoundKind
-from securevfl.federation.pretraining.messages import PretrainingKind
+from securevfl.federation.pretraining.pretraining_secondary import PretrainingKind
 from securevfl.ledger.countersigning import LedgerKind
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.transport.message import Message, MessageKind, StarKind, kind_of

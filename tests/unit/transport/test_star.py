@@ -438,7 +438,7 @@ def _signed_by(issuer, subject, star):
 def test_a_second_party_of_one_name_is_turned_away(joined, star):
     """The newcomer is told why; the one that has joined goes on undisturbed."""
     primary, ends = joined
-    address = primary._door._listener.getsockname()
+    address = primary._door.listener.getsockname()
     twin = star.secondary("rental", address)
     with pytest.raises(PartyFailedError, match="has joined already, so this second rental"):
         twin.connect(WAIT_S)
