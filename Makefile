@@ -23,8 +23,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install      ## one primary, four secondaries and a dealer, six processes, real digits; under 4 minutes
 	$(BIN)/securevfl demo
 
-# Files in their order, which has the long runs between processes first, so that both cores end
-# together; one file stays in one worker, which keeps what its tests share.
+# Files in their order, which has unit tests last, so that both cores end together; one file stays
+# in one worker, which keeps what its tests share.
 test: install      ## every test but the slow ones; about 15 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 

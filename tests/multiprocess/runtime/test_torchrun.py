@@ -47,7 +47,7 @@ def test_parties_of_two_processes_train_as_those_of_one(tmp_path, capfd, port, p
     """Equal losses where nothing is noised; the same epsilon, and as much in the ledger, where."""
     changes = {} if privacy is None else {"privacy": privacy}
     model = {"release": "pooled", "dropout": 0.0}
-    path = write_federation(tmp_path, secondaries=1, model=model, **changes)
+    path = write_federation(tmp_path, secondaries=1, rows=90, model=model, **changes)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
     source["party"][0]["address"] = f"127.0.0.1:{port}"
     source["party"][1] |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
