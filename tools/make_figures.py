@@ -238,7 +238,8 @@ def main() -> None:
     for path in PAGES:
         page = path.read_text(encoding="utf-8")
         path.write_text(written(page), encoding="utf-8")
-        sys.stdout.write(f"{path}: {len(_BLOCK.findall(page))} tables\n")
+        if tables := len(_BLOCK.findall(page)):
+            sys.stdout.write(f"{path}: {tables} tables\n")
 
 
 if __name__ == "__main__":

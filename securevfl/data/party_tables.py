@@ -12,18 +12,9 @@ from pandas.api.types import is_numeric_dtype
 
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError, NoRowsError
+from securevfl.data import keys_and_labels
 from securevfl.data.cells import refuse_rows, require_columns
 from securevfl.data.columns import OTHER, NumberColumn, WordsColumn, is_row_number, numbers_rows
-from securevfl.data.keys_and_labels import (
-    KeyKind,
-    encode_known_labels,
-    encode_labels,
-    entities_of,
-    holds_dates,
-    key_numbers,
-    key_table_of_frame,
-    key_texts,
-)
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
 from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, fit_schema, raise_first
 from securevfl.data.sources.pieces import plain, to_pandas
@@ -178,7 +169,7 @@ def fit_table(
     fitted.chosen, fitted.schema, fitted.features, fitted.unfit = chosen, schema, features, wrong
     problems += wrong
     labels = tried(lambda: _labels(frame, roles, where=where, may_lack=settings.empty_labels))
-    entities = tried(lambda: entities_of(frame, roles.truth, where=where))
+    entities = tried(lambda: keys_and_labels.entities_of(frame, roles.truth, where=where))
     if problems:
         return fitted
     values, classes, labelled = labels or (None, None, None)
@@ -243,9 +234,11 @@ def new_rows(
     if label is not None and label.name in frame.columns:
         values, place = frame[label.name], f"{where}: label {label.name!r}"
         labels = tried(
-            lambda: encode_known_labels(values, task=label.task, classes=label.classes, where=place)
+            lambda: keys_and_labels.encode_known_labels(
+                values, task=label.task, classes=label.classes, where=place
+            )
         )
-    entities = tried(lambda: entities_of(frame, truth, where=where))
+    entities = tried(lambda: keys_and_labels.entities_of(frame, truth, where=where))
     raise_first(problems)
     assert encoded is not None, "without a problem there are features"
     unknown = schema.unknown_words(frame)
@@ -330,11 +323,13 @@ def _labels(
     values, place = frame[roles.label], f"{where}: label {roles.label!r}"
     there = values.notna().to_numpy(dtype=bool)
     if not may_lack or there.all():
-        encoded = encode_labels(values, task=roles.task, where=place, positive=roles.positive)
+        encoded = keys_and_labels.encode_labels(
+            values, task=roles.task, where=place, positive=roles.positive
+        )
         return (*encoded, None)
     if not there.any():
         raise DataError(f"{place}: is empty in every row; at least some rows need a label")
-    some, classes = encode_labels(
+    some, classes = keys_and_labels.encode_labels(
         values[there], task=roles.task, where=place, positive=roles.positive
     )
     labels = np.zeros(len(values), dtype=some.dtype)
@@ -367,8 +362,10 @@ def _key_column(values: "pd.Series[Any]", name: str, *, where: str) -> tuple[np.
     missing = values.isna().to_numpy(dtype=bool)
     why = f"is missing ({missing.sum()} such cells in all); fill it in or drop the row"
     refuse_rows(missing, where=where, why=why)
-    numbers = key_numbers(values, where=where)
-    return numbers, KeyColumn(name=name, kind="date" if holds_dates(values) else "number")
+    numbers = keys_and_labels.key_numbers(values, where=where)
+    return numbers, KeyColumn(
+        name=name, kind="date" if keys_and_labels.holds_dates(values) else "number"
+    )
 
 
 # The column that a split of rows follows: groups that stay together, or times.
@@ -402,7 +399,7 @@ def split_places(
     )
     values = frame[column]
     if kind == "group":
-        places = pd.factorize(key_texts(values, where=where))[0]
+        places = pd.factorize(keys_and_labels.key_texts(values, where=where))[0]
     else:
         places = np.unique(_times(values, where=where), return_inverse=True)[1]
     return places.astype(np.int64)
@@ -431,7 +428,7 @@ def from_frame(
     frame: Any,
     *,
     name: str,
-    key: str | Sequence[str] | Mapping[str, KeyKind],
+    key: str | Sequence[str] | Mapping[str, keys_and_labels.KeyKind],
     label: str | None = None,
     task: Task | None = None,
     features: Sequence[str] | None = None,
@@ -497,7 +494,7 @@ def from_frame(
     table = fit_party_table(whole, roles, settings, name=name, where=where)
     if numeric:
         return table
-    link_columns = key_table_of_frame(
+    link_columns = keys_and_labels.key_table_of_frame(
         whole,
         name=name,
         key={
@@ -510,7 +507,7 @@ def from_frame(
     return replace(table, link_columns=link_columns)
 
 
-def _checked_key(key: Any) -> Sequence[str] | Mapping[str, KeyKind]:
+def _checked_key(key: Any) -> Sequence[str] | Mapping[str, keys_and_labels.KeyKind]:
     """Return key columns as a list or mapping.
 
     Raises:
@@ -554,7 +551,7 @@ def as_pandas(frame: Any, *, where: str) -> pd.DataFrame:
     )
 
 
-def _kinds(frame: pd.DataFrame, key: Sequence[str]) -> dict[str, KeyKind | None]:
+def _kinds(frame: pd.DataFrame, key: Sequence[str]) -> dict[str, keys_and_labels.KeyKind | None]:
     """Return ``number`` for each key that models may take as an input, and else None."""
     return {
         column: "number" if _is_number(frame[column]) and frame[column].notna().all() else None

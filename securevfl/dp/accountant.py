@@ -21,13 +21,7 @@ import numpy as np
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp.events import (
-    EntitySampledRelease,
-    GaussianRelease,
-    Neighbouring,
-    Release,
-    SampledRelease,
-)
+from securevfl.dp import events
 from securevfl.dp.gaussian import (
     SMALLEST_SAMPLED_MULTIPLIER,
     checked_epsilon,
@@ -69,7 +63,9 @@ _LARGEST_ALLOWANCE: Final = 0.05
 _SPAN: Final = 20.0
 
 
-def epsilon_of(releases: Sequence[Release], *, delta: float, method: Method = "auto") -> float:
+def epsilon_of(
+    releases: Sequence[events.Release], *, delta: float, method: Method = "auto"
+) -> float:
     """Return an upper bound on epsilon, at ``delta``, of all ``releases`` together.
 
     Args:
@@ -90,7 +86,7 @@ def epsilon_of(releases: Sequence[Release], *, delta: float, method: Method = "a
         return 0.0
     if method == "rdp":
         return rdp_epsilon(left, delta=delta)
-    if len(left) == 1 and isinstance(left[0], GaussianRelease) and left[0].count == 1:
+    if len(left) == 1 and isinstance(left[0], events.GaussianRelease) and left[0].count == 1:
         return gaussian_epsilon(delta=delta, noise_multiplier=left[0].noise_multiplier)
     if delta < SMALLEST_SAMPLED_DELTA:
         raise ConfigError(
@@ -102,27 +98,27 @@ def epsilon_of(releases: Sequence[Release], *, delta: float, method: Method = "a
     return pld_epsilon(left, delta=delta)
 
 
-def simplified(releases: Sequence[Release]) -> tuple[Release, ...]:
+def simplified(releases: Sequence[events.Release]) -> tuple[events.Release, ...]:
     """Drop what releases nothing, and merge all Gaussian releases without sampling into one."""
     gaussian: list[float] = []
-    sampled: list[Release] = []
+    sampled: list[events.Release] = []
     for release in releases:
         if release.count == 0:
             continue
         plain = _as_plain(release)
-        if isinstance(plain, GaussianRelease):
+        if isinstance(plain, events.GaussianRelease):
             gaussian.append(plain.noise_multiplier / math.sqrt(plain.count))
         else:
             sampled.append(plain)
-    merged: list[Release] = []
+    merged: list[events.Release] = []
     if gaussian:
-        merged.append(GaussianRelease(noise_multiplier=composed_multiplier(*gaussian)))
+        merged.append(events.GaussianRelease(noise_multiplier=composed_multiplier(*gaussian)))
     return (*merged, *sampled)
 
 
-def _as_plain(release: Release) -> Release:
+def _as_plain(release: events.Release) -> events.Release:
     """Return a release that costs no less, and whose cost can be computed."""
-    if isinstance(release, GaussianRelease):
+    if isinstance(release, events.GaussianRelease):
         return release
     z, rate = release.noise_multiplier, release.sampling_rate
     if rate < 1 and z >= SMALLEST_SAMPLED_MULTIPLIER:
@@ -131,14 +127,17 @@ def _as_plain(release: Release) -> Release:
         # Many sampled releases act as one Gaussian with 1/z times the rate: take the better bound.
         if z * rate < _LARGEST_SAMPLED_MULTIPLIER:
             return replace(release, noise_multiplier=_LARGEST_SAMPLED_MULTIPLIER)
-    if isinstance(release, SampledRelease) and release.neighbouring is Neighbouring.REPLACE_ONE:
+    if (
+        isinstance(release, events.SampledRelease)
+        and release.neighbouring is events.Neighbouring.REPLACE_ONE
+    ):
         # One record's contribution leaves and another's enters: twice the shift.
         z /= 2
-    return GaussianRelease(noise_multiplier=z, count=release.count)
+    return events.GaussianRelease(noise_multiplier=z, count=release.count)
 
 
 @lru_cache(maxsize=256)
-def _at_small_delta(releases: tuple[Release, ...], delta: float) -> float:
+def _at_small_delta(releases: tuple[events.Release, ...], delta: float) -> float:
     epsilon = rdp_epsilon(releases, delta=delta)
     # Sampling never costs; without it the curve is exact, which Renyi accounting is not.
     all_records = composed_multiplier(
@@ -150,7 +149,7 @@ def _at_small_delta(releases: tuple[Release, ...], delta: float) -> float:
         return epsilon
 
 
-def pld_epsilon(releases: Sequence[Release], *, delta: float) -> float:
+def pld_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
     """Return epsilon at ``delta`` by composing privacy-loss distributions, rounded up.
 
     References:
@@ -167,7 +166,7 @@ def pld_epsilon(releases: Sequence[Release], *, delta: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _pld_epsilon(releases: tuple[Release, ...], delta: float) -> float:
+def _pld_epsilon(releases: tuple[events.Release, ...], delta: float) -> float:
     if not releases:
         return 0.0
     allowance = _FLOAT_ERROR * sum(release.count + 2 for release in releases)
@@ -188,12 +187,12 @@ def _pld_epsilon(releases: tuple[Release, ...], delta: float) -> float:
     return checked_epsilon(epsilon, releases=releases, delta=delta)
 
 
-def _single(release: Release, step: float) -> Any:
+def _single(release: events.Release, step: float) -> Any:
     # A second of every process's start, which only sampled releases need.
     from dp_accounting import privacy_accountant
     from dp_accounting.pld import privacy_loss_distribution
 
-    if isinstance(release, EntitySampledRelease):
+    if isinstance(release, events.EntitySampledRelease):
         mixture = shift_mixture(release)
         # The library's Gaussian tails are cut where the mixture's weights vanish too.
         kept = [
@@ -208,9 +207,9 @@ def _single(release: Release, step: float) -> Any:
         )
     relation = privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
     rate = 1.0
-    if isinstance(release, SampledRelease):
+    if isinstance(release, events.SampledRelease):
         rate = release.sampling_rate
-        if release.neighbouring is Neighbouring.REPLACE_ONE:
+        if release.neighbouring is events.Neighbouring.REPLACE_ONE:
             relation = privacy_accountant.NeighboringRelation.REPLACE_ONE
     return privacy_loss_distribution.from_gaussian_mechanism(
         release.noise_multiplier,
@@ -237,7 +236,7 @@ def _repeated(single: Any, count: int, *, points: float) -> Any:
     return total
 
 
-def _grid_step(releases: Sequence[Release]) -> float:
+def _grid_step(releases: Sequence[events.Release]) -> float:
     """Return a step fine enough for every release, and coarse enough for time and memory."""
     pairs = [shift_mixture(_as_removal(release)) for release in releases]
     stds = [pair.loss_std() for pair in pairs]
@@ -253,10 +252,10 @@ def _grid_step(releases: Sequence[Release]) -> float:
     return max(step, span / _LARGEST_GRID)
 
 
-def _as_removal(release: Release) -> Release:
+def _as_removal(release: events.Release) -> events.Release:
     """Return a release whose loss spreads no more than an exchange's, for choosing a grid."""
-    if isinstance(release, SampledRelease):
-        return replace(release, neighbouring=Neighbouring.ADD_REMOVE)
+    if isinstance(release, events.SampledRelease):
+        return replace(release, neighbouring=events.Neighbouring.ADD_REMOVE)
     return release
 
 
@@ -276,7 +275,7 @@ _COARSE_ORDERS: Final = 40
 _LARGEST_REACH: Final = 4e3
 
 
-def renyi_divergence(release: Release, *, order: float) -> float:
+def renyi_divergence(release: events.Release, *, order: float) -> float:
     """Return the Renyi divergence of ``order`` of all ``release.count`` releases, rounded up.
 
     References:
@@ -295,19 +294,20 @@ def renyi_divergence(release: Release, *, order: float) -> float:
     z = release.noise_multiplier
     unsampled = order / z / z / 2
     replaces = (
-        isinstance(release, SampledRelease) and release.neighbouring is Neighbouring.REPLACE_ONE
+        isinstance(release, events.SampledRelease)
+        and release.neighbouring is events.Neighbouring.REPLACE_ONE
     )
     if replaces:
         raise ConfigError("replace-one sampling: use the PLD accountant")
     if release.count == 0:
         return 0.0
-    if isinstance(release, GaussianRelease) or release.sampling_rate == 1:
+    if isinstance(release, events.GaussianRelease) or release.sampling_rate == 1:
         return release.count * unsampled
     if z < SMALLEST_SAMPLED_MULTIPLIER or order / z > _LARGEST_REACH:
         return release.count * unsampled
     mixture = shift_mixture(release)
     log_moment = mixture.log_moment(order)
-    if isinstance(release, EntitySampledRelease) and release.parties > 1:
+    if isinstance(release, events.EntitySampledRelease) and release.parties > 1:
         log_moment = max(log_moment, mixture.log_moment(1 - order))
     if log_moment < 0:
         raise PrivacyError(
@@ -331,7 +331,7 @@ def epsilon_of_divergence(*, divergence: float, order: float, delta: float) -> f
     return divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def rdp_epsilon(releases: Sequence[Release], *, delta: float) -> float:
+def rdp_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
     """Return an epsilon for all ``releases`` together at ``delta``, through Renyi divergences.
 
     Returns:
@@ -386,7 +386,7 @@ _FIRST_WIDENING: Final = 1.02
 
 
 def noise_multiplier_for(
-    releases_at: Callable[[float], Sequence[Release]],
+    releases_at: Callable[[float], Sequence[events.Release]],
     *,
     epsilon: float,
     delta: float,
@@ -428,7 +428,7 @@ def noise_multiplier_for(
 
 
 def _if_gaussian(
-    releases_at: Callable[[float], Sequence[Release]], *, epsilon: float, delta: float
+    releases_at: Callable[[float], Sequence[events.Release]], *, epsilon: float, delta: float
 ) -> float | None:
     """Solve a plan of Gaussians whose multipliers are fixed or scale with the argument.
 
@@ -437,7 +437,7 @@ def _if_gaussian(
     squares = []
     for argument in (1.0, 2.0, 4.0):
         merged = simplified(releases_at(argument))
-        if not (len(merged) == 1 and isinstance(merged[0], GaussianRelease)):
+        if not (len(merged) == 1 and isinstance(merged[0], events.GaussianRelease)):
             return None
         squares.append(1 / merged[0].noise_multiplier / merged[0].noise_multiplier)
     moving = (squares[0] - squares[1]) * 4 / 3
@@ -457,7 +457,7 @@ def _if_gaussian(
 
 
 def _central_limit_guess(
-    releases_at: Callable[[float], Sequence[Release]], *, epsilon: float, delta: float
+    releases_at: Callable[[float], Sequence[events.Release]], *, epsilon: float, delta: float
 ) -> float:
     """Guess by [DRS19] Corollary 5.4: many sampled releases act as one Gaussian release.
 
@@ -468,7 +468,7 @@ def _central_limit_guess(
     def central_mu(multiplier: float) -> float:
         total = 0.0
         for release in releases_at(multiplier):
-            rate = 1.0 if isinstance(release, GaussianRelease) else release.sampling_rate
+            rate = 1.0 if isinstance(release, events.GaussianRelease) else release.sampling_rate
             inverse = 1 / release.noise_multiplier / release.noise_multiplier
             growth = math.expm1(min(inverse, 500.0)) if rate < 1 else inverse
             total += release.count * rate * rate * growth

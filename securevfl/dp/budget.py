@@ -10,15 +10,8 @@ from typing import Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.dp import events
 from securevfl.dp.accountant import Method, epsilon_of, noise_multiplier_for
-from securevfl.dp.events import (
-    EntitySampledRelease,
-    GaussianRelease,
-    Neighbouring,
-    Release,
-    SampledRelease,
-    Unit,
-)
 from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.privacy import Encoder, UnitName
 from securevfl.dp.sensitivity import (
@@ -162,7 +155,7 @@ class Budget:
     def _needs_cap(self) -> bool:
         return self.unit != "linked-row" and self.encoder != "trained"
 
-    def releases(self, noise_multiplier: float) -> list[Release]:
+    def releases(self, noise_multiplier: float) -> list[events.Release]:
         """Return the plan's releases at a round's noise multiplier ``z``, for an accountant.
 
         References:
@@ -178,14 +171,14 @@ class Budget:
             # A row is in one batch of an epoch; the other batches do not depend on it.
             count = -(-self.steps // self.batches_per_epoch)
         if self.sampling_rate == 1:
-            return [GaussianRelease(noise_multiplier=z, count=count)]
+            return [events.GaussianRelease(noise_multiplier=z, count=count)]
         if self.sampling == "per-epoch":
             z /= math.sqrt(self.batches_per_epoch)
             count = -(-self.steps // self.batches_per_epoch)
         replace_one = self.neighbouring == "replace-one"
         if self.unit == "entity" and self.sampling == "per-round" and not replace_one:
             return [
-                EntitySampledRelease(
+                events.EntitySampledRelease(
                     parties=self.secondaries,
                     sampling_rate=self.sampling_rate,
                     noise_multiplier=z,
@@ -201,15 +194,18 @@ class Budget:
                     rows=self.batch_rows,
                     neighbouring=neighbouring,
                 )
-                for neighbouring in (Neighbouring.REPLACE_ONE, Neighbouring.ADD_REMOVE)
+                for neighbouring in (
+                    events.Neighbouring.REPLACE_ONE,
+                    events.Neighbouring.ADD_REMOVE,
+                )
             )
             z *= math.sqrt(exchanged / one)
         return [
-            SampledRelease(
+            events.SampledRelease(
                 sampling_rate=self.sampling_rate,
                 noise_multiplier=z,
                 count=count,
-                neighbouring=Neighbouring(self.neighbouring),
+                neighbouring=events.Neighbouring(self.neighbouring),
             )
         ]
 
@@ -263,10 +259,10 @@ class Budget:
         return sum_sensitivity(
             clip_norm=self.clip_norm,
             active=self.secondaries,
-            unit=Unit(self.unit),
+            unit=events.Unit(self.unit),
             links_per_record=self.links_per_record if self._needs_cap else rows,
             rows=rows,
-            neighbouring=Neighbouring(self.neighbouring),
+            neighbouring=events.Neighbouring(self.neighbouring),
         ) * (math.sqrt(rows) if self.unit == "linked-row" and self.encoder == "trained" else 1)
 
     def gradient_noise_std(self, gradient_noise_multiplier: float) -> float:
@@ -276,17 +272,17 @@ class Budget:
         the rows, and updates of an entity or a linked row are made at every secondary.
         """
         checks.positive(gradient_noise_multiplier=gradient_noise_multiplier)
-        unit = Unit(self.unit)
+        unit = events.Unit(self.unit)
         change = gradient_sensitivity(
             clip_norm=self.gradient_clip_norm or 1.0,
             unit=unit,
             rows=rows_changed(
                 links_per_record=self.links_per_record or 1,
                 rows=self.batch_rows,
-                neighbouring=Neighbouring(self.neighbouring),
+                neighbouring=events.Neighbouring(self.neighbouring),
             ),
         )
-        if unit is not Unit.SECONDARY_RECORD:
+        if unit is not events.Unit.SECONDARY_RECORD:
             change *= math.sqrt(self.secondaries)
         return gradient_noise_multiplier * change
 

@@ -16,13 +16,7 @@ import scipy  # special functions load when they are first named
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp.events import (
-    EntitySampledRelease,
-    GaussianRelease,
-    Neighbouring,
-    Release,
-    SampledRelease,
-)
+from securevfl.dp import events
 
 # Bisection halves the bracket; 200 halvings exhaust a float64 bracket of any width.
 _MAX_BISECTIONS: Final = 200
@@ -360,19 +354,19 @@ def _scaled_growth(log_scale: Array, exponent: Array) -> Array:
     return out
 
 
-def shift_mixture(release: Release) -> ShiftMixture:
+def shift_mixture(release: events.Release) -> ShiftMixture:
     """Return the mixture of one release of an event, under adding or removing the unit.
 
     Raises:
         ConfigError: For an event under the replace-one relation, which is a different pair.
     """
     z = release.noise_multiplier
-    if isinstance(release, GaussianRelease):
+    if isinstance(release, events.GaussianRelease):
         return ShiftMixture(log_weights=(0.0,), shifts=(1.0,), noise_multiplier=z)
     q = release.sampling_rate
     if q == 1:
         return ShiftMixture(log_weights=(0.0,), shifts=(1.0,), noise_multiplier=z)
-    if isinstance(release, EntitySampledRelease):
+    if isinstance(release, events.EntitySampledRelease):
         k = release.parties
         return ShiftMixture(
             log_weights=tuple(
@@ -382,7 +376,7 @@ def shift_mixture(release: Release) -> ShiftMixture:
             shifts=tuple(j / k for j in range(k + 1)),
             noise_multiplier=z,
         )
-    if release.neighbouring is Neighbouring.REPLACE_ONE:
+    if release.neighbouring is events.Neighbouring.REPLACE_ONE:
         raise ConfigError("replace-one sampling has no shift mixture; account for it with PLD")
     return ShiftMixture(
         log_weights=(math.log1p(-q), math.log(q)), shifts=(0.0, 1.0), noise_multiplier=z
@@ -397,7 +391,7 @@ def shift_mixture(release: Release) -> ShiftMixture:
 _TOLERANCE: Final = 1e-9
 
 
-def checked_epsilon(epsilon: float, *, releases: Sequence[Release], delta: float) -> float:
+def checked_epsilon(epsilon: float, *, releases: Sequence[events.Release], delta: float) -> float:
     """Return a computed epsilon of all ``releases`` at ``delta`` if it can be true.
 
     A value between ``log(1 - delta)`` and 0 comes back as 0: the unit cannot be detected at all,
@@ -429,20 +423,20 @@ def checked_epsilon(epsilon: float, *, releases: Sequence[Release], delta: float
     return epsilon
 
 
-def least_epsilon(release: Release, *, delta: float) -> float:
+def least_epsilon(release: events.Release, *, delta: float) -> float:
     """Return a lower bound on the epsilon of one release, whatever its count; 0 if never made."""
     return _least_epsilon(replace(release, count=1), delta) if release.count else 0.0
 
 
 @lru_cache(maxsize=256)
-def _least_epsilon(release: Release, delta: float) -> float:
-    if isinstance(release, GaussianRelease):
+def _least_epsilon(release: events.Release, delta: float) -> float:
+    if isinstance(release, events.GaussianRelease):
         return gaussian_epsilon(delta=delta, noise_multiplier=release.noise_multiplier)
     if release.noise_multiplier < SMALLEST_SAMPLED_MULTIPLIER:
         # No grid is fine enough for so little noise; more noise costs less.
         release = replace(release, noise_multiplier=SMALLEST_SAMPLED_MULTIPLIER)
-    if isinstance(release, SampledRelease):
+    if isinstance(release, events.SampledRelease):
         # Exchanging costs no less: the event "above x" is rarer where a record pulls it down than
         # where there is none.
-        release = replace(release, neighbouring=Neighbouring.ADD_REMOVE)
+        release = replace(release, neighbouring=events.Neighbouring.ADD_REMOVE)
     return shift_mixture(release).least_epsilon(delta=delta)

@@ -33,18 +33,9 @@ from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import Handler, Handlers, Reply
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger
+from securevfl.models import assist
 from securevfl.models.alone.margins import LEAST_PROBABILITY
 from securevfl.models.alone.margins import cross_fit as cross_fit_base
-from securevfl.models.assist import (
-    AssistBottom,
-    AssistConfig,
-    AssistTop,
-    best_step,
-    constant_margin,
-    cross_fit,
-    residuals_of,
-    within_ball,
-)
 from securevfl.models.tasks import TaskHead
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, wire
 
@@ -227,7 +218,7 @@ class AssistSecondary(Secondary):
     norm 1 is as long as the cut allows.
     """
 
-    bottom: AssistBottom
+    bottom: assist.AssistBottom
     """Its models, as far as there are any."""
     validator: AssistValidator = field(kw_only=True)
     seed: int = field(kw_only=True)
@@ -269,14 +260,14 @@ class AssistSecondary(Secondary):
         order = np.argsort(rows)
         rows, residuals = rows[order], residuals[order]
         linked, inputs = self._inputs(rows)
-        model, scores = cross_fit(
+        model, scores = assist.cross_fit(
             self.bottom.config,
             inputs,
             residuals[linked],
             seed=derive_seed(self.seed, "assist", self.name, epoch) % 2**32,
         )
         whole = np.zeros((self.data.primary_rows, residuals.shape[1]), dtype=np.float32)
-        whole[rows[linked]] = within_ball(scores)
+        whole[rows[linked]] = assist.within_ball(scores)
         self._round = _Round(model=model, scores=whole)
 
     def _inputs(self, rows: Int64[np.ndarray, " rows"]) -> tuple[Int64[np.ndarray, " linked"], Any]:
@@ -343,7 +334,7 @@ def release_labels(
     """
     config, release = plan.config, label_release(plan.config)
     model = config.model
-    assert isinstance(model, AssistConfig), "the family's own"
+    assert isinstance(model, assist.AssistConfig), "the family's own"
     assert release is not None, "of this family"
     if model.label_epsilon is None:
         charge_labels(ledger, release)
@@ -365,14 +356,14 @@ def release_labels(
         )
         # As far along as the drawn labels bear out: a base of noise alone counts for nothing.
         way = corrected - margins
-        margins += best_step(margins, way, told, data.head, unit=1.0) * way
+        margins += assist.best_step(margins, way, told, data.head, unit=1.0) * way
     trains = torch.from_numpy(np.isin(data.split.train, data.training_rows))
     device = data.targets.device
     return ReleasedLabels(targets=told[trains].to(device), margins=margins[trains].to(device))
 
 
 def _drawn(
-    model: AssistConfig,
+    model: assist.AssistConfig,
     table: PartyTable,
     data: PrimaryData,
     *,
@@ -525,7 +516,7 @@ class AssistPrimary(CorrectingTopModel, Primary):
         told = self._told or ReleasedLabels(targets=targets, margins=start)
         known = torch.zeros_like(start) if self._sum is None else self._sum
         margins = told.margins + known
-        residuals = residuals_of(margins, told.targets, self.head)
+        residuals = assist.residuals_of(margins, told.targets, self.head)
         longest = float(torch.linalg.vector_norm(residuals, dim=1).max())
         parts = consecutive_batches(rows, batch_size=self.batch_size)
         sent, peers = 0, self.exchange.peers
@@ -547,15 +538,15 @@ class AssistPrimary(CorrectingTopModel, Primary):
         found = torch.cat(scores)
         # Scores as long as the cut allows are of norm 1, and what comes back is their average.
         unit = len(self.exchange.ranks) / self.plan.config.privacy.clip_norm
-        step = best_step(margins, found * unit, told.targets, self.head, unit=longest)
+        step = assist.best_step(margins, found * unit, told.targets, self.head, unit=longest)
         peers.tell(Step(epoch=epoch, step=step))
         self._stands_still = step == 0
         self._sum = known + step * unit * found
         self._total += step * unit
         if self._told is not None:
-            self._scale = best_step(start, self._sum, targets, self.head, unit=1.0)
+            self._scale = assist.best_step(start, self._sum, targets, self.head, unit=1.0)
         top = self.top
-        assert isinstance(top, AssistTop), "the family builds it"
+        assert isinstance(top, assist.AssistTop), "the family builds it"
         top.scale.fill_(self._scale * self._total)
         outputs = start + self._scale * self._sum
         return float(self.head.loss(outputs, targets)), rows, outputs
@@ -566,8 +557,8 @@ class AssistPrimary(CorrectingTopModel, Primary):
             return self.data.base[torch.as_tensor(rows, device=self.data.base.device)]
         targets = self._targets(rows)
         top = self.top
-        assert isinstance(top, AssistTop), "the family builds it"
-        top.start.copy_(constant_margin(targets, self.head))
+        assert isinstance(top, assist.AssistTop), "the family builds it"
+        top.start.copy_(assist.constant_margin(targets, self.head))
         return top.start.detach().expand(len(targets), -1).clone()
 
     def state(self) -> dict[str, Any]:

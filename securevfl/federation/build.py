@@ -19,31 +19,16 @@ from securevfl.core.progress import Observer
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
+from securevfl.federation import base
 from securevfl.federation.assisted_boosting import AssistPrimary, AssistSecondary, AssistValidator
-from securevfl.federation.base import (
-    Choice,
-    aligned_rows,
-    features_of,
-    label_scaler_of,
-    require_declared_features,
-    scaler_of,
-    targets_of,
-    task_head,
-)
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import (
     ClassMeansFitting,
     PrincipalFitting,
     build_direction_bottom,
 )
+from securevfl.federation.rounds import primaries
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.primaries import (
-    FittedPrimary,
-    NetworkPrimary,
-    TiedPrimary,
-    build_fitted_top,
-    read_by_top,
-)
 from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
 from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
@@ -98,8 +83,8 @@ def bottom_at_work(
     config = plan.config
     require_enough_records(config, table)
     if config.features_are_declared:
-        require_declared_features(table, encoder=config.privacy.encoder)
-    features = features_of(party, table, model)
+        base.require_declared_features(table, encoder=config.privacy.encoder)
+    features = base.features_of(party, table, model)
     bottom = build_bottom(config, party, table)
     if model is not None:
         model.into(bottom)
@@ -274,7 +259,7 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
         positions, width = config.family.cut_shape(config.model)
         return TiedTop(width=positions * width, outputs=head.outputs)
     if config.top is not None:
-        return build_fitted_top(config, table, head)
+        return primaries.build_fitted_top(config, table, head)
     return _initialised(
         config,
         config.primary.name,
@@ -322,14 +307,14 @@ def primary_data(
         DataError: If the labels are constant in the training rows, or none of these is aligned
             where only such rows may train.
     """
-    head = task_head(config, table, split)
+    head = base.task_head(config, table, split)
     return PrimaryData(
-        features=torch.from_numpy(features_of(config.primary, table)).to(device),
+        features=torch.from_numpy(base.features_of(config.primary, table)).to(device),
         keys=torch.from_numpy(linked.keys).to(device),
-        targets=targets_of(table, split, head).to(device),
+        targets=base.targets_of(table, split, head).to(device),
         head=head,
         split=split,
-        aligned=aligned_rows(config, linked, split),
+        aligned=base.aligned_rows(config, linked, split),
         similarities=None
         if linked.similarities is None
         else torch.from_numpy(linked.similarities).to(device),
@@ -362,8 +347,10 @@ def build_primary(
     top = build_top(plan.config, table, data.head).to(device)
     if isinstance(top, FittedTop):
         assert plan.config.top is not None, "the federation file names an estimator"
-        features, keys = read_by_top(plan.config, table, features=data.features, keys=data.keys)
-        return FittedPrimary(
+        features, keys = primaries.read_by_top(
+            plan.config, table, features=data.features, keys=data.keys
+        )
+        return primaries.FittedPrimary(
             plan,
             data,
             PrimaryInputs(features=features, keys=keys, similarities=data.similarities),
@@ -373,10 +360,10 @@ def build_primary(
             observe=observe,
         )
     if isinstance(top, TiedTop):
-        return TiedPrimary(plan, data, top, exchange, observe=observe)
+        return primaries.TiedPrimary(plan, data, top, exchange, observe=observe)
     if plan.assisted:
         return AssistPrimary(plan, data, top, exchange, observe=observe)
-    return NetworkPrimary(
+    return primaries.NetworkPrimary(
         plan,
         data,
         top,
@@ -430,7 +417,7 @@ def save_primary(
     ledger: Ledger,
     *,
     metrics: Metrics,
-    choice: Choice | None,
+    choice: base.Choice | None,
     folder: Path,
 ) -> None:
     """Write the primary's model; see :func:`save_secondary`.
@@ -457,7 +444,7 @@ def save_primary(
         primary=PrimaryPart(
             head=primary.head,
             classes=table.classes,
-            label_scaler=label_scaler_of(table, primary.data.split, primary.head),
+            label_scaler=base.label_scaler_of(table, primary.data.split, primary.head),
             threshold=primary.threshold if choice is None else choice.threshold,
             metrics=metrics,
             base=None if choice is None else choice.base,
@@ -484,7 +471,7 @@ def _common(
         "settings": dict(config.source["model"]),
         "features": table.feature_names,
         "schema": None if table.schema is None else table.schema.as_json(),
-        "feature_scaler": scaler_of(party, table),
+        "feature_scaler": base.scaler_of(party, table),
         "noise_share_std": plan.noise_share_std,
         "ledger_head": ledger.head,
     }

@@ -15,18 +15,12 @@ from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.sampling import LinkSource
-from securevfl.models.frozen import (
-    DirectionBottom,
-    Projection,
-    class_directions,
-    principal_projection,
-    public_projection,
-)
+from securevfl.models import frozen
 
 
 def build_direction_bottom(
     config: FederationConfig, party: PartySettings, *, num_features: int
-) -> DirectionBottom:
+) -> frozen.DirectionBottom:
     """Return the encoder of one secondary, still random.
 
     Raises:
@@ -42,8 +36,8 @@ def build_direction_bottom(
             f"table of {party.name!r}: has {num_features} features, fewer than the {components} "
             f"numbers that its encoder writes; lower model.hidden"
         )
-    encode = Projection(num_features=num_features, components=components)
-    return DirectionBottom(
+    encode = frozen.Projection(num_features=num_features, components=components)
+    return frozen.DirectionBottom(
         encode,
         components=components,
         width=width,
@@ -57,7 +51,7 @@ class PrincipalFitting:
     """Fits one secondary's encoder when its first release is asked for."""
 
     plan: RunPlan
-    bottom: DirectionBottom
+    bottom: frozen.DirectionBottom
     """The encoder, still random."""
     features: Float32[np.ndarray, "records features"]
     """This party's, scaled."""
@@ -84,7 +78,7 @@ class PrincipalFitting:
         )
         self.bottom.encode.fit(
             centre=moments.mean,
-            projection=principal_projection(
+            projection=frozen.principal_projection(
                 moments.covariance, self.bottom.components, spread=moments.spread
             ),
         )
@@ -127,7 +121,7 @@ class ClassMeansFitting:
 
     plan: RunPlan
     party: PartySettings
-    bottom: DirectionBottom
+    bottom: frozen.DirectionBottom
     """Its encoder, still random."""
     features: InitVar[Float32[np.ndarray, "records features"]]
     """This party's records, scaled."""
@@ -138,7 +132,7 @@ class ClassMeansFitting:
     _kept: CachedRelease | None = field(default=None, init=False)
 
     def __post_init__(self, features: Float32[np.ndarray, "records features"]) -> None:
-        self._projection = public_projection(
+        self._projection = frozen.public_projection(
             features.shape[1],
             seed=derive_seed(self.plan.config.federation.seed, "votes", self.party.name),
         )
@@ -243,7 +237,7 @@ class ClassMeansFitting:
                 radius=self.format.radius,
                 noise_multiplier=self.plan.releases.fitting_multiplier(),
             )
-        found = class_directions(
+        found = frozen.class_directions(
             counts,
             means,
             covariance=None if moments is None else moments.covariance,

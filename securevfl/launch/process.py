@@ -12,13 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
-from securevfl.core.errors import (
-    ConfigError,
-    PartyFailedError,
-    PrivacyError,
-    SecureVflError,
-    StorageError,
-)
+from securevfl.core import errors
 from securevfl.core.files import open_to_append
 from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import EVENTS_VARIABLE, FAILURE_EVENT, LIFELINE_VARIABLE, MEMORY_EVENT
@@ -26,8 +20,9 @@ from securevfl.launch.fork_server import ChildFiles, Forked, ForkServer
 
 # What became of a party's process, as the launcher sees it.
 
-_ERRORS: Final[dict[int, type[SecureVflError]]] = {
-    error.exit_code: error for error in (ConfigError, PartyFailedError, PrivacyError)
+_ERRORS: Final[dict[int, type[errors.SecureVflError]]] = {
+    error.exit_code: error
+    for error in (errors.ConfigError, errors.PartyFailedError, errors.PrivacyError)
 }
 
 
@@ -62,9 +57,9 @@ class PartyFailure:
     exit_code: int
     """What a command that reports it should exit with."""
 
-    def error(self) -> SecureVflError:
+    def error(self) -> errors.SecureVflError:
         """Return an exception of the kind that carries :attr:`exit_code`."""
-        return _ERRORS.get(self.exit_code, SecureVflError)(f"{self.party}: {self.reason}")
+        return _ERRORS.get(self.exit_code, errors.SecureVflError)(f"{self.party}: {self.reason}")
 
 
 # One party's process: started with its log, its pipe of reports and its lifeline.
@@ -176,7 +171,7 @@ class PartyProcess:
         self.reports_ended = False
         """Whether the process can report nothing more."""
         if not hasattr(os, "wait4"):
-            raise ConfigError(
+            raise errors.ConfigError(
                 "processes of parties need Linux or macOS; this system simulates: "
                 "securevfl simulate, or securevfl.simulate in Python"
             )
@@ -187,7 +182,7 @@ class PartyProcess:
         try:
             log = open_to_append(command.log_path)
         except OSError as error:
-            raise StorageError.of(command.log_path, error) from None
+            raise errors.StorageError.of(command.log_path, error) from None
         self.events_fd, events_write = os.pipe()
         os.set_blocking(self.events_fd, False)
         follows, self._lifeline = os.pipe()
@@ -209,7 +204,7 @@ class PartyProcess:
             os.close(self.events_fd)
             os.close(self._lifeline)
             program = (*command.program, *command.arguments)[0]
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{command.name}: cannot be started ({error.strerror}): {program}"
             ) from None
 

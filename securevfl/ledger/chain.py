@@ -29,16 +29,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from securevfl.core import files
 from securevfl.core.checks import strict_json
 from securevfl.core.errors import ConfigError, PrivacyError, StorageError
-from securevfl.core.files import (
-    BINARY,
-    beside,
-    lock,
-    make_folder,
-    remove_unfinished_of,
-    sync_folder,
-)
 
 # A chain of lines by their hashes: what a ledger's lines hang together by.
 
@@ -224,7 +217,7 @@ class ChainedFile:
         try:
             self._read(path)
             if not read_only:
-                remove_unfinished_of(path)
+                files.remove_unfinished_of(path)
         except BaseException:
             self.close()
             raise
@@ -310,9 +303,9 @@ class ChainedFile:
 
         Whoever is killed on the way leaves no ledger, and of two that make one at once one does.
         """
-        temporary = beside(path)
+        temporary = files.beside(path)
         try:
-            make_folder(path.parent)
+            files.make_folder(path.parent)
             self._begin(temporary, path, data)
             try:
                 os.link(temporary, path)
@@ -323,7 +316,7 @@ class ChainedFile:
                 # which is refused.
                 self._forget()
                 self._begin(path, path, data)
-            sync_folder(path.parent)
+            files.sync_folder(path.parent)
         except (FileExistsError, FileNotFoundError, BlockingIOError):
             self._forget()
             raise _in_use(path) from None
@@ -340,14 +333,14 @@ class ChainedFile:
         finally:
             with contextlib.suppress(OSError):  # Windows keeps it while it is open
                 temporary.unlink()
-        remove_unfinished_of(path)
+        files.remove_unfinished_of(path)
 
     def _begin(self, name: Path, path: Path, data: bytes) -> None:
         """Make a file of that name, with the lock that is the ledger's, and its first line."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | BINARY
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | files.BINARY
         self._handle = os.open(name, flags, _OWNER_ONLY)
         try:
-            self._let_go = lock(self._handle, path, shared=False)
+            self._let_go = files.lock(self._handle, path, shared=False)
             self._write(self._handle, data)
         except BaseException:
             self._forget()
@@ -430,13 +423,13 @@ def _open_locked(path: Path, *, read_only: bool) -> tuple[int, Callable[[], None
     """Return a handle that no other process has, and what unlocks it."""
     flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND
     try:
-        handle = os.open(path, flags | BINARY)
+        handle = os.open(path, flags | files.BINARY)
     except OSError as error:
         raise ConfigError(f"ledger {path}: cannot be opened ({error.strerror})") from None
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ConfigError(f"ledger {path}: is not a file")
-        return handle, lock(handle, path, shared=read_only)
+        return handle, files.lock(handle, path, shared=read_only)
     except (BlockingIOError, PermissionError):
         os.close(handle)
         raise _in_use(path) from None

@@ -18,17 +18,8 @@ from torch import Tensor, nn
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import require_unpackable
+from securevfl.models import family
 from securevfl.models.alone.margins import LEAST_PROBABILITY
-from securevfl.models.family import (
-    Aggregate,
-    Family,
-    Present,
-    RecordFeatures,
-    RecordKeys,
-    RowFeatures,
-    RowKeys,
-    Similarities,
-)
 from securevfl.models.tasks import TaskHead
 
 # Settings.
@@ -279,7 +270,7 @@ class AssistBottom(nn.Module):
         self._steps.append(step)
 
     def forward(
-        self, features: RecordFeatures, keys: RecordKeys, present: Present
+        self, features: family.RecordFeatures, keys: family.RecordKeys, present: family.Present
     ) -> Float[Tensor, "batch one outputs"]:
         """Return the scores of a batch."""
         linked = present.any(dim=1).cpu().numpy()
@@ -293,7 +284,7 @@ class AssistBottom(nn.Module):
         return torch.from_numpy(scores).unsqueeze(1).to(features.device)
 
     def inputs(
-        self, features: RecordFeatures, keys: RecordKeys, present: Present
+        self, features: family.RecordFeatures, keys: family.RecordKeys, present: family.Present
     ) -> Float[np.ndarray, "batch columns"]:
         """Return the models' inputs for a batch."""
         records = torch.cat([features, keys], dim=2) if self.config.keys_as_features else features
@@ -331,7 +322,11 @@ class AssistTop(nn.Module):
         """Sum of the steps of all rounds."""
 
     def forward(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
+        self,
+        features: family.RowFeatures,
+        keys: family.RowKeys,
+        aggregate: family.Aggregate,
+        similarities: family.Similarities,
     ) -> Float[Tensor, "batch outputs"]:
         """Return the margins of a batch."""
         return self.start + self.scale * aggregate[:, 0]
@@ -407,7 +402,7 @@ def best_step(
 # Family.
 
 
-class AssistFamily(Family[AssistConfig]):
+class AssistFamily(family.Family[AssistConfig]):
     """``family = "assist"``: secondaries fit residuals, the primary adds the sum of their scores.
 
     Similar to Assisted Learning (Xian et al., 2020) and Gradient Assisted Learning (Diao et al.,

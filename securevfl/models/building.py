@@ -13,13 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from securevfl.core.errors import (
-    ConfigError,
-    OutOfMemoryError,
-    PrivacyError,
-    SecureVflError,
-    in_one_line,
-)
+from securevfl.core import errors
 from securevfl.models.family import AnyFamily, Bottom, FamilySettings, Top
 
 # Bottom models evaluated row by row, so that no row of a batch depends on another.
@@ -156,7 +150,7 @@ def check_bottom(
             not claim it: the sensitivity of a release would be larger than the accounted one.
     """
     if not _has_all_of(Bottom, bottom):
-        raise ConfigError(f"{_model_of(family, 'bottom')} lacks positions or recordwise")
+        raise errors.ConfigError(f"{_model_of(family, 'bottom')} lacks positions or recordwise")
     positions, width = family.cut_shape(settings)
     links = settings.neighbours
     shape = (_ROWS, links if pooled else positions, width)
@@ -169,7 +163,7 @@ def check_bottom(
         out = _call(family, "bottom", shape, lambda: bottom(features, keys, present))
         if not bottom.recordwise:
             if pooled:
-                raise PrivacyError(
+                raise errors.PrivacyError(
                     f"{_model_of(family, 'bottom')} is not recordwise, but its vectors are "
                     f"clipped and averaged record by record"
                 )
@@ -177,7 +171,7 @@ def check_bottom(
         features[:, 0] += 1.0
         other = _call(family, "bottom", shape, lambda: bottom(features, keys, present))
     if not torch.allclose(out[:, 1:], other[:, 1:]) or bool(out[1, -1].any()):
-        raise PrivacyError(
+        raise errors.PrivacyError(
             f"{_model_of(family, 'bottom')} claims to be recordwise, but a record changes "
             f"other positions than its own, or an absent link is not zero"
         )
@@ -195,7 +189,7 @@ def require_no_batch_norm(bottom: nn.Module, *, encoder: str) -> None:
     """
     for name, module in bottom.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
-            raise PrivacyError(
+            raise errors.PrivacyError(
                 f"the bottom model's layer {name!r} is a {type(module).__name__}, which mixes the "
                 f"rows of a batch: one record then changes all of them, and the guarantee of "
                 f"encoder = {encoder!r} would not hold; use LayerNorm or GroupNorm"
@@ -244,7 +238,7 @@ def require_rows_apart(
             with _blamed(family, "bottom", f"fails on a batch of {_TRIED_ROWS} rows"):
                 found = _seen_by_others(model, rows)
             if found:
-                raise PrivacyError(
+                raise errors.PrivacyError(
                     f"{_model_of(family, 'bottom')} {found}: one record then changes other rows, "
                     f"and the guarantee of encoder = {encoder!r} would not hold; compute each row "
                     f"from its own links only"
@@ -317,12 +311,13 @@ def _require_vectorised(
             if encoder == "dp-trained":
                 vmap(grad(taught), in_dims=(None, 0, 0, 0), randomness="different")(weights, *rows)
     except Exception as error:
-        if OutOfMemoryError.stands_behind(error):
+        if errors.OutOfMemoryError.stands_behind(error):
             raise
-        raise PrivacyError(
+        raise errors.PrivacyError(
             f"{_model_of(family, 'bottom')} can't be computed row by row, which the "
             f"guarantee of encoder = {encoder!r} needs; use no `if`, .item() or shape that "
-            f"depends on values, and no layer that torch.func.vmap lacks: {in_one_line(error)}"
+            "depends on values, and no layer that torch.func.vmap lacks: "
+            f"{errors.in_one_line(error)}"
         ) from error
 
 
@@ -349,7 +344,7 @@ def check_top(
         ConfigError: If it has another number of outputs, or an attribute is missing.
     """
     if not _has_all_of(Top, top):
-        raise ConfigError(f"{_model_of(family, 'top')} lacks positions")
+        raise errors.ConfigError(f"{_model_of(family, 'top')} lacks positions")
     features, keys = torch.zeros(_ROWS, num_features), torch.zeros(_ROWS, key_dim)
     aggregate = torch.zeros(_ROWS, *family.cut_shape(settings))
     similarities = None
@@ -384,7 +379,7 @@ def _call(
         out = model()
     if not isinstance(out, Tensor) or tuple(out.shape) != shape:
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{_model_of(family, half)} gives {found} for a batch of {_ROWS} rows, expected {shape}"
         )
     return out
@@ -395,12 +390,14 @@ def _blamed(family: AnyFamily, half: str, what: str) -> Iterator[None]:
     """Raise errors of a family's code as one line that names the family."""
     try:
         yield
-    except SecureVflError:
+    except errors.SecureVflError:
         raise
     except Exception as error:
-        if OutOfMemoryError.stands_behind(error):
+        if errors.OutOfMemoryError.stands_behind(error):
             raise  # not the model's fault
-        raise ConfigError(f"{_model_of(family, half)} {what}: {in_one_line(error)}") from error
+        raise errors.ConfigError(
+            f"{_model_of(family, half)} {what}: {errors.in_one_line(error)}"
+        ) from error
 
 
 def _model_of(family: AnyFamily, half: str) -> str:

@@ -13,17 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from securevfl.core import checks
-from securevfl.models.family import (
-    Aggregate,
-    Family,
-    Present,
-    Preset,
-    RecordFeatures,
-    RecordKeys,
-    RowFeatures,
-    RowKeys,
-    Similarities,
-)
+from securevfl.models import family
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.layers import MLP, is_traced
 
@@ -147,7 +137,7 @@ class RecordBottom(nn.Module):
         self.positions = nn.Identity()
 
     def forward(
-        self, features: RecordFeatures, keys: RecordKeys, present: Present
+        self, features: family.RecordFeatures, keys: family.RecordKeys, present: family.Present
     ) -> Float[Tensor, "batch links width"]:
         """Return one vector for each link; zeros for empty slots."""
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
@@ -159,7 +149,7 @@ class RecordBottom(nn.Module):
 L = TypeVar("L", bound=OneLinkSettings | ManyLinksSettings)
 
 
-class PairFamily(Family[L]):
+class PairFamily(family.Family[L]):
     """A family on this split network; its aggregation model reads every link's own vector."""
 
     def build_bottom(
@@ -202,9 +192,9 @@ class PairModel(nn.Module):
 
     def forward(
         self,
-        features: RowFeatures,
-        keys: RowKeys,
-        aggregate: Aggregate,
+        features: family.RowFeatures,
+        keys: family.RowKeys,
+        aggregate: family.Aggregate,
         similarities: Float[Tensor, "batch links"] | None = None,
     ) -> Float[Tensor, "batch links outputs"]:
         """Return the outputs of each pair."""
@@ -291,7 +281,11 @@ class AverageTop(nn.Module):
         )
 
     def forward(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
+        self,
+        features: family.RowFeatures,
+        keys: family.RowKeys,
+        aggregate: family.Aggregate,
+        similarities: family.Similarities,
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch."""
         if similarities is None:
@@ -314,7 +308,7 @@ class _LinkedFamily(PairFamily[L]):
 
     presets = MappingProxyType(
         {
-            "paper": Preset(
+            "paper": family.Preset(
                 base="none", model=_PAPER_MODEL, training={**PAPER_TRAINING, "batch_size": 4096}
             )
         }
@@ -358,7 +352,7 @@ class AvgSimFamily(_LinkedFamily[AvgSimConfig]):
     settings_class = AvgSimConfig
     presets = MappingProxyType(
         {
-            "paper": Preset(
+            "paper": family.Preset(
                 base="none",
                 model={**_PAPER_MODEL, "neighbours": 50},
                 training={**PAPER_TRAINING, "batch_size": 128},

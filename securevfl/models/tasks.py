@@ -14,22 +14,7 @@ from torch.nn import functional
 from securevfl.core import checks
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.models.task_metrics import (
-    CALIBRATION_BINS,
-    LEVEL,
-    TASK_METRICS,
-    Interval,
-    Outputs,
-    Targets,
-    TaskMetric,
-    bootstrap_intervals,
-    calibration_bins,
-    confidences,
-    metrics_of,
-    predicted_classes,
-    resampled_metrics,
-    resamples_for,
-)
+from securevfl.models import task_metrics
 
 # Decision threshold of a binary task.
 
@@ -115,7 +100,7 @@ class TaskHead:
 
     def __post_init__(self) -> None:
         checks.require_limits(self)
-        metrics_of(self.task, self.chosen)
+        task_metrics.metrics_of(self.task, self.chosen)
         if self.task == "multiclass" and not self.num_classes >= 2:
             raise ConfigError(f"num_classes must be at least 2, got {self.num_classes!r}")
 
@@ -135,8 +120,8 @@ class TaskHead:
         return self._first.higher_is_better
 
     @property
-    def _first(self) -> TaskMetric:
-        return metrics_of(self.task, self.chosen)[0]
+    def _first(self) -> task_metrics.TaskMetric:
+        return task_metrics.metrics_of(self.task, self.chosen)[0]
 
     def is_better(self, metric: float, than: float) -> bool:
         """Return whether ``metric`` is strictly better; NaN is worse than any number."""
@@ -239,7 +224,7 @@ class TaskHead:
             metric.name: self._measure(metric, out, true, cut)
             if metric.defined(true, self.outputs)
             else None
-            for metric in metrics_of(self.task, self.chosen)
+            for metric in task_metrics.metrics_of(self.task, self.chosen)
         }
 
     def headline(self, metrics: Metrics) -> float:
@@ -273,17 +258,23 @@ class TaskHead:
         self, name: str, interval: tuple[float, float] | None
     ) -> tuple[float, float] | None:
         """Return a metric's interval in the units of :meth:`metrics`."""
-        (metric,) = (one for one in TASK_METRICS[self.task] if one.name == name)
+        (metric,) = (one for one in task_metrics.TASK_METRICS[self.task] if one.name == name)
         if interval is None or metric.unit != "label":
             return interval
         return interval[0] * self.label_deviation, interval[1] * self.label_deviation
 
-    def _measure(self, metric: TaskMetric, outputs: Outputs, targets: Targets, cut: float) -> float:
+    def _measure(
+        self,
+        metric: task_metrics.TaskMetric,
+        outputs: task_metrics.Outputs,
+        targets: task_metrics.Targets,
+        cut: float,
+    ) -> float:
         value = metric.value(outputs, targets, cut)
         return value * self.label_deviation if metric.unit == "label" else value
 
 
-def on_cpu(outputs: Tensor, targets: Tensor) -> tuple[Outputs, Targets]:
+def on_cpu(outputs: Tensor, targets: Tensor) -> tuple[task_metrics.Outputs, task_metrics.Targets]:
     """Return outputs in float64 and labels, both as arrays of numpy."""
     true = targets.double() if targets.is_floating_point() else targets
     return outputs.detach().double().cpu().numpy(), true.cpu().numpy()
@@ -302,7 +293,7 @@ class Evaluation:
     rows: int
     """Number of rows."""
 
-    intervals: dict[str, Interval | None]
+    intervals: dict[str, task_metrics.Interval | None]
     """Bootstrap interval of every metric; None if too few resamples define it."""
 
     resamples: int
@@ -325,7 +316,11 @@ class Evaluation:
         figures = {
             "rows": self.rows,
             "threshold": self.threshold,
-            "bootstrap": {"method": "percentile", "level": LEVEL, "resamples": self.resamples},
+            "bootstrap": {
+                "method": "percentile",
+                "level": task_metrics.LEVEL,
+                "resamples": self.resamples,
+            },
             "intervals": {
                 name: None if interval is None else list(interval)
                 for name, interval in self.intervals.items()
@@ -361,9 +356,9 @@ def evaluate(
     metrics = head.metrics(outputs, targets, threshold=threshold)
     out, true = on_cpu(outputs, targets)
     cut = as_logit(threshold)
-    resamples = resamples_for(len(true), head.outputs)
-    resampled = resampled_metrics(head.task, out, true, cut=cut)
-    drawn = bootstrap_intervals(
+    resamples = task_metrics.resamples_for(len(true), head.outputs)
+    resampled = task_metrics.resampled_metrics(head.task, out, true, cut=cut)
+    drawn = task_metrics.bootstrap_intervals(
         {name: resampled[name] for name, value in metrics.items() if value is not None},
         rows=len(true),
         resamples=resamples,
@@ -385,23 +380,29 @@ def _rule(head: TaskHead) -> str:
 
 
 def _confusion(
-    outputs: Outputs, targets: Targets, classes: Sequence[Any], *, cut: float
+    outputs: task_metrics.Outputs,
+    targets: task_metrics.Targets,
+    classes: Sequence[Any],
+    *,
+    cut: float,
 ) -> dict[str, Any]:
     size = len(classes)
-    places = targets.astype(np.int64) * size + predicted_classes(outputs, cut)
+    places = targets.astype(np.int64) * size + task_metrics.predicted_classes(outputs, cut)
     counts = np.bincount(places, minlength=size * size).reshape(size, size)
     return {"classes": [str(one) for one in classes], "counts": counts.tolist()}
 
 
-def _calibration(outputs: Outputs, targets: Targets) -> list[dict[str, float]]:
-    probabilities, came_true = confidences(outputs, targets)
-    bins = calibration_bins(probabilities)
+def _calibration(
+    outputs: task_metrics.Outputs, targets: task_metrics.Targets
+) -> list[dict[str, float]]:
+    probabilities, came_true = task_metrics.confidences(outputs, targets)
+    bins = task_metrics.calibration_bins(probabilities)
     return [
         {
             "predicted": float(probabilities[bins == one].mean()),
             "observed": float(came_true[bins == one].mean()),
             "rows": int((bins == one).sum()),
         }
-        for one in range(CALIBRATION_BINS)
+        for one in range(task_metrics.CALIBRATION_BINS)
         if (bins == one).any()
     ]

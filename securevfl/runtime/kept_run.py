@@ -42,13 +42,7 @@ from securevfl.linkage.stage.party_keys import key_scaler, keys_of, model_keys
 from securevfl.models import task_metrics
 from securevfl.models.alone.choice import Used, who_answers
 from securevfl.models.tasks import TaskHead, as_logit, on_cpu
-from securevfl.runtime.predicting import (
-    KeptSecondary,
-    Request,
-    kept_top,
-    prediction_spec,
-    top_model,
-)
+from securevfl.runtime import predicting
 from securevfl.runtime.run_folder import TemporaryFolder, read_contribution, read_figures
 from securevfl.runtime.run_options import device_named
 from securevfl.runtime.run_tables import read_party
@@ -477,16 +471,16 @@ class Partners:
         self.alone = BaselineOfRun(config, table, model, self.data)
         self.everybody = frozenset(party.name for party in config.secondaries)
         rows = table.num_rows
-        self.top = top_model(
+        self.top = predicting.top_model(
             config,
             model,
-            kept_top(config, model, table, device=device),
+            predicting.kept_top(config, model, table, device=device),
             table,
             linked,
             self._stored(torch.empty(0, 1, 1), self.everybody),
-            request=Request(
+            request=predicting.Request(
                 facts=run_plan.prediction_facts(rows=rows, predicted_rows=rows),
-                keys=keys_of(prediction_spec(config, model).keys, table),
+                keys=keys_of(predicting.prediction_spec(config, model).keys, table),
             ),
             device=device,
         )
@@ -566,7 +560,7 @@ class SavedModels(Partners):
             run_plan.prediction_facts(rows=facts.rows, predicted_rows=facts.rows),
             noise_share_std=model.noise_share_std,
         )
-        spec = prediction_spec(config, model)
+        spec = predicting.prediction_spec(config, model)
         link = Linker(spec, keys_of(spec.keys, table))
         linked = {
             party.name: link(
@@ -579,7 +573,9 @@ class SavedModels(Partners):
         asked = np.union1d(split.validation, split.test)
         self._parts = {}
         for party in config.secondaries:
-            kept = KeptSecondary(party, tables[party.name], models[party.name], device=device)
+            kept = predicting.KeptSecondary(
+                party, tables[party.name], models[party.name], device=device
+            )
             # In memory: nothing leaves this process, and no table's ledger is charged.
             ledger = Ledger(
                 None,
@@ -647,7 +643,7 @@ class BlockReleases(Partners):
         self._released = released
         split, facts = run_plan.run_facts(config, table)
         self.plan = run_plan.plan_run(config, facts)
-        spec = prediction_spec(config, model)
+        spec = predicting.prediction_spec(config, model)
         keys = keys_of(spec.keys, table)
         linked = LinkedPrimary(keys=model_keys(key_scaler(spec, keys), keys))
         super().__init__(config, table, model, linked, split, device=device)

@@ -13,16 +13,9 @@ from securevfl.core.errors import ProtocolError
 from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, told
 from securevfl.data.tables import PartyTable
+from securevfl.federation import messages
 from securevfl.federation.build import build_secondary, save_secondary
 from securevfl.federation.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
-from securevfl.federation.messages import (
-    EpochMark,
-    PredictRequest,
-    Ready,
-    Rejoin,
-    RoundKind,
-    TrainingRows,
-)
 from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.pretraining.pretraining_stage import (
     finish_pretraining,
@@ -85,7 +78,7 @@ class SecondarySession:
             :class:`securevfl.ledger.countersigning.Heads`.
         """
         party, star = self.party, self.star
-        star.transport.send(Ready().to_message())
+        star.transport.send(messages.Ready().to_message())
         if self.countersigning is None:
             self.countersigning = Countersigning(
                 countersigner(party, star.facts, session=star.transport.session),
@@ -228,11 +221,11 @@ def _aligned(session: SecondarySession, plan: RunPlan) -> RunPlan:
     if session.party.config.training.rows == "all":
         return plan
     message = session.star.transport.receive(
-        RoundKind.TRAINING_ROWS,
+        messages.RoundKind.TRAINING_ROWS,
         round_number=0,
         deadline_s=session.party.config.runtime.idle_timeout_s,
     )
-    told = TrainingRows.from_message(message, most=plan.facts.train_rows)
+    told = messages.TrainingRows.from_message(message, most=plan.facts.train_rows)
     return replace(plan, training_rows=told.rows)
 
 
@@ -300,7 +293,7 @@ def _serve(
     assert countersigning is not None, "countersigned before it links"
     keeper = EpochSaver(secondary, party.files.checkpoints, came_back=came_back)
 
-    def end_epoch(mark: EpochMark) -> None:
+    def end_epoch(mark: messages.EpochMark) -> None:
         keeper(mark)
         if not mark.restore_best:
             countersigning.meet(epoch_point(mark.epoch))
@@ -308,7 +301,7 @@ def _serve(
     def answer(request: CountersignRequest, _reply: Reply) -> Next:
         return Done if countersigning.answer(request) else None
 
-    def end_session(_rejoin: Rejoin, _reply: Reply) -> Next:
+    def end_session(_rejoin: messages.Rejoin, _reply: Reply) -> Next:
         secondary.validator.validate_rejoin()
         return StageEnd
 
@@ -332,11 +325,11 @@ def _serve(
     handlers[Done] = replace(handlers[Done], follows=True)
     if plan.config.continues_on_loss:
         absent = sorted(set(plan.ranks.values()) - {PRIMARY_RANK, *ranks})
-        handlers[Rejoin] = Handler(end_session, lambda: {"absent": absent})
+        handlers[messages.Rejoin] = Handler(end_session, lambda: {"absent": absent})
     if secondary.class_means is not None:
         vote = ClassMeansSecondary.over(star, plan, secondary.class_means)
         handlers[ClassMeansCall] = Handler(lambda _call, _reply: vote())
-    return not isinstance(answering(handlers, follow_s=runtime.round_timeout_s), Rejoin)
+    return not isinstance(answering(handlers, follow_s=runtime.round_timeout_s), messages.Rejoin)
 
 
 # Serving a saved model.
@@ -387,20 +380,20 @@ class _Requests:
         while True:
             countersigning = session.countersigning
             kinds = (
-                (RoundKind.PREDICT, StarKind.DONE)
+                (messages.RoundKind.PREDICT, StarKind.DONE)
                 if countersigning is None
-                else (RoundKind.PREDICT, LedgerKind.COUNTERSIGN)
+                else (messages.RoundKind.PREDICT, LedgerKind.COUNTERSIGN)
             )
             message = transport.receive(kinds, round_number=0, deadline_s=idle_s)
-            if message.kind is RoundKind.PREDICT:
-                self._answer(PredictRequest.from_message(message))
+            if message.kind is messages.RoundKind.PREDICT:
+                self._answer(messages.PredictRequest.from_message(message))
                 continue
             if countersigning is not None:
                 countersigning.answer(CountersignRequest.from_message(message))
                 transport.receive(StarKind.DONE, round_number=None, deadline_s=idle_s)
             return
 
-    def _answer(self, request: PredictRequest) -> None:
+    def _answer(self, request: messages.PredictRequest) -> None:
         session, model, star = self._session, self._kept.model, self._session.star
         party, config, job = session.party, session.party.config, session.party.job
         require_same_parties(config, star.facts, request)

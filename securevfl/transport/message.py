@@ -16,20 +16,7 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin,
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.core.errors import (
-    AuthenticationError,
-    OutOfMemoryError,
-    PartyAbsentError,
-    PartyFailedError,
-    PartyLostError,
-    PartyTimeoutError,
-    PartyTwiceError,
-    ProtocolError,
-    SecureVflError,
-    StorageError,
-    of_this_machine,
-    shown,
-)
+from securevfl.core import errors
 
 # The position of a type in this tuple is its code on the wire: append, never reorder.
 DTYPES: Final = tuple(np.dtype(name) for name in ("<i8", "<i4", "u1", "<f4", "<f8", "?"))
@@ -148,19 +135,19 @@ class Message:
         found, place = self.tensors.get(name), self.place
         if found is None:
             there = repr(sorted(self.tensors))
-            raise ProtocolError(f"{place}: has no array {name!r}, only {there:.200}")
+            raise errors.ProtocolError(f"{place}: has no array {name!r}, only {there:.200}")
         if found.dtype != wanted:
-            raise ProtocolError(f"{place}: {name} must be {wanted}, got {found.dtype}")
+            raise errors.ProtocolError(f"{place}: {name} must be {wanted}, got {found.dtype}")
         fits = len(shape) == found.ndim and all(
             want is None or want == length for want, length in zip(shape, found.shape, strict=True)
         )
         if not fits:
             sizes = ", ".join("any" if length is None else str(length) for length in shape)
-            raise ProtocolError(
+            raise errors.ProtocolError(
                 f"{place}: {name} must have shape [{sizes}], got {list(found.shape)}"
             )
         if finite and wanted.kind == "f" and not np.isfinite(found).all():
-            raise ProtocolError(f"{place}: {name} holds a value that is NaN or infinite")
+            raise errors.ProtocolError(f"{place}: {name} holds a value that is NaN or infinite")
         return found
 
     def figure(self, name: str, kind: type[Any]) -> Any:
@@ -171,7 +158,9 @@ class Message:
         """
         value = self.meta.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ProtocolError(f"{self.place}: {name} must be {kind.__name__}, got {value!r:.80}")
+            raise errors.ProtocolError(
+                f"{self.place}: {name} must be {kind.__name__}, got {value!r:.80}"
+            )
         return value
 
     def numbers(self, name: str) -> tuple[int, ...]:
@@ -182,7 +171,9 @@ class Message:
         """
         value = self.figure(name, list)
         if not all(type(one) is int for one in value):
-            raise ProtocolError(f"{self.place}: {name} must be whole numbers, got {value!r:.80}")
+            raise errors.ProtocolError(
+                f"{self.place}: {name} must be whole numbers, got {value!r:.80}"
+            )
         return tuple(value)
 
 
@@ -312,23 +303,23 @@ def _read(message: Message, name: str, kind: Any, rule: _Wire, sizes: dict[str, 
     if get_origin(kind) is Literal:
         value = message.figure(name, str)
         if value not in get_args(kind):
-            raise ProtocolError(
+            raise errors.ProtocolError(
                 f"{place}: {name} must be one of {', '.join(get_args(kind))}, got {value!r:.80}"
             )
         return value
     value = message.figure(name, kind)
     most = sizes[rule.most] if isinstance(rule.most, str) else rule.most
     if kind is float and not math.isfinite(value):
-        raise ProtocolError(f"{place}: {name} must be finite, got {value}")
+        raise errors.ProtocolError(f"{place}: {name} must be finite, got {value}")
     if (rule.least is not None and value < rule.least) or (most is not None and value > most):
         bounds = " and ".join(
             f"{word} {bound}"
             for word, bound in (("at least", rule.least), ("at most", most))
             if bound is not None
         )
-        raise ProtocolError(f"{place}: {name} must be {bounds}, got {value}")
+        raise errors.ProtocolError(f"{place}: {name} must be {bounds}, got {value}")
     if rule.among and value not in sizes[rule.among]:
-        raise ProtocolError(f"{place}: {name} = {value!r:.80} is not due")
+        raise errors.ProtocolError(f"{place}: {name} = {value!r:.80} is not due")
     return value
 
 
@@ -350,13 +341,13 @@ def _read_array(
     dtype = "int64" if words else kind.dtypes[0]
     found = message.tensor(name, dtype=dtype, shape=tuple(shape), finite=not rule.gaps)
     if rule.gaps and np.isinf(found).any():
-        raise ProtocolError(f"{place}: {name} holds a value that is infinite")
+        raise errors.ProtocolError(f"{place}: {name} holds a value that is infinite")
     for axis, length in zip(axes, found.shape, strict=False):
         if axis.startswith("some_") and not length:
-            raise ProtocolError(f"{place}: {name} must not be empty")
+            raise errors.ProtocolError(f"{place}: {name} must not be empty")
         sizes[axis] = length
     if rule.below and found.size and not 0 <= found.min() <= found.max() < sizes[rule.below]:
-        raise ProtocolError(
+        raise errors.ProtocolError(
             f"{place}: {name} must lie in 0 to {sizes[rule.below] - 1}, got {found.min()} to "
             f"{found.max()}"
         )
@@ -420,14 +411,14 @@ class Done(DeclaredMessage):
 
 FailureKind = Literal["failed", "lost", "twice", "timeout", "absent", "protocol", "authentication"]
 
-_ERRORS: Final[dict[FailureKind, type[ProtocolError]]] = {
-    "failed": PartyFailedError,
-    "lost": PartyLostError,
-    "twice": PartyTwiceError,
-    "timeout": PartyTimeoutError,
-    "absent": PartyAbsentError,
-    "protocol": ProtocolError,
-    "authentication": AuthenticationError,
+_ERRORS: Final[dict[FailureKind, type[errors.ProtocolError]]] = {
+    "failed": errors.PartyFailedError,
+    "lost": errors.PartyLostError,
+    "twice": errors.PartyTwiceError,
+    "timeout": errors.PartyTimeoutError,
+    "absent": errors.PartyAbsentError,
+    "protocol": errors.ProtocolError,
+    "authentication": errors.AuthenticationError,
 }
 # A reason is one sentence; what is longer is cut.
 _MAX_REASON: Final = 400
@@ -449,7 +440,7 @@ class Failure(TypedMessage):
     kind: FailureKind = "failed"
     """Which error the waits of every party raise."""
 
-    def error(self) -> ProtocolError:
+    def error(self) -> errors.ProtocolError:
         """Return a new exception that names the party and the reason."""
         error = _ERRORS[self.kind](f"{self.party}: {self.reason}")
         error.party = self.party
@@ -480,10 +471,10 @@ class Failure(TypedMessage):
         if not relayed:
             reason = f"it reports of {party}: {reason}" if party == receiver else reason
             party = message.sender
-        reason = shown(reason, _MAX_REASON)
+        reason = errors.shown(reason, _MAX_REASON)
         kind = message.figure("kind", str)
         return cls(
-            party=shown(party, _MAX_REASON),
+            party=errors.shown(party, _MAX_REASON),
             reason=reason,
             kind=kind if kind in get_args(FailureKind) else "failed",
         )
@@ -494,8 +485,8 @@ def failure_kind(error: BaseException) -> FailureKind:
 
     An operator who interrupts a party, or makes room on its machine, can start it again.
     """
-    known = of_this_machine(error) or error
-    mendable = isinstance(known, KeyboardInterrupt | StorageError | OutOfMemoryError)
+    known = errors.of_this_machine(error) or error
+    mendable = isinstance(known, KeyboardInterrupt | errors.StorageError | errors.OutOfMemoryError)
     return "lost" if mendable else "failed"
 
 
@@ -506,7 +497,7 @@ def public_reason(error: BaseException) -> str:
     """
     if isinstance(error, KeyboardInterrupt):
         return "was interrupted by its operator"
-    known = error if isinstance(error, SecureVflError) else of_this_machine(error)
+    known = error if isinstance(error, errors.SecureVflError) else errors.of_this_machine(error)
     if known is not None:
         return known.for_others()
     return f"stopped by an unexpected {type(error).__name__} (its own log says more)"

@@ -13,15 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NoReturn, TypeVar
 
-from securevfl.core import checks
+from securevfl.core import checks, errors
 from securevfl.core.conventions import PRIMARY_RANK
-from securevfl.core.errors import (
-    AuthenticationError,
-    ConfigError,
-    PartyAbsentError,
-    PartyLostError,
-    ProtocolError,
-)
 from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.framing import SESSION_BYTES, EncodedMessage, FrameReader, encode
 from securevfl.transport.identity import (
@@ -159,7 +152,7 @@ class Dialling:
         except BaseException as error:
             with contextlib.suppress(OSError):
                 (secured or raw).close()
-            if self.returning and isinstance(error, PartyLostError):
+            if self.returning and isinstance(error, errors.PartyLostError):
                 raise _CallFailedError(str(error), telling=1) from None
             failed = _as_failed_call(error)
             if failed is None:
@@ -181,17 +174,22 @@ class Dialling:
         try:
             found = _next_message(connection, reader).figure("rank", int)
             if found != self.rank:
-                raise ProtocolError(
+                raise errors.ProtocolError(
                     f"{self.place}: takes this party for rank {found}, but the federation file "
                     f"here says {self.rank}; compare the two files"
                 )
-        except ProtocolError as error:
+        except errors.ProtocolError as error:
             if error.party is None:  # else it is the primary that says it
                 self._say_why(connection, reader, rank=found, error=error)
             raise
 
     def _say_why(
-        self, connection: ssl.SSLSocket, reader: FrameReader, *, rank: int, error: ProtocolError
+        self,
+        connection: ssl.SSLSocket,
+        reader: FrameReader,
+        *,
+        rank: int,
+        error: errors.ProtocolError,
     ) -> None:
         """Tell the primary why this party hangs up, so that it need not take it for lost.
 
@@ -221,28 +219,28 @@ class Dialling:
 
 def _gave_up(
     place: str, best: _CallFailedError, last: _CallFailedError, *, calls: int, deadline_s: float
-) -> ProtocolError:
+) -> errors.ProtocolError:
     """Return the error that names what said most, and what came last if that is another thing."""
     at_last = f"; the last of {calls} calls: {last.text}" if last.text != best.text else ""
     if best.telling == 0:
-        return PartyAbsentError(
+        return errors.PartyAbsentError(
             f"{place}: did not answer within {deadline_s:g} s ({best.text}); is the primary "
             f"running, and its port reachable from here?"
         )
     within = f"did not let this party in within {deadline_s:g} s and {calls} calls: {best.text}"
     if best.telling == 1:
-        return PartyAbsentError(
+        return errors.PartyAbsentError(
             f"{place}: {within}{at_last}; is the primary up behind this address, or does another "
             f"service answer there?"
         )
-    return AuthenticationError(f"{place}: {within}{at_last}")
+    return errors.AuthenticationError(f"{place}: {within}{at_last}")
 
 
 def _as_failed_call(error: BaseException) -> _CallFailedError | None:
     """Return what ended a call, or None if it ends the joining."""
     if isinstance(error, TimeoutError):
         return _CallFailedError("it answered the call and then said nothing", telling=1)
-    if isinstance(error, AuthenticationError | ssl.SSLCertVerificationError):
+    if isinstance(error, errors.AuthenticationError | ssl.SSLCertVerificationError):
         text = in_plain_words(error) if isinstance(error, OSError) else str(error)
         return _CallFailedError(text, telling=2)
     if isinstance(error, OSError) and own_certificate_refused(error):
@@ -291,9 +289,13 @@ class Transport:
         self.ranks = dict(ranks)
         primaries = [name for name, rank in ranks.items() if rank == PRIMARY_RANK]
         if len(primaries) != 1 or len(set(ranks.values())) != len(ranks):
-            raise ConfigError(f"ranks: must be unique, with one party of rank 0; got {dict(ranks)}")
+            raise errors.ConfigError(
+                f"ranks: must be unique, with one party of rank 0; got {dict(ranks)}"
+            )
         if identity.name not in ranks:
-            raise ConfigError(f"{identity.name}: is no party of this federation: {sorted(ranks)}")
+            raise errors.ConfigError(
+                f"{identity.name}: is no party of this federation: {sorted(ranks)}"
+            )
         self.primary = primaries[0]
         self.secondaries = tuple(name for name in ranks if name != self.primary)
         is_primary = identity.name == self.primary
@@ -379,7 +381,7 @@ class Transport:
         connection = self._loop.connections.get(name)
         if connection is None:
             self.check()
-            raise ProtocolError(f"{name}: has not joined")
+            raise errors.ProtocolError(f"{name}: has not joined")
         return connection
 
     def _post(self, names: Sequence[str], encoded: EncodedMessage, *, owned: bool) -> None:
@@ -502,7 +504,7 @@ class PrimaryTransport(Transport):
         limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
     ) -> None:
         if len(session) != SESSION_BYTES:
-            raise ConfigError(f"session: must be {SESSION_BYTES} bytes, got {len(session)}")
+            raise errors.ConfigError(f"session: must be {SESSION_BYTES} bytes, got {len(session)}")
         super().__init__(address, identity, pinned, ranks, limits=limits)
         self.session = session
         self._door: Doorkeeper | None = None

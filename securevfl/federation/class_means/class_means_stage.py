@@ -15,24 +15,8 @@ from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.session.handshake import Joined
 from securevfl.models.frozen import MOST_NUMBERS
-from securevfl.mpc.dealt_sums import (
-    SEED_BYTES,
-    DealtFor,
-    SumDealing,
-    deal,
-    masked,
-    masked_noise,
-    opened,
-    rows_of_piece,
-    shifted,
-)
-from securevfl.transport.channels import (
-    CallerChannels,
-    Channels,
-    Kinds,
-    PrimaryChannels,
-    receive_from,
-)
+from securevfl.mpc import dealt_sums
+from securevfl.transport import channels
 from securevfl.transport.message import (
     DeclaredMessage,
     Done,
@@ -137,7 +121,7 @@ class ClassMeansSeed(TypedMessage):
     WAY: ClassVar = "dealer to a secondary"
 
     seed: bytes = field(repr=False)
-    what: DealtFor
+    what: dealt_sums.DealtFor
     """Sizes that the dealer dealt masks for, in part on the word of the primary."""
 
     def to_message(self) -> Message:
@@ -146,7 +130,7 @@ class ClassMeansSeed(TypedMessage):
         return Message(kind=self.KIND, meta=asdict(self.what), tensors={"seed": seed})
 
     @classmethod
-    def from_message(cls, message: Message, *, what: DealtFor) -> "ClassMeansSeed":
+    def from_message(cls, message: Message, *, what: dealt_sums.DealtFor) -> "ClassMeansSeed":
         """Read the dealer's.
 
         Args:
@@ -157,7 +141,7 @@ class ClassMeansSeed(TypedMessage):
             ProtocolError: If it is not of a seed's length, or masks were dealt for other sums: the
                 primary, which asks the dealer for them, told it otherwise.
         """
-        seed = message.tensor("seed", dtype=np.uint8, shape=(SEED_BYTES,))
+        seed = message.tensor("seed", dtype=np.uint8, shape=(dealt_sums.SEED_BYTES,))
         for name, own in asdict(what).items():
             theirs = message.figure(name, type(own))
             if theirs != own:
@@ -291,7 +275,7 @@ class ClassMeansPrimary:
 
     plan: RunPlan
     """The run, whose encoders are class means."""
-    lines: Channels
+    lines: channels.Channels
     """To the secondaries, and to the dealer if there is one."""
 
     def __post_init__(self) -> None:
@@ -303,7 +287,7 @@ class ClassMeansPrimary:
     def over(cls, transport: PrimaryTransport, plan: RunPlan) -> "ClassMeansPrimary":
         """Return the part over the star."""
         deadline_s = plan.config.runtime.idle_timeout_s
-        lines = PrimaryChannels(
+        lines = channels.PrimaryChannels(
             transport, _ranks(plan.config), kinds=_AT_PRIMARY, deadline_s=deadline_s
         )
         return cls(plan, lines)
@@ -325,7 +309,7 @@ class ClassMeansPrimary:
         """
         names = tuple(self.plan.secondaries.values())
         self.lines.send(ClassMeansCall().to_message(), *names)
-        states = {name: receive_from(self.lines, name, ClassMeansState) for name in names}
+        states = {name: channels.receive_from(self.lines, name, ClassMeansState) for name in names}
         due = [name for name in names if not states[name].settled]
         if due:
             self._fit(due, make(due), {name: states[name].numbers for name in due})
@@ -341,7 +325,7 @@ class ClassMeansPrimary:
             for name in due:
                 self._sum(name, class_labels, numbers=numbers[name])
         for name in due:
-            receive_from(self.lines, name, ClassMeansDone)
+            channels.receive_from(self.lines, name, ClassMeansDone)
 
     def end(self) -> None:
         """Let the dealer go, if it still waits.
@@ -363,20 +347,24 @@ class ClassMeansPrimary:
         label_noise = class_labels.label_noise(sum_format_of(self.plan, numbers - 1))
         turn = ClassMeansTurn(secondary=self.plan.ranks[name], numbers=numbers)
         lines.send(turn.to_message(), self._dealer)
-        dealing = receive_from(lines, self._dealer, ClassMeansDealing, rows=rows, **shape)
-        said = shifted(class_labels.bins_of_rows, dealing.shifts, bins=class_labels.bins)
+        dealing = channels.receive_from(lines, self._dealer, ClassMeansDealing, rows=rows, **shape)
+        said = dealt_sums.shifted(class_labels.bins_of_rows, dealing.shifts, bins=class_labels.bins)
         lines.send(ClassMeansShifted(said=said).to_message(), name)
-        noise = receive_from(lines, name, ClassMeansNoise, **shape).words
+        noise = channels.receive_from(lines, name, ClassMeansNoise, **shape).words
 
         def pieces() -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
             left = rows
             while left:
-                piece = min(left, rows_of_piece(class_labels.bins, numbers))
+                piece = min(left, dealt_sums.rows_of_piece(class_labels.bins, numbers))
                 left -= piece
-                yield receive_from(lines, name, ClassMeansMasked, rows=piece, **shape).words
+                yield channels.receive_from(
+                    lines, name, ClassMeansMasked, rows=piece, **shape
+                ).words
 
-        sums = opened(
-            pieces(), noise, SumDealing(shifts=dealing.shifts, correction=dealing.correction)
+        sums = dealt_sums.opened(
+            pieces(),
+            noise,
+            dealt_sums.SumDealing(shifts=dealing.shifts, correction=dealing.correction),
         )
         class_labels.returns(name)
         lines.send(ClassMeansSums(sums=sums + label_noise).to_message(), name)
@@ -390,7 +378,7 @@ class ClassMeansSecondary:
     """The run, whose encoders are class means."""
     fitting: ClassMeansFitting
     """Adds up this party's records, and fits its encoder."""
-    lines: Channels
+    lines: channels.Channels
     """To the primary, and to the dealer if there is one."""
     _called: bool = field(default=False, init=False)
 
@@ -434,7 +422,9 @@ class ClassMeansSecondary:
         encoder, bins = self.plan.config.encoder, bins_of(self.plan.config)
         assert encoder is not None, "class means are what it says"
         rows = self.plan.facts.rows
-        labels = receive_from(self.lines, self._primary, ClassMeansLabels, rows=rows, bins=bins)
+        labels = channels.receive_from(
+            self.lines, self._primary, ClassMeansLabels, rows=rows, bins=bins
+        )
         self.fitting.begin(leaves=False)
         keep = keep_of(self.plan.config) if encoder.labels == "randomised" else None
         return self.fitting.by_labels(labels.bins_of_rows, keep=keep)
@@ -446,10 +436,10 @@ class ClassMeansSecondary:
         assert dealer is not None, "checked with the federation file"
         # Parties wait for their turns; their sums are made meanwhile, and stay here until then.
         vectors = class_means.vectors()
-        said = receive_from(
+        said = channels.receive_from(
             lines, self._primary, ClassMeansShifted, rows=len(vectors), bins=bins
         ).said
-        what = DealtFor(
+        what = dealt_sums.DealtFor(
             run=self.plan.facts.run,
             secondary=self.plan.ranks[class_means.name],
             rows=len(vectors),
@@ -458,13 +448,15 @@ class ClassMeansSecondary:
         )
         message = lines.receive(dealer.name, ClassMeansKind.CLASS_MEANS_SEED)
         seed = ClassMeansSeed.from_message(message, what=what).seed
-        pieces = masked(vectors, said, seed, what)
+        pieces = dealt_sums.masked(vectors, said, seed, what)
         class_means.begin(leaves=True)
-        noise = ClassMeansNoise(words=masked_noise(class_means.noise(), seed, what))
+        noise = ClassMeansNoise(words=dealt_sums.masked_noise(class_means.noise(), seed, what))
         lines.send(noise.to_message(), self._primary)
         for words in pieces:
             lines.send(ClassMeansMasked(words=words).to_message(), self._primary)
-        answer = receive_from(lines, self._primary, ClassMeansSums, bins=bins, numbers=what.numbers)
+        answer = channels.receive_from(
+            lines, self._primary, ClassMeansSums, bins=bins, numbers=what.numbers
+        )
         return answer.sums.astype(np.float64)
 
 
@@ -474,7 +466,7 @@ def deal_over_star(star: Joined, config: FederationConfig) -> int:
     return deal_class_sums(config, lines, star.facts)
 
 
-def deal_class_sums(config: FederationConfig, lines: Channels, facts: RunFacts) -> int:
+def deal_class_sums(config: FederationConfig, lines: channels.Channels, facts: RunFacts) -> int:
     """Deal masks for each secondary's class sums, until the primary is done.
 
     Args:
@@ -499,14 +491,14 @@ def deal_class_sums(config: FederationConfig, lines: Channels, facts: RunFacts) 
         if message.kind is StarKind.DONE:
             return len(names) - len(due)
         turn = ClassMeansTurn.from_message(message, due=due)
-        what = DealtFor(
+        what = dealt_sums.DealtFor(
             run=facts.run,
             secondary=turn.secondary,
             rows=facts.rows,
             bins=bins_of(config),
             numbers=turn.numbers,
         )
-        dealing, seed = deal(what)
+        dealing, seed = dealt_sums.deal(what)
         lines.send(ClassMeansSeed(seed=seed, what=what).to_message(), due.pop(turn.secondary))
         lines.send(
             ClassMeansDealing(shifts=dealing.shifts, correction=dealing.correction).to_message(),
@@ -529,8 +521,10 @@ def _ranks(config: FederationConfig) -> dict[str, int]:
     return {name: rank for name, rank in config.ranks.items() if name in takes_part}
 
 
-def _caller_lines(star: Joined, config: FederationConfig, *, kinds: Kinds) -> CallerChannels:
-    return CallerChannels(
+def _caller_lines(
+    star: Joined, config: FederationConfig, *, kinds: channels.Kinds
+) -> channels.CallerChannels:
+    return channels.CallerChannels(
         star.transport,
         _ranks(config),
         star.sealed,

@@ -367,7 +367,7 @@ class LearnerWithRecords:
     learner: Learner
     features: Float[Tensor, "records features"]
     own: npt.NDArray[np.int64]
-    """Records that it learns from by itself."""
+    """Records of its local pretraining."""
     _: KW_ONLY
     name: str
     seed: int
@@ -521,7 +521,7 @@ class PretrainingSecondary:
     """Receives warnings."""
     log: Callable[..., None]
     restore: Callable[[Callable[[Any], object]], None] | None
-    """Gives the state of a checkpoint to resume from to what it is handed."""
+    """Loads the state of the checkpoint to resume from."""
     figures: IterationFigures | None = field(default=None, init=False)
     """Losses and spreads of the last iteration that has ended."""
     _learning: LearnerWithRecords | None = field(default=None, init=False)

@@ -17,17 +17,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig
+from securevfl.core import progress
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import read_json, write_json
-from securevfl.core.progress import (
-    Observer,
-    PretrainingIteration,
-    PretrainingRound,
-    ProgressEvent,
-    Stage,
-    Warned,
-)
 from securevfl.data.tables import PartyTable
 from securevfl.dp.clipping import clip_rows
 from securevfl.dp.privacy import Privacy
@@ -261,7 +254,7 @@ class PretrainingRun:
     rounds: RoundCounter
     save: Callable[[int, dict[str, Any]], None]
     """Saves a checkpoint's state after so many iterations."""
-    observe: Observer
+    observe: progress.Observer
     simulated: Sequence[PretrainingSecondary] = ()
     """Secondaries of this process, whose figures are averaged into the history."""
     history: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -301,7 +294,7 @@ class PretrainingRun:
             line = self._record(done, [figures, *others], seconds=time.monotonic() - began)
             self.save(done, {"member": self.learning.learner.state(), "history": self.history})
             self._watch(figures, last=last)
-            self.observe(PretrainingIteration(iterations=total, **line))
+            self.observe(progress.PretrainingIteration(iterations=total, **line))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to what was saved after an iteration."""
@@ -323,7 +316,9 @@ class PretrainingRun:
                 sent = self.projection_mechanism(own, round_number=number)
                 targets = self.exchange_projections(rows, sent, round_number=number)
                 self.learning.learn_cross(targets)
-                self.observe(PretrainingRound(iteration=iteration + 1, done=done, of=len(parts)))
+                self.observe(
+                    progress.PretrainingRound(iteration=iteration + 1, done=done, of=len(parts))
+                )
 
     def exchange_projections(
         self, rows: npt.NDArray[np.int64], sent: Float[Tensor, "batch width"], *, round_number: int
@@ -515,10 +510,10 @@ def build_learner(
     return LearnerWithRecords(learner, features, own, name=name, seed=config.federation.seed)
 
 
-def _warn(config: FederationConfig, table: PartyTable, observe: Observer) -> None:
+def _warn(config: FederationConfig, table: PartyTable, observe: progress.Observer) -> None:
     text = config.family.pretraining_warning(config.model, table.feature_names)
     if text is not None:
-        observe(Warned(text=f"{table.name}: {text}"))
+        observe(progress.Warned(text=f"{table.name}: {text}"))
 
 
 def pretraining_secondary(
@@ -528,7 +523,7 @@ def pretraining_secondary(
     files: PartyFiles,
     *,
     linked: LinkedSecondary,
-    observe: Observer,
+    observe: progress.Observer,
 ) -> PretrainingSecondary | None:
     """Return a secondary's part in pretraining, which :func:`finish_pretraining` ends.
 
@@ -554,8 +549,8 @@ def pretraining_secondary(
     if not wants_pretraining(config):
         return None
 
-    def warn(event: ProgressEvent) -> None:
-        if isinstance(event, Warned):
+    def warn(event: progress.ProgressEvent) -> None:
+        if isinstance(event, progress.Warned):
             files.log("warning", text=event.text)
         observe(event)
 
@@ -593,7 +588,7 @@ def pretrain_as_primary(
     *,
     alignment: Alignment | None,
     run_folder: Path,
-    observe: Observer,
+    observe: progress.Observer,
     simulated: Sequence[PretrainingSecondary] = (),
 ) -> dict[str, Any] | None:
     """Let the primary's model start from pretrained encoders, where its family has such.
@@ -629,7 +624,7 @@ def pretrain_as_primary(
     load_checkpoint(config, table.name, primary.top)
     if not wants_pretraining(config):
         return None
-    observe(Stage(text="pretraining", of=config.pretraining.iterations))
+    observe(progress.Stage(text="pretraining", of=config.pretraining.iterations))
     settings, data = config.pretraining, primary.data
     _warn(config, table, observe)
     rows = pretraining_rows(

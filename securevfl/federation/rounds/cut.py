@@ -21,14 +21,7 @@ from torch import Tensor, nn
 
 from securevfl.dp.clipping import clip_records, clip_rows, finite_or_zero
 from securevfl.models.layers import PositionsTaken
-from securevfl.mpc.codec import (
-    RingFormat,
-    decode_sum,
-    encode,
-    quantise,
-    require_row_norms,
-    to_float,
-)
+from securevfl.mpc import codec
 from securevfl.mpc.sum_to import Words
 
 CutRows = Float[Tensor, "batch positions width"]
@@ -44,7 +37,7 @@ class CutLayer:
     Both ends of every exchange, in one process or between processes, hold an equal one.
     """
 
-    ring: RingFormat
+    ring: codec.RingFormat
     """The fixed-point format that all parties share."""
 
     slots: int
@@ -67,7 +60,7 @@ class CutLayer:
         Raises:
             EncodingRangeError: If a number leaves the format's range; nothing was encoded.
         """
-        return encode(units, self.ring, reuse=True)
+        return codec.encode(units, self.ring, reuse=True)
 
     def decode(self, total: Words, *, rows: int, active: int) -> Float32[Tensor, "batch *shape"]:
         """Return the average of so many active secondaries' rows from the sum of their words.
@@ -76,8 +69,8 @@ class CutLayer:
             ProtocolError: If the sum is none that so many contributions can make.
         """
         elements = rows * math.prod(self.shape)
-        units = decode_sum(total, self.ring, elements=elements, parties_active=active)
-        average = to_float(units, self.ring, divisor=active * self.slots)
+        units = codec.decode_sum(total, self.ring, elements=elements, parties_active=active)
+        average = codec.to_float(units, self.ring, divisor=active * self.slots)
         return average.view(rows, *self.shape)
 
 
@@ -157,9 +150,9 @@ class MeanOfRows(Aggregation):
 
     def units(self, clipped: CutRows, *, bounded: bool) -> Int32[Tensor, "batch positions width"]:
         """Return the rows in whole units."""
-        units = quantise(clipped.detach(), self.cut.ring)
+        units = codec.quantise(clipped.detach(), self.cut.ring)
         if bounded:
-            require_row_norms(units, self.cut.ring, clip_norm=self.clip_norm)
+            codec.require_row_norms(units, self.cut.ring, clip_norm=self.clip_norm)
         return units
 
 
@@ -188,9 +181,9 @@ class MeanOfPooledRecords(Aggregation):
         self, clipped: Float[Tensor, "batch links width"], *, bounded: bool
     ) -> Int32[Tensor, "batch one width"]:
         """Return the sum over the slots in whole units."""
-        units = quantise(clipped.detach(), self.cut.ring)
+        units = codec.quantise(clipped.detach(), self.cut.ring)
         if bounded:
-            require_row_norms(units.flatten(0, 1), self.cut.ring, clip_norm=self.clip_norm)
+            codec.require_row_norms(units.flatten(0, 1), self.cut.ring, clip_norm=self.clip_norm)
         return self._within_slots(units.sum(dim=1, keepdim=True))
 
     def _within_slots(

@@ -20,14 +20,8 @@ from torch import Tensor, nn
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
+from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.cut import CutRows
-from securevfl.federation.rounds.updates import (
-    DropoutStream,
-    GradientNoise,
-    GradientUnits,
-    LinkedRecords,
-    RowGradients,
-)
 from securevfl.models.building import Forward
 from securevfl.models.building import row_by_row as each_row
 from securevfl.models.family import DistinctBottom
@@ -240,7 +234,7 @@ class OwnRecords:
         """The model as it is evaluated."""
         return each_row(self.bottom) if self.row_by_row else self.bottom
 
-    def linked(self, index: LinkIndex, present: LinkMask) -> LinkedRecords:
+    def linked(self, index: LinkIndex, present: LinkMask) -> updates.LinkedRecords:
         """Return the records of links, one link at a time.
 
         Args:
@@ -252,7 +246,7 @@ class OwnRecords:
             # Whatever a model makes of an empty slot, no record must stand in it.
             empty = ~present.unsqueeze(-1)
             features, keys = features.masked_fill(empty, 0.0), keys.masked_fill(empty, 0.0)
-        return LinkedRecords(features=features, keys=keys, present=present)
+        return updates.LinkedRecords(features=features, keys=keys, present=present)
 
     def on(self, device: torch.device) -> "OwnRecords":
         """Return a copy on a device."""
@@ -269,9 +263,9 @@ class OwnRecords:
         present: LinkMask,
         *,
         clip_norm: float,
-        units: GradientUnits,
-        stream: DropoutStream,
-    ) -> RowGradients:
+        units: updates.GradientUnits,
+        stream: updates.DropoutStream,
+    ) -> updates.RowGradients:
         """Return a batch of rows whose gradients are clipped one by one.
 
         Args:
@@ -281,7 +275,7 @@ class OwnRecords:
             units: Adds the gradients up.
             stream: Of dropped units.
         """
-        return RowGradients(
+        return updates.RowGradients(
             self.bottom,
             self.linked(index, present),
             forward=self.forward,
@@ -352,7 +346,7 @@ class PrivateRows:
     clip_norm: float
     """``C`` of releases."""
 
-    units: GradientUnits
+    units: updates.GradientUnits
     """Adds up what is clipped."""
 
 
@@ -405,10 +399,10 @@ class ModelPart:
     """What is computed."""
     private: PrivateRows | None
     """How gradients are clipped, where each update is a release."""
-    stream: DropoutStream
+    stream: updates.DropoutStream
     """Of dropped units, where updates are releases; elsewhere one is active."""
     _graph: tuple[list[Tensor], Tensor] | None = field(default=None, init=False)
-    _rows: RowGradients | None = field(default=None, init=False)
+    _rows: updates.RowGradients | None = field(default=None, init=False)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -499,9 +493,9 @@ class PartyWorkers:
         group: WorkerGroup,
         work: Work,
         *,
-        stream: DropoutStream,
+        stream: updates.DropoutStream,
         device: torch.device,
-        noise: GradientNoise | None = None,
+        noise: updates.GradientNoise | None = None,
         clip_norm: float = 0.0,
     ) -> None:
         """Make it; the others get a copy of the work with its first batch.
@@ -632,7 +626,7 @@ class PartyWorkers:
         if known != self._known:
             # A new model, or one that parts have been put into.
             if private is not None:
-                units = GradientUnits(
+                units = updates.GradientUnits(
                     clip_norm=private.units.clip_norm, granularity=private.units.granularity
                 )
                 private = PrivateRows(clip_norm=private.clip_norm, units=units)
@@ -703,7 +697,7 @@ class WorkerProcess:
                 self._compute(self._part, Order(order), Batch.of(about))
 
     def _take(self, work: Work, private: PrivateRows | None) -> None:
-        stream = DropoutStream(0, f"rank {self.group.rank}", device=self.device)
+        stream = updates.DropoutStream(0, f"rank {self.group.rank}", device=self.device)
         self._part = ModelPart(work.on(self.device), private, stream)
 
     def _take_weights(self, module: nn.Module) -> None:
@@ -720,7 +714,9 @@ class WorkerProcess:
             return
         rows = [self._received() for _ in batch.wanted]
         part.work.module.train(batch.training)
-        part.stream = DropoutStream(batch.seed, f"rank {self.group.rank}", device=self.device)
+        part.stream = updates.DropoutStream(
+            batch.seed, f"rank {self.group.rank}", device=self.device
+        )
         with part.stream.active(), torch.no_grad():
             out = part.compute(order, rows, batch.wanted)
         self.group.send(out, to=0)

@@ -18,21 +18,9 @@ from securevfl.data.rows import training_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import own_inputs
 from securevfl.federation.messages import AverageRequest, EpochMark, RoundPlan
-from securevfl.federation.rounds.cut import (
-    CutRows,
-    load_positions,
-    position_weights,
-    positions_around,
-    with_iso_noise,
-)
+from securevfl.federation.rounds import cut, primary
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.party_workers import PartyWorkers, TopRows, WorkerGroup
-from securevfl.federation.rounds.primary import (
-    CorrectingTopModel,
-    Primary,
-    PrimaryData,
-    PrimaryInputs,
-)
 from securevfl.federation.rounds.release import require_finite
 from securevfl.federation.rounds.updates import DropoutStream
 from securevfl.federation.run_plan import RunPlan
@@ -61,12 +49,12 @@ class _SplitAvg(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None, None]:
         if ctx.plan.wants_gradient:
-            returned = with_iso_noise(gradients[0].contiguous(), ctx.iso_scale)
+            returned = cut.with_iso_noise(gradients[0].contiguous(), ctx.iso_scale)
             ctx.exchange.return_gradient(ctx.plan, returned)
         return None, None, None, None
 
 
-def split_average(exchange: Exchange, plan: RoundPlan, *, iso_scale: float = 0.0) -> CutRows:
+def split_average(exchange: Exchange, plan: RoundPlan, *, iso_scale: float = 0.0) -> cut.CutRows:
     """Return the noisy average of the active secondaries' representations of one batch.
 
     Calling ``backward`` on a loss of it sends the gradient with respect to the average to every
@@ -96,13 +84,13 @@ def split_average(exchange: Exchange, plan: RoundPlan, *, iso_scale: float = 0.0
 # The primary whose top model is a network: it trains by rounds.
 
 
-class NetworkPrimary(Primary):
+class NetworkPrimary(primary.Primary):
     """Trains the primary's half of the split network, a round for each batch."""
 
     def __init__(
         self,
         plan: RunPlan,
-        data: PrimaryData,
+        data: primary.PrimaryData,
         top: nn.Module,
         exchange: Exchange,
         *,
@@ -202,13 +190,13 @@ class NetworkPrimary(Primary):
         mean = average_weights(
             self.exchange.peers,
             AverageRequest(round_number=number),
-            position_weights(self.top),
+            cut.position_weights(self.top),
             weight=1,
             number=number,
         )
         if self._positions_taken is None:
-            self._positions_taken = positions_around(self.top, mean)
-        load_positions(self.top, mean)
+            self._positions_taken = cut.positions_around(self.top, mean)
+        cut.load_positions(self.top, mean)
 
     def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:
         """Return the top model's explanation, and how the first average aligned its encodings."""
@@ -240,7 +228,7 @@ class NetworkPrimary(Primary):
 # The primary of a frozen run whose top model is fitted in one go, in place of epochs.
 
 
-class OneFitPrimary(Primary):
+class OneFitPrimary(primary.Primary):
     """Fits its top model once, to the released rows that are for training.
 
     Its one epoch is the fit. What training rows get is out of fold, so they choose lambda, and say
@@ -319,8 +307,8 @@ class FittedPrimary(OneFitPrimary):
     def __init__(
         self,
         plan: RunPlan,
-        data: PrimaryData,
-        inputs: PrimaryInputs,
+        data: primary.PrimaryData,
+        inputs: primary.PrimaryInputs,
         top: FittedTop,
         exchange: Exchange,
         *,
@@ -385,7 +373,7 @@ class FittedPrimary(OneFitPrimary):
 _FOLDS = 5
 
 
-class TiedPrimary(CorrectingTopModel, OneFitPrimary):
+class TiedPrimary(primary.CorrectingTopModel, OneFitPrimary):
     """Fits a tied top model to released numbers, over the base."""
 
     top: TiedTop

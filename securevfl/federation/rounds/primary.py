@@ -190,7 +190,7 @@ _STATE: Final = (
     "threshold",
     "history",
 )
-"""What a checkpoint keeps of a primary, beside its top model."""
+"""State of a primary in a checkpoint, without its top model."""
 
 
 class Primary(TopModel, ABC):

@@ -15,13 +15,7 @@ from securevfl.dp.clipping import is_finite
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
-from securevfl.federation.rounds.cut import (
-    CutLayer,
-    CutRows,
-    load_positions,
-    position_weights,
-    positions_around,
-)
+from securevfl.federation.rounds import cut
 from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers, WorkerGroup
 from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease, require_finite
 from securevfl.federation.rounds.updates import (
@@ -64,11 +58,11 @@ class SecondaryData:
 class StackedPart(Protocol):
     """A secondary's part in a round that several of one process compute together."""
 
-    def representation(self) -> CutRows:
+    def representation(self) -> cut.CutRows:
         """Return its representation; it is paid for."""
         ...
 
-    def lesson(self, term: CutRows) -> BackwardStep:
+    def lesson(self, term: cut.CutRows) -> BackwardStep:
         """Return what waits for the gradient of its term of the aggregate."""
         ...
 
@@ -221,7 +215,7 @@ class Secondary:
             self._pending = (plan, lesson)
         return released.words
 
-    def learn(self, plan: RoundPlan, gradient: CutRows) -> None:
+    def learn(self, plan: RoundPlan, gradient: cut.CutRows) -> None:
         """Take one optimizer step from the gradient of the aggregate.
 
         Raises:
@@ -260,7 +254,7 @@ class Secondary:
             AverageRequest: Handler(self._add_positions),
             Mean: Handler(
                 self._load_positions,
-                lambda: {"shapes": shapes_of(position_weights(self.bottom))},
+                lambda: {"shapes": shapes_of(cut.position_weights(self.bottom))},
                 follows=True,
             ),
             EpochMark: Handler(end),
@@ -309,7 +303,7 @@ class Secondary:
         self.learn(self._due, torch.from_numpy(received.gradient).to(self.device))
 
     @property
-    def _cut(self) -> CutLayer:
+    def _cut(self) -> cut.CutLayer:
         return self.contribution.aggregation.cut
 
     @property
@@ -402,7 +396,7 @@ class Secondary:
         number = request.round_number
         self.validator.validate_average(number)
         parties = len(self.validator.limits.ranks) + 1
-        words = encode_weighted(position_weights(self.bottom), weight=1, parties=parties)
+        words = encode_weighted(cut.position_weights(self.bottom), weight=1, parties=parties)
         reply.add(words, round_number=number)
         return Mean
 
@@ -412,8 +406,8 @@ class Secondary:
             name: torch.from_numpy(value).to(self.device) for name, value in mean.values.items()
         }
         if self.positions_taken is None:
-            self.positions_taken = positions_around(self.bottom, weights)
-        load_positions(self.bottom, weights)
+            self.positions_taken = cut.positions_around(self.bottom, weights)
+        cut.load_positions(self.bottom, weights)
 
     def explanation(self) -> dict[str, Any]:
         """Return the bottom model's explanation of links; empty if it has none.

@@ -30,16 +30,16 @@ class PartyFiles:
     config: FederationConfig
     _: KW_ONLY
     party: str
-    """Whose it is."""
+    """Name of the party."""
     resume: bool
-    """Whether the run goes on with what lies there."""
+    """Whether the run resumes from these files."""
     table: Path | None = None
-    """The party's table, whose ledger every run on it is charged to; None where there is none, as
-    of parties that only help to link."""
+    """The party's table, whose ledger is charged for every run; None for a party without a table,
+    such as a coordinator."""
     simulated: bool = False
-    """Whether all parties share this process: nothing leaves it, so nobody keeps a log, and the run
-    has a ledger of its own, in its folder, which is not synced line by line (two syncs a round cost
-    more than training a small model)."""
+    """Whether all parties share this process. Nothing leaves it, so there is no log, and the run has
+    a ledger of its own in its folder, which is not synced line by line: two syncs a round cost more
+    than training a small model."""
     _ledger: Ledger | None = field(default=None, init=False)
     _held: LedgerFile | None = field(default=None, init=False)
 

@@ -40,15 +40,7 @@ from jaxtyping import Bool, Float64, Int64, UInt8, UInt16, UInt64
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block, write_nearest
-from securevfl.linkage.metrics.metric import (
-    ComparedKeys,
-    KeyKind,
-    KeyRange,
-    Keys,
-    KeySpec,
-    Metric,
-    numbers_of,
-)
+from securevfl.linkage.metrics import metric
 from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.text import checked_texts, joined_texts, normalise_text
 
@@ -62,7 +54,7 @@ CodeBits = Annotated[int, partial(checks.at_least, 8)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PointCode(KeyRange):
+class PointCode(metric.KeyRange):
     """How points of an agreed box, all dimensions in one unit, become bits."""
 
     bits: CodeBits = 2048
@@ -82,7 +74,7 @@ class PointCode(KeyRange):
             )
         if len(self.low) > _MOST_DIMENSIONS:
             raise ConfigError(f"low and high may have {_MOST_DIMENSIONS} dimensions at most")
-        KeyRange.__post_init__(self)
+        metric.KeyRange.__post_init__(self)
 
     @property
     def radius(self) -> float:
@@ -192,9 +184,9 @@ class NumberCode:
             raise ConfigError("concentration: leaves no zeros; use more bits or a lower one")
 
     @property
-    def range(self) -> KeyRange:
+    def range(self) -> metric.KeyRange:
         """The agreed range."""
-        return KeyRange(low=(self.low,), high=(self.high,))
+        return metric.KeyRange(low=(self.low,), high=(self.high,))
 
     @property
     def ones(self) -> int:
@@ -425,7 +417,7 @@ _PUBLIC_CODES: Final = LinkageSecret(hashlib.sha256(b"securevfl public codes").d
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CodeKeys(ComparedKeys):
+class CodeKeys(metric.ComparedKeys):
     """Bloom-filter codes, as a coordinator sees them."""
 
     primary: UInt8[np.ndarray, "rows code_bytes"]
@@ -471,7 +463,7 @@ class CodeKeys(ComparedKeys):
         return {"codes_compared_by": "faiss" if _takes_faiss(self.backend) else "numpy"}
 
 
-class Bloom(Metric):
+class Bloom(metric.Metric):
     """The bits in which two codes differ."""
 
     name: ClassVar[str] = "bloom"
@@ -479,15 +471,17 @@ class Bloom(Metric):
     whole: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"fields", "spelling"})
 
-    def kind(self, spec: KeySpec) -> KeyKind:
+    def kind(self, spec: metric.KeySpec) -> metric.KeyKind:
         """Return that keys are numbers where they have ranges, and else texts."""
         return "number" if spec.ranges else "text"
 
-    def check(self, spec: KeySpec) -> None:
+    def check(self, spec: metric.KeySpec) -> None:
         """Ask for ranges of numbers."""
         require_coded_ranges(spec)
 
-    def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> CodeKeys:
+    def compare(
+        self, spec: metric.KeySpec, primary: metric.Keys, records: metric.Keys, *, neighbours: int
+    ) -> CodeKeys:
         """Encode both tables; without a protection, by codes under a public key."""
         return CodeKeys(
             primary=encode(spec, primary, _PUBLIC_CODES),
@@ -495,7 +489,7 @@ class Bloom(Metric):
         )
 
 
-def require_coded_ranges(spec: KeySpec) -> None:
+def require_coded_ranges(spec: metric.KeySpec) -> None:
     """Check that keys can be encoded.
 
     Raises:
@@ -508,7 +502,7 @@ def require_coded_ranges(spec: KeySpec) -> None:
 
 
 def encode(
-    spec: KeySpec, keys: Keys, secret: LinkageSecret
+    spec: metric.KeySpec, keys: metric.Keys, secret: LinkageSecret
 ) -> UInt8[np.ndarray, "rows code_bytes"]:
     """Return the Bloom-filter codes of a party's keys; that of a missing text is like no other.
 
@@ -519,7 +513,7 @@ def encode(
     values: dict[str, np.ndarray] = {}
     for name, code in codes.items():
         if isinstance(code, PointCode):
-            values[name] = numbers_of(keys)
+            values[name] = metric.numbers_of(keys)
         elif name == _JOINED:
             texts = joined_texts(keys.columns)
             values[name] = _unlike_where_missing(texts, keys.name, name, secret)
@@ -546,7 +540,7 @@ def _unlike_where_missing(
     )
 
 
-def key_codes(spec: KeySpec) -> dict[str, Code]:
+def key_codes(spec: metric.KeySpec) -> dict[str, Code]:
     """Return how each field becomes bits; a weight makes a field's code longer."""
     kinds, share = spec.kinds, spec.code_concentration
     given: dict[str, Any] = {} if share is None else {"concentration": share}
@@ -569,7 +563,7 @@ def key_codes(spec: KeySpec) -> dict[str, Code]:
     return codes
 
 
-def code_bytes(spec: KeySpec) -> int:
+def code_bytes(spec: metric.KeySpec) -> int:
     """Return the length of a row's code."""
     return sum(code.bits for code in key_codes(spec).values()) // 8
 

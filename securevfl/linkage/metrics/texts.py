@@ -26,13 +26,7 @@ from jaxtyping import Float64, Int64, UInt
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.blocking_rules import (
-    BlockingRules,
-    CandidatePairs,
-    Pairs,
-    PairwiseKeys,
-    RuleCandidates,
-)
+from securevfl.linkage import blocking_rules
 from securevfl.linkage.links import (
     Chosen,
     LinkTable,
@@ -225,7 +219,7 @@ def gram_matrix(texts: Sequence[str], q: int = _Q) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class QGramCandidates(CandidatePairs):
+class QGramCandidates(blocking_rules.CandidatePairs):
     """Pairs of texts whose sets of q-grams have at least some cosine.
 
     ``primary`` and ``records`` are :func:`gram_matrix` of their texts.
@@ -237,7 +231,7 @@ class QGramCandidates(CandidatePairs):
     def __post_init__(self) -> None:
         checks.open_unit(least_overlap=self.least_overlap)
 
-    def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[Pairs]:
+    def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[blocking_rules.Pairs]:
         """Yield candidates; see :class:`~securevfl.linkage.blocking_rules.CandidatePairs`."""
         mine, theirs = self.primary if rows is None else self.primary[rows], self._by_gram
         ids = np.arange(self.records.shape[0], dtype=np.int64)
@@ -259,7 +253,7 @@ class QGramCandidates(CandidatePairs):
             sizes = of_row[start + common.row] * of_record[common.col]
             near = common.data >= self.least_overlap * np.sqrt(sizes)
             row, column = (place[near].astype(np.int64) for place in (common.row, common.col))
-            yield Pairs(start=start, end=end, row=row, record=ids[column])
+            yield blocking_rules.Pairs(start=start, end=end, row=row, record=ids[column])
 
     @cached_property
     def _by_gram(self) -> Any:
@@ -271,7 +265,7 @@ class QGramCandidates(CandidatePairs):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TextKeys(PairwiseKeys):
+class TextKeys(blocking_rules.PairwiseKeys):
     """One text a row, in normal form (:func:`~securevfl.linkage.text.normalise_text`)."""
 
     primary: list[str]
@@ -331,17 +325,17 @@ class Levenshtein(Metric):
     def check(self, spec: KeySpec) -> None:
         """Read the rules that block."""
         if isinstance(spec.blocking, tuple):
-            BlockingRules.parse(spec.blocking, spec.kinds)
+            blocking_rules.BlockingRules.parse(spec.blocking, spec.kinds)
 
     def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> TextKeys:
         """Join each row's columns; with ``blocking``, say what leaving pairs out loses."""
         keys = TextKeys.of(joined_texts(primary.columns), joined_texts(records.columns))
         if spec.blocking is None:
             return keys
-        candidates: CandidatePairs
+        candidates: blocking_rules.CandidatePairs
         if isinstance(spec.blocking, tuple):
-            rules = BlockingRules.parse(spec.blocking, spec.kinds)
-            candidates = RuleCandidates.of(rules, primary.columns, records.columns)
+            rules = blocking_rules.BlockingRules.parse(spec.blocking, spec.kinds)
+            candidates = blocking_rules.RuleCandidates.of(rules, primary.columns, records.columns)
         else:
             candidates = QGramCandidates(
                 primary=gram_matrix(keys.primary),

@@ -51,16 +51,8 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.progress import CiphertextsMade, Pace
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
+from securevfl.linkage.protections import blockwise
 from securevfl.linkage.protections.blocks import Shapes, ShareWords
-from securevfl.linkage.protections.blockwise import (
-    BLOCK_MESSAGES,
-    COORDINATOR_LEARNS,
-    Blockwise,
-    PrimaryShare,
-    Progress,
-    SecondaryShare,
-    Units,
-)
 from securevfl.linkage.protections.protection import DataParty
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.messages import LinkingKind
@@ -234,7 +226,7 @@ class Keyholder:
         blocks: Sequence[tuple[Int64[np.ndarray, "_ key_dim"], list[list[int]]]],
         *,
         apply: Apply = map,
-        progress: Progress | None = None,
+        progress: blockwise.Progress | None = None,
     ) -> list[UInt64[np.ndarray, "_ _"]]:
         """Decrypt the secondary's answers into the primary's share of all squared distances.
 
@@ -635,7 +627,7 @@ class EncryptedDistances(TypedMessage):
         )
 
 
-class Paillier(Blockwise):
+class Paillier(blockwise.Blockwise):
     """The primary alone can decrypt; the secondary computes under encryption."""
 
     name: ClassVar[str] = "paillier"
@@ -643,10 +635,10 @@ class Paillier(Blockwise):
         "primary": "numbers masked to within 2^-40, and how many records each secondary has",
         "secondary": "ciphertexts; for each primary row, which of its own records are nearest, in "
         "order and without distances",
-        "coordinator": COORDINATOR_LEARNS,
+        "coordinator": blockwise.COORDINATOR_LEARNS,
     }
     messages: ClassVar[tuple[type[TypedMessage], ...]] = (
-        *BLOCK_MESSAGES,
+        *blockwise.BLOCK_MESSAGES,
         *(EncryptedRows, EncryptedDistances),
     )
 
@@ -655,7 +647,9 @@ class Paillier(Blockwise):
         return Lanes(key_dim=len(spec.keys.columns), key_bits=spec.hiding.key_bits).count
 
     @contextmanager
-    def primary_shares(self, party: DataParty, units: Units) -> Iterator[PrimaryShare]:
+    def primary_shares(
+        self, party: DataParty, units: blockwise.Units
+    ) -> Iterator[blockwise.PrimaryShare]:
         """Encrypt rows on all cores, and decrypt the secondary's answers into shares.
 
         Reveals:
@@ -666,7 +660,7 @@ class Paillier(Blockwise):
         with on_cores(-1, after=_IN_PLACE_TASKS) as apply:
 
             def share(
-                name: str, shapes: Shapes, rows: list[np.ndarray], tell: Progress
+                name: str, shapes: Shapes, rows: list[np.ndarray], tell: blockwise.Progress
             ) -> list[ShareWords]:
                 # A later block may have the rows of an earlier one.
                 labels = {chosen.tobytes(): chosen for chosen in rows}
@@ -688,7 +682,9 @@ class Paillier(Blockwise):
             yield share
 
     @contextmanager
-    def secondary_shares(self, party: DataParty, units: Units) -> Iterator[SecondaryShare]:
+    def secondary_shares(
+        self, party: DataParty, units: blockwise.Units
+    ) -> Iterator[blockwise.SecondaryShare]:
         """Answer the primary's ciphertexts with masked distances, on all cores.
 
         Reveals:

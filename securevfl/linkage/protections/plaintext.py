@@ -12,12 +12,7 @@ from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec
-from securevfl.linkage.protections.protection import (
-    DataParty,
-    Protection,
-    linked_primary,
-    linked_secondary,
-)
+from securevfl.linkage.protections import protection
 from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates, source_of_metric, tells_apart
@@ -164,7 +159,7 @@ class LinkKeys(TypedMessage):
         return cls(keys=keys, scaler=KeyScaler(centre=centre, width=width))
 
 
-class Plaintext(Protection):
+class Plaintext(protection.Protection):
     """Keys in plaintext: every secondary sees the primary's keys."""
 
     name: ClassVar[str] = "none"
@@ -197,7 +192,7 @@ class Plaintext(Protection):
         """Link as every secondary does."""
         return self._link(spec, primary, own, key_scaler(spec, primary), cache)
 
-    def link_as_primary(self, party: DataParty) -> LinkedPrimary:
+    def link_as_primary(self, party: protection.DataParty) -> LinkedPrimary:
         """Send the primary's keys, and wait for all secondaries; see :class:`Protection`.
 
         Reveals:
@@ -215,9 +210,9 @@ class Plaintext(Protection):
                     done, rows=party.rows, neighbours=spec.choice.neighbours
                 )
                 parts.append(found.similarities)
-        return linked_primary(spec, party.keys, parts, linked)
+        return protection.linked_primary(spec, party.keys, parts, linked)
 
-    def link_as_secondary(self, party: DataParty) -> LinkedSecondary:
+    def link_as_secondary(self, party: protection.DataParty) -> LinkedSecondary:
         """Link this party's records to the primary's keys; see :class:`Protection`.
 
         Reveals:
@@ -256,7 +251,7 @@ class Plaintext(Protection):
                 similar = similar_links(spec, source.table)
                 source = FixedLinks(table=similar.links)
         made = {} if similar is None else {"similarities": similar.figures()}
-        return linked_secondary(
+        return protection.linked_secondary(
             own,
             source,
             scaler,

@@ -21,13 +21,7 @@ from securevfl.linkage.links import Alignment
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
-from securevfl.linkage.stage.candidates import (
-    count_links,
-    find_candidates,
-    link_warnings,
-    require_links,
-    source_of_candidates,
-)
+from securevfl.linkage.stage import candidates
 from securevfl.linkage.stage.link_cache import LinkCache, SimilarLinks, coordinate, links_key
 from securevfl.linkage.stage.messages import (
     Linked,
@@ -251,11 +245,11 @@ class Protection(ABC):
             return linked
         # Under a protection no data party knows distances.
         unit = None if self.helpers else self.unit(spec)
-        counts = count_links(spec, own, linked, unit=unit)
+        counts = candidates.count_links(spec, own, linked, unit=unit)
         observe(counts)
-        for text in link_warnings(spec, own, counts, meet=linked.meet):
+        for text in candidates.link_warnings(spec, own, counts, meet=linked.meet):
             observe(Warned(text=text))
-        require_links(counts, least=least, rate=spec.choice.sampling_rate)
+        candidates.require_links(counts, least=least, rate=spec.choice.sampling_rate)
         return replace(linked, counts=counts)
 
     def report_done(
@@ -437,7 +431,7 @@ class Coordinated(Protection):
         """
         spec, rows, records = party.spec, party.rows, party.keys.num_rows
         lists = Lists.from_message(self.at_secondary(party), spec=spec, rows=rows, records=records)
-        source = source_of_candidates(spec, lists.candidates, records=records)
+        source = candidates.source_of_candidates(spec, lists.candidates, records=records)
         scaler = key_scaler(spec, None)
         linked = linked_secondary(party.keys, source, scaler, rows=rows, apart=lists.apart)
         return self.report_done(party, linked, Linked())
@@ -455,13 +449,13 @@ class Coordinated(Protection):
         metric = self.compare(spec, primary, own, secret)
         lists, similar = coordinate(
             spec,
-            lambda: find_candidates(spec, metric),
+            lambda: candidates.find_candidates(spec, metric),
             cache=cache,
             key=self.key(spec, primary, own, secret),
         )
         return linked_secondary(
             own,
-            source_of_candidates(spec, lists.candidates, records=own.num_rows),
+            candidates.source_of_candidates(spec, lists.candidates, records=own.num_rows),
             key_scaler(spec, primary),
             rows=primary.num_rows,
             similar=similar,

@@ -27,16 +27,8 @@ from jaxtyping import Int64, UInt64
 
 from securevfl.core.errors import DataError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
+from securevfl.linkage.protections import blockwise
 from securevfl.linkage.protections.blocks import Shapes, ShareWords, cut, flat
-from securevfl.linkage.protections.blockwise import (
-    BLOCK_MESSAGES,
-    COORDINATOR_LEARNS,
-    Blockwise,
-    PrimaryShare,
-    Progress,
-    SecondaryShare,
-    Units,
-)
 from securevfl.linkage.protections.protection import DataParty, HelperRole, LinkageHelper
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.transport.message import DeclaredMessage, StarKind, TypedMessage, wire
@@ -180,7 +172,7 @@ class MaskedKeys(DeclaredMessage):
     """Uniform numbers to a party that does not know the mask."""
 
 
-class Shares(Blockwise):
+class Shares(blockwise.Blockwise):
     """A dealer's masks hide the data parties' keys from one another."""
 
     name: ClassVar[str] = "shares"
@@ -189,16 +181,18 @@ class Shares(Blockwise):
         "primary": "uniformly random numbers, and how many records each secondary has",
         "secondary": "uniformly random numbers; for each primary row, which of its own records are "
         "nearest, in order and without distances",
-        "coordinator": COORDINATOR_LEARNS,
+        "coordinator": blockwise.COORDINATOR_LEARNS,
         "dealer": "how many rows and records there are",
     }
     messages: ClassVar[tuple[type[TypedMessage], ...]] = (
-        *BLOCK_MESSAGES,
+        *blockwise.BLOCK_MESSAGES,
         *(DealerTurn, Dealt, MaskedKeys),
     )
 
     @contextmanager
-    def primary_shares(self, party: DataParty, units: Units) -> Iterator[PrimaryShare]:
+    def primary_shares(
+        self, party: DataParty, units: blockwise.Units
+    ) -> Iterator[blockwise.PrimaryShare]:
         """Ask the dealer for masks, and exchange masked keys with the secondary.
 
         Reveals:
@@ -207,7 +201,7 @@ class Shares(Blockwise):
         roles = party.spec.roles
 
         def share(
-            name: str, shapes: Shapes, rows: list[np.ndarray], tell: Progress
+            name: str, shapes: Shapes, rows: list[np.ndarray], tell: blockwise.Progress
         ) -> list[ShareWords]:
             turn = DealerTurn(secondary=roles.ranks[name], sizes=shapes.sizes)
             party.lines.send(turn.to_message(), roles.helpers["dealer"])
@@ -222,7 +216,9 @@ class Shares(Blockwise):
         yield share
 
     @contextmanager
-    def secondary_shares(self, party: DataParty, units: Units) -> Iterator[SecondaryShare]:
+    def secondary_shares(
+        self, party: DataParty, units: blockwise.Units
+    ) -> Iterator[blockwise.SecondaryShare]:
         """Exchange masked keys with the primary, under masks of the dealer.
 
         Reveals:

@@ -11,19 +11,9 @@ from jaxtyping import Bool, Int64
 from securevfl.core.errors import DataError
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.data.tables import KeyTable
+from securevfl.linkage import sampling
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
-from securevfl.linkage.sampling import (
-    EligiblePairs,
-    FixedLinks,
-    FreshlySampledLinks,
-    LinkSource,
-    PickedLinks,
-    PoissonSampler,
-    RoundLinker,
-    eligible_pairs,
-    list_length,
-)
 from securevfl.linkage.spec import LinkedSecondary, LinkSpec
 from securevfl.linkage.text import normalise_text, trimmed_text
 
@@ -32,7 +22,7 @@ from securevfl.linkage.text import normalise_text, trimmed_text
 _SURVIVAL: Final = 1 - 1e-9
 
 
-Candidates = LinkTable | EligiblePairs
+Candidates = LinkTable | sampling.EligiblePairs
 """The records that each row may be linked to: ranked lists or, under a record-side cap, the pairs
 of a row and a record that picked it."""
 
@@ -55,7 +45,7 @@ def tells_apart(spec: LinkSpec, links: LinkTable) -> bool:
 
 def ranked_length(spec: LinkSpec, records: int) -> int:
     """Return how many records a coordinator ranks for each row."""
-    return list_length(
+    return sampling.list_length(
         spec.choice.neighbours,
         rate=spec.choice.sampling_rate,
         records=records,
@@ -71,11 +61,11 @@ def find_candidates(spec: LinkSpec, metric: ComparedKeys) -> Candidates:
     """
     cap, limit = spec.choice.links_per_record, spec.choice.max_distance
     if cap is not None:
-        return eligible_pairs(metric, cap=cap).within(limit)
+        return sampling.eligible_pairs(metric, cap=cap).within(limit)
     return metric.nearest(None, ranked_length(spec, metric.num_records)).within(limit)
 
 
-def source_of_metric(spec: LinkSpec, metric: ComparedKeys) -> LinkSource:
+def source_of_metric(spec: LinkSpec, metric: ComparedKeys) -> sampling.LinkSource:
     """Link by distance, under the cap and from the secret samples that the promise rests on.
 
     Raises:
@@ -84,7 +74,7 @@ def source_of_metric(spec: LinkSpec, metric: ComparedKeys) -> LinkSource:
     records, limit = metric.num_records, spec.choice.max_distance
     if spec.choice.by == "records":
         return source_of_candidates(spec, find_candidates(spec, metric), records=records)
-    linker = RoundLinker(
+    linker = sampling.RoundLinker(
         metric,
         spec.choice.neighbours,
         rate=spec.choice.sampling_rate,
@@ -100,12 +90,14 @@ def source_of_metric(spec: LinkSpec, metric: ComparedKeys) -> LinkSource:
     )
 
 
-def source_of_candidates(spec: LinkSpec, candidates: Candidates, *, records: int) -> LinkSource:
+def source_of_candidates(
+    spec: LinkSpec, candidates: Candidates, *, records: int
+) -> sampling.LinkSource:
     """Link as :func:`source_of_metric` does, where a coordinator has found the candidates."""
     if spec.choice.by == "records":
-        assert isinstance(candidates, EligiblePairs), "a cap goes with this choice"
-        sampler = PoissonSampler(records, spec.choice.sampling_rate)
-        return PickedLinks(pairs=candidates, sample=sampler.draw())
+        assert isinstance(candidates, sampling.EligiblePairs), "a cap goes with this choice"
+        sampler = sampling.PoissonSampler(records, spec.choice.sampling_rate)
+        return sampling.PickedLinks(pairs=candidates, sample=sampler.draw())
     k = spec.choice.neighbours
     return _source(
         spec,
@@ -121,12 +113,12 @@ def _source(
     *,
     rows: int,
     records: int,
-) -> LinkSource:
-    sampler = PoissonSampler(records, spec.choice.sampling_rate)
+) -> sampling.LinkSource:
+    sampler = sampling.PoissonSampler(records, spec.choice.sampling_rate)
     if spec.choice.sampling_rate < 1 and not spec.choice.once:
-        return FreshlySampledLinks(find=find, sampler=sampler)
+        return sampling.FreshlySampledLinks(find=find, sampler=sampler)
     # A frozen encoder answers each row once, from one sample for the whole pass.
-    return FixedLinks(table=find(np.arange(rows, dtype=np.int64), sampler.draw()))
+    return sampling.FixedLinks(table=find(np.arange(rows, dtype=np.int64), sampler.draw()))
 
 
 # Nearest texts that differ in more than this share of their letters are other people's.
@@ -146,7 +138,7 @@ def count_links(
     """
     groups = same_keys(spec.keys, own)
     tied = 0
-    if isinstance(linked.source, PickedLinks):
+    if isinstance(linked.source, sampling.PickedLinks):
         pairs = linked.source.pairs
         taken = linked.source.sample[pairs.records]
         row = np.repeat(np.arange(linked.primary_rows), np.diff(pairs.starts))[taken]

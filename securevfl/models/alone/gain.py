@@ -15,17 +15,9 @@ from jaxtyping import Float32, Float64, Shaped
 from torch import Tensor
 
 from securevfl.core.formatting import written
+from securevfl.models import task_metrics
 from securevfl.models.alone.choice import AVERAGE, CONSTANT, Alone, Used
 from securevfl.models.alone.margins import OwnInputs
-from securevfl.models.task_metrics import (
-    LEVEL,
-    Interval,
-    Resampled,
-    Weights,
-    bootstrap_intervals,
-    resampled_metrics,
-    resamples_for,
-)
 from securevfl.models.tasks import Metrics, TaskHead, as_logit, on_cpu
 
 Outcome = Literal["better", "unclear", "worse"]
@@ -54,7 +46,7 @@ class PlaceboGain:
     placebo: Placebo
     value: float
     """In the metric's own unit."""
-    interval: Interval | None
+    interval: task_metrics.Interval | None
     """From paired resamples of the test rows; None if too few of them define the metric."""
 
 
@@ -66,7 +58,7 @@ class Gain:
     """Metric that is compared: the one that training optimises, in its own unit."""
     value: float
     """The gain."""
-    interval: Interval | None
+    interval: task_metrics.Interval | None
     """From paired resamples of the test rows; None if too few of them define the metric."""
     outcome: Outcome
     """``"better"`` only if the joint model is used, and both the gain and the partners' part of it
@@ -77,7 +69,7 @@ class Gain:
     """The placebo with the best test metric; None if the family has no placebo."""
     partners: float
     """The joint model's test metric minus that placebo's, or minus the local baseline's."""
-    partners_interval: Interval | None
+    partners_interval: task_metrics.Interval | None
     """Interval of :attr:`partners`."""
     verdict: str
     """The result in words."""
@@ -147,8 +139,10 @@ def measure_alone(
     measured = alone.measured(inputs, targets.cpu().numpy())
     _, true = on_cpu(joint, targets)
 
-    def resampled(outputs: Float64[np.ndarray, "rows outputs"], cut: float) -> Resampled:
-        metrics = resampled_metrics(head.task, outputs, true, cut=as_logit(cut))
+    def resampled(
+        outputs: Float64[np.ndarray, "rows outputs"], cut: float
+    ) -> task_metrics.Resampled:
+        metrics = task_metrics.resampled_metrics(head.task, outputs, true, cut=as_logit(cut))
         return metrics[head.metric_name]
 
     models = {
@@ -165,8 +159,8 @@ def measure_alone(
     }
     placebo = max(of_placebos, key=lambda name: sign * of_placebos[name], default=None)
 
-    def less(other: Resampled) -> Resampled:
-        def difference(weights: Weights) -> Float64[np.ndarray, " resamples"]:
+    def less(other: task_metrics.Resampled) -> task_metrics.Resampled:
+        def difference(weights: task_metrics.Weights) -> Float64[np.ndarray, " resamples"]:
             return sign * (together(weights) - other(weights))
 
         return difference
@@ -176,10 +170,10 @@ def measure_alone(
     if placebo is not None:
         without = resampled(on_cpu(placebos[placebo], targets)[0], threshold)
         differences["partners"] = less(without)
-    drawn = bootstrap_intervals(
+    drawn = task_metrics.bootstrap_intervals(
         {**models, **differences},
         rows=len(true),
-        resamples=resamples_for(len(true), head.outputs),
+        resamples=task_metrics.resamples_for(len(true), head.outputs),
         seed=seed,
     )
     intervals = {name: head.in_label_units(head.metric_name, one) for name, one in drawn.items()}
@@ -212,7 +206,7 @@ def measure_alone(
 def gain_in_words(
     head: TaskHead,
     value: float,
-    interval: Interval | None,
+    interval: task_metrics.Interval | None,
     *,
     chosen: str,
     used: Used,
@@ -277,7 +271,7 @@ def gain_in_words(
     )
 
 
-def _outcome(interval: Interval | None) -> Outcome:
+def _outcome(interval: task_metrics.Interval | None) -> Outcome:
     if interval is not None and interval[0] > 0:
         return "better"
     return "worse" if interval is not None and interval[1] < 0 else "unclear"
@@ -290,7 +284,7 @@ def _written(number: float, largest: float, sign: str) -> str:
 
 
 def _within(
-    interval: Interval | None,
+    interval: task_metrics.Interval | None,
     turned: float,
     largest: float,
     sign: str,
@@ -304,7 +298,11 @@ def _within(
     else:
         low, high = sorted(turned * end for end in interval)
         ends = f"{_written(low, largest, sign)} to {_written(high, largest, sign)}"
-        text = f"{LEVEL:.0%} interval ".replace("%", " %") + ends if head is not None else ends
+        text = (
+            f"{task_metrics.LEVEL:.0%} interval ".replace("%", " %") + ends
+            if head is not None
+            else ends
+        )
     if head is None or head.higher_is_better:
         return text
     return f"{text}; lower {name} is better"

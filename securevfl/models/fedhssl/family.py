@@ -9,25 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.models.family import (
-    Aggregate,
-    Family,
-    Present,
-    Preset,
-    PretrainingSettings,
-    RecordFeatures,
-    RecordKeys,
-    RowFeatures,
-    RowKeys,
-    Similarities,
-)
-from securevfl.models.fedhssl.augment import (
-    Augmentation,
-    AugmentedImages,
-    CategoricalColumn,
-    CorruptedFeatures,
-    one_hot_columns,
-)
+from securevfl.models import family
+from securevfl.models.fedhssl import augment
 from securevfl.models.fedhssl.encoders import (
     FedCSSLConfig,
     FedGSSLConfig,
@@ -53,7 +36,7 @@ class Encoders(nn.Module):
         config: FedHSSLConfig,
         *,
         num_features: int,
-        columns: Sequence[CategoricalColumn] = (),
+        columns: Sequence[augment.CategoricalColumn] = (),
     ) -> None:
         super().__init__()
         self.parts = nn.ModuleDict(
@@ -97,14 +80,14 @@ class FedHSSLBottom(nn.Module):
         config: FedHSSLConfig,
         *,
         num_features: int,
-        columns: Sequence[CategoricalColumn] = (),
+        columns: Sequence[augment.CategoricalColumn] = (),
     ) -> None:
         super().__init__()
         self.encoders = Encoders(config, num_features=num_features, columns=columns)
         self.positions = nn.Identity()
 
     def forward(
-        self, features: RecordFeatures, keys: RecordKeys, present: Present
+        self, features: family.RecordFeatures, keys: family.RecordKeys, present: family.Present
     ) -> Float[Tensor, "batch one width"]:
         """Return the record's representation, zero where a row has no record."""
         hidden = self.encoders(features[:, 0]).unsqueeze(1)
@@ -127,7 +110,7 @@ class FedHSSLTop(nn.Module):
         *,
         num_features: int,
         outputs: int,
-        columns: Sequence[CategoricalColumn] = (),
+        columns: Sequence[augment.CategoricalColumn] = (),
     ) -> None:
         super().__init__()
         self.encoders = Encoders(config, num_features=num_features, columns=columns)
@@ -143,7 +126,11 @@ class FedHSSLTop(nn.Module):
         self.head = MLP(2 * width, config.head, outputs, dropout=config.dropout)
 
     def forward(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
+        self,
+        features: family.RowFeatures,
+        keys: family.RowKeys,
+        aggregate: family.Aggregate,
+        similarities: family.Similarities,
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch."""
         own = self.own_norm(self.encoders(features))
@@ -155,7 +142,7 @@ class FedHSSLTop(nn.Module):
 # Families.
 
 
-class FedHSSLFamily(Family[FedHSSLConfig]):
+class FedHSSLFamily(family.Family[FedHSSLConfig]):
     """``family = "fedhssl"``: cross-party and local learning, and aggregation."""
 
     name = "fedhssl"
@@ -165,7 +152,7 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
     learning_rate = 1e-3
     presets = MappingProxyType(
         {
-            "paper": Preset(
+            "paper": family.Preset(
                 base="none",
                 model={
                     "encoder_hidden": 512,
@@ -258,7 +245,7 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
     def build_learner(
         self,
         settings: FedHSSLConfig,
-        pretraining: PretrainingSettings,
+        pretraining: family.PretrainingSettings,
         *,
         features: Float[Tensor, "records features"],
         feature_names: Sequence[str],
@@ -308,16 +295,16 @@ class FedHSSLFamily(Family[FedHSSLConfig]):
 
 def _augmentation(
     settings: FedHSSLConfig,
-    pretraining: PretrainingSettings,
+    pretraining: family.PretrainingSettings,
     features: Float[Tensor, "records features"],
     feature_names: Sequence[str],
-) -> Augmentation:
+) -> augment.Augmentation:
     if settings.encoder == "resnet18":
         low, high = (float(end) for end in torch.aminmax(features))
-        return AugmentedImages(image=settings.image, low=low, high=high)
+        return augment.AugmentedImages(image=settings.image, low=low, high=high)
     # A perceptron sees words as 0/1 columns, and still a word is replaced as a whole.
-    columns = one_hot_columns(feature_names)
-    return CorruptedFeatures(features, rate=pretraining.corruption, columns=columns)
+    columns = augment.one_hot_columns(feature_names)
+    return augment.CorruptedFeatures(features, rate=pretraining.corruption, columns=columns)
 
 
 class FedGSSLFamily(FedHSSLFamily):

@@ -8,13 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from securevfl.models.family import Aggregate, Family, Preset, RowFeatures, RowKeys, Similarities
+from securevfl.models.fet import fet_bottom
 from securevfl.models.fet.attention import DecoderBlock, EncoderBlock, last_norm
-from securevfl.models.fet.fet_bottom import (
-    FeTBottom,
-    FourierPositions,
-    RecordEmbedding,
-    attention_by_rank,
-)
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.layers import MLP, ByteDropout, rank_scores
@@ -116,7 +111,9 @@ class FeTTop(nn.Module):
     def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> None:
         super().__init__()
         self.own_clip_norm = config.own_clip_norm
-        self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
+        self.embedding = fet_bottom.RecordEmbedding(
+            config, num_features=num_features, key_dim=key_dim
+        )
         self.encoder = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
         # Clipping leaves the aggregate at the scale of C / sqrt(L H), far below what attention
         # works with; a norm at the primary is post-processing of what was released.
@@ -138,7 +135,7 @@ class FeTTop(nn.Module):
         self.output = nn.Linear(config.hidden, outputs)
 
     @property
-    def positions(self) -> FourierPositions:
+    def positions(self) -> fet_bottom.FourierPositions:
         """The positional encoding, which parties average."""
         return self.embedding.positions
 
@@ -190,7 +187,7 @@ class FeTTop(nn.Module):
         attention = []
         for block in self.decoder:
             weights = cast(DecoderBlock, block).weights(hidden, memory, bias)
-            attention.append(attention_by_rank(weights))
+            attention.append(fet_bottom.attention_by_rank(weights))
             hidden = block(hidden, memory, bias)
         return {"attention": attention}
 
@@ -248,7 +245,7 @@ class FeTFamily(Family[FeTConfig]):
         **_: object,
     ) -> nn.Module:
         """Return the encoder of linked records; a frozen one is random features."""
-        kind = FrozenBottom if frozen else FeTBottom
+        kind = FrozenBottom if frozen else fet_bottom.FeTBottom
         return kind(settings, num_features=num_features, key_dim=key_dim)
 
     def build_top(

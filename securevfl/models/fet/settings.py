@@ -95,7 +95,7 @@ class FeTConfig:
     """T_pe, epochs between averagings of positional encodings; 0: never."""
 
     positions_start: Literal["shared", "separate"] = "shared"
-    """Encodings start equal at all parties, or, as in the paper, each by itself."""
+    """Whether encodings start equal at all parties, or separately, as in the paper."""
 
     frozen_map: Literal["fourier", "linear"] = "fourier"
     """Random features of a frozen encoder: cosines, or a projection."""
