@@ -37,9 +37,10 @@ class PartyFiles:
     """The party's table, whose ledger is charged for every run; None for a party without a table,
     such as a coordinator."""
     simulated: bool = False
-    """Whether all parties share this process. Nothing leaves it, so there is no log, and the run has
-    a ledger of its own in its folder, which is not synced line by line: two syncs a round cost more
-    than training a small model."""
+    """Whether all parties share this process.
+
+    Nothing leaves it, so there is no log, and the run has a ledger of its own in its folder, which
+    is not synced line by line: two syncs a round cost more than training a small model."""
     _ledger: Ledger | None = field(default=None, init=False)
     _held: LedgerFile | None = field(default=None, init=False)
 
