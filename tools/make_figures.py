@@ -59,10 +59,14 @@ class Measured:
     figures: Any
 
     @property
+    def ran(self) -> str:
+        """When and where the command ran."""
+        return f"{self.date.day} {self.date:%B %Y}, {self.machine}"
+
+    @property
     def source(self) -> str:
         """The command, and when and where it ran."""
-        on = f"{self.date.day} {self.date:%B %Y}"
-        return f"`{self.command}`; {on}, {self.machine}."
+        return f"`{self.command}`; {self.ran}."
 
 
 def measured(name: str) -> Measured:
@@ -217,7 +221,11 @@ def _gains_of(found: Mapping[str, Sequence[float]]) -> list[str]:
 
 
 def _sources(files: Iterable[Measured]) -> str:
-    return "".join(f"- {found.source}\n" for found in files)
+    """Each command, and once for all that ran alike, when and where."""
+    ran: dict[str, list[str]] = {}
+    for found in files:
+        ran.setdefault(found.ran, []).append(f"    {found.command}\n")
+    return "".join(f"{on}:\n\n{''.join(commands)}" for on, commands in ran.items())
 
 
 def _over_baseline(found: Measured, method: str) -> list[float]:
