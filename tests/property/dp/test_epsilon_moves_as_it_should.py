@@ -12,8 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vectors.make_accounting import log_delta
 
+from securevfl.core.checks import limits_of
 from securevfl.dp.accountant import epsilon_of, noise_multiplier_for
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Release, SampledRelease
+
+# Limits are read once, and types of what is read are checked by draws, which strategies may not do.
+for kind in (GaussianRelease, SampledRelease, EntitySampledRelease):
+    limits_of(kind)
 
 
 def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:

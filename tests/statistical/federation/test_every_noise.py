@@ -35,7 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from securevfl.federation import build, encoder_fitting
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import Purpose
-from securevfl.linkage.stage import candidates
+from securevfl.linkage import sampling
 
 CLIP, UPDATE_CLIP, UPDATE_NOISE, CAP, LINKS, PARTIES = 1.5, 0.5, 1.6, 2, 4, 2
 
@@ -328,12 +328,12 @@ def test_what_a_run_builds_keeps_its_promise(check: Callable[[Path], None], tmp_
         (build, {"GradientNoise": LessOfUpdates}, check_updates, "size"),
         (build, {"NoiseBuffer": NinthBlockTwice}, check_blocks, "twice"),
         (encoder_fitting, {"noised_moments": half_of_moments}, check_moments, "size"),
-        (candidates, {"PoissonSampler": OneSample}, check_samples_of_rounds, "fresh"),
-        (candidates, {"PoissonSampler": PublicSample}, check_samples_of_rounds, "fresh"),
-        (candidates, {"PoissonSampler": LargerSample}, check_samples_of_rounds, "rate"),
-        (candidates, {"PoissonSampler": PublicSample}, check_sample_where_rows_choose, "fresh"),
-        (candidates, {"PoissonSampler": PublicSample}, check_sample_where_records_choose, "fresh"),
-        (candidates, {"PoissonSampler": LargerSample}, check_sample_where_records_choose, "rate"),
+        (sampling, {"PoissonSampler": OneSample}, check_samples_of_rounds, "fresh"),
+        (sampling, {"PoissonSampler": PublicSample}, check_samples_of_rounds, "fresh"),
+        (sampling, {"PoissonSampler": LargerSample}, check_samples_of_rounds, "rate"),
+        (sampling, {"PoissonSampler": PublicSample}, check_sample_where_rows_choose, "fresh"),
+        (sampling, {"PoissonSampler": PublicSample}, check_sample_where_records_choose, "fresh"),
+        (sampling, {"PoissonSampler": LargerSample}, check_sample_where_records_choose, "rate"),
     ],
     ids=lambda one: "-".join(map(name_of, one.values())) if isinstance(one, dict) else name_of(one),
 )

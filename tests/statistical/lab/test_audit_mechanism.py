@@ -36,12 +36,12 @@ from helpers.altered_mechanisms import (
 from helpers.audit_in_process import audit_in_process
 from typer.testing import CliRunner
 
-from securevfl.federation.rounds import cut
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.lab.audit import audit_report as audit_report
 from securevfl.lab.audit.audit_report import AuditReport, audit
 from securevfl.lab.audit.settings import RELEASES, AuditSettings, Release
 from securevfl.lab.commands import app
+from securevfl.mpc import codec
 
 pytestmark = pytest.mark.statistical
 
@@ -64,7 +64,7 @@ def fails(report: AuditReport, name: str) -> bool:
 @pytest.fixture
 def no_norm_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away the check that refuses unclipped rows, so that only the audit is left."""
-    monkeypatch.setattr(cut, "require_row_norms", lambda *_arguments, **_settings: None)
+    monkeypatch.setattr(codec, "require_row_norms", lambda *_arguments, **_settings: None)
 
 
 @pytest.mark.parametrize(

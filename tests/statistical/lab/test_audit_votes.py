@@ -17,6 +17,7 @@ from securevfl.federation.class_means.class_means_stage import ClassMeansSums
 from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.lab.audit.audit_votes import audit_votes
 from securevfl.lab.audit.settings import AuditSettings
+from securevfl.mpc import dealt_sums
 from securevfl.mpc.dealt_sums import masked_noise, opened
 
 pytestmark = pytest.mark.statistical
@@ -68,9 +69,7 @@ def rows_as_long_as_they_are(patch: Patch) -> None:
 
 def nothing_behind_masks(patch: Patch) -> None:
     """Masked noise is a mask alone."""
-    patch.setattr(
-        class_means_stage, "masked_noise", lambda noise, *more: masked_noise(0 * noise, *more)
-    )
+    patch.setattr(dealt_sums, "masked_noise", lambda noise, *more: masked_noise(0 * noise, *more))
 
 
 def nothing_by_labels(patch: Patch) -> None:
@@ -109,7 +108,7 @@ def labels_without_noise(patch: Patch) -> None:
             del sums
             return ClassMeansSums(sums=kept[-1])
 
-    patch.setattr(class_means_stage, "opened", heard)
+    patch.setattr(dealt_sums, "opened", heard)
     patch.setattr(class_means_stage, "ClassMeansSums", Bare)
 
 

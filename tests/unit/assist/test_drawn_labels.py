@@ -19,6 +19,7 @@ from securevfl.dp import labels as mechanisms
 from securevfl.federation import assisted_boosting
 from securevfl.federation.assisted_boosting import AssistKind
 from securevfl.federation.session.peers import PeersHere
+from securevfl.models import assist
 from securevfl.models.alone import choice
 from securevfl.models.assist import best_step
 from securevfl.report.page import write_report
@@ -115,7 +116,7 @@ def test_what_is_sent_is_made_of_drawn_labels_alone(
     # Labels as they are choose lambda too: in the second run the correction counts for nothing.
     scales = iter([1.0, 0.0])
     monkeypatch.setattr(choice, "choose_scale", lambda *_, **__: next(scales))
-    monkeypatch.setattr(assisted_boosting, "best_step", never_zero)
+    monkeypatch.setattr(assist, "best_step", never_zero)
     monkeypatch.setattr(assisted_boosting, "randomised_labels", the_same_again)
     monkeypatch.setattr(assisted_boosting, "noised_labels", the_same_again)
     first = run(config, tables, tmp_path / "first")

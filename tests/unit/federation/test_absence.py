@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from helpers.federations import FROZEN, save, write_federation
 
 from securevfl.config.federation import FederationConfig
@@ -160,7 +161,7 @@ def test_a_request_to_others_than_the_sessions_parties_is_refused(
     star.transport = mock.Mock(spec=SecondaryTransport)
     star.transport.receive.return_value = asked.to_message()
     job = mock.Mock(spec=PartyJob, serves_on=False)
-    job.name = who
+    job.name, job.config, job.device = who, config, torch.device("cpu")
     life = mock.Mock(spec=PartySession, config=config, job=job, files=mock.Mock(spec=PartyFiles))
     life.identity = life.pinned = None
     serve: Callable[[], None] = partial(party_process.serve_as_helper, life)

@@ -115,13 +115,15 @@ def test_how_much_a_party_counts_in_the_average(weights: str) -> None:
         one.begin_iteration(0)
         one.learn_local(0)
     words = [
-        encode_weighted(one.shared_weights(), weight=one.weight, parties=2) for one in (few, many)
+        encode_weighted(one.learner.shared_weights(), weight=one.weight, parties=2)
+        for one in (few, many)
     ]
     total = words[0] + words[1]
-    mean = decode_mean(total, {k: v.shape for k, v in few.shared_weights().items()})
+    mean = decode_mean(total, {k: v.shape for k, v in few.learner.shared_weights().items()})
     share = 0.5 if weights == "parties" else 8 / 72
     for name, value in mean.items():
-        expected = share * few.shared_weights()[name] + (1 - share) * many.shared_weights()[name]
+        theirs = (one.learner.shared_weights()[name] for one in (few, many))
+        expected = sum(part * value for part, value in zip((share, 1 - share), theirs, strict=True))
         assert torch.allclose(value, expected, atol=1e-6)
     # The last word is the sum of the weights, which the primary reads.
     assert int(total[-1]) >> 32 == (2 if weights == "parties" else 72)

@@ -112,7 +112,7 @@ def test_a_table_shows_what_a_run_with_votes_spent_of_it(
 
     lines = " ".join(shown.out.split())
     assert shown.code == 0
-    assert "epsilon = 50 at delta = 0.0001" in lines
+    assert "epsilon 50, delta 0.0001; no limit" in lines
     assert "labels towards secondaries, 1 run: epsilon = 2 against one alone, 2 against" in lines
     assert told["labels"]["epsilon"] == 2.0
     assert told["runs"][0]["epsilon"] == pytest.approx(50.0, rel=1e-6)
