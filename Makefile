@@ -25,7 +25,7 @@ demo: install      ## one primary, four secondaries and a dealer, six processes,
 
 # Files in their order, which has unit tests last, so that both cores end together; one file stays
 # in one worker, which keeps what its tests share.
-test: install      ## every test but the slow ones; about 15 minutes on two cores
+test: install      ## every test but the slow ones; about 8 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Types of calls are left to mypy and to `make test`, where checking them costs as much as a test.
