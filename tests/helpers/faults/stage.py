@@ -333,6 +333,8 @@ class Stage:
             out = os.open(stdout, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             for number, handle in enumerate((empty, out, stderr)):
                 os.dup2(handle, number)
+            # The tool's own streams may be files; these are none that can be sought in.
+            sys.stdout, sys.stderr = (open(one, "w", closefd=False) for one in (1, 2))  # noqa: SIM115
             for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - of numbers
                 if int(name) > 2 and int(name) != life.control:
                     with suppress(OSError):
