@@ -152,7 +152,8 @@ def _left(
 def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, Any]:
     """Return what the run has spent: a plain sentence, the statement, and the figures."""
     if not any(one.spent for one in trained):
-        return {"plain": "Nothing was released, and nothing was spent.", "statement": None}
+        plain = "Nothing was released, and nothing was spent."
+        return {"plain": plain, "statement": None, "warned": False}
     last = trained[-1]
     privacy = last.plan.privacy
     spent = epsilon_of_sessions(trained, delta=privacy.delta)

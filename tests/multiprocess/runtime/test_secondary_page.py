@@ -1,5 +1,8 @@
 """A secondary's own page after a run between processes: what left, what it cost, what is left."""
 
+import itertools
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,16 @@ def test_a_secondary_has_a_page_of_its_own(
     (own / "report.html").unlink()
     assert str(own / "report.html") in securevfl(capfd, "report", own).out
     assert (own / "report.html").read_text(encoding="utf-8") == page
+
+    # What it says of a run that was lost between linking and the first release.
+    lost = shutil.copytree(run, run.parent / "lost") / "parties" / "bank-1"
+    lines = (lost / "ledger.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    before = itertools.takewhile(lambda line: json.loads(line)["kind"] != "charge", lines)
+    (lost / "ledger.jsonl").write_text("".join(before), encoding="utf-8")
+    assert securevfl(capfd, "report", lost).code == 0
+    lost_page = (lost / "report.html").read_text(encoding="utf-8")
+    assert "Nothing was released, and nothing was spent." in lost_page
+    assert " warned" not in lost_page.split("<h2>")[0].split("<body")[1]
 
     rows, out = run.parent / "new.csv", run.parent / "out.csv"
     table = (promised.parent / "agency.csv").read_text(encoding="utf-8").splitlines()
