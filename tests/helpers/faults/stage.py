@@ -334,7 +334,7 @@ class Stage:
             for number, handle in enumerate((empty, out, stderr)):
                 os.dup2(handle, number)
             # The tool's own streams may be files; these are none that can be sought in.
-            sys.stdout, sys.stderr = (open(one, "w", closefd=False) for one in (1, 2))  # noqa: SIM115
+            sys.stdout, sys.stderr = (open(one, "w", buffering=1, closefd=False) for one in (1, 2))  # noqa: SIM115
             for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - of numbers
                 if int(name) > 2 and int(name) != life.control:
                     with suppress(OSError):
