@@ -8,6 +8,8 @@ import inspect
 import sys
 from pathlib import Path
 
+from page_parts import between
+
 from securevfl.core import errors
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/errors.md"
@@ -55,9 +57,7 @@ def _shown_to_others(one: type[errors.SecureVflError]) -> str:
 
 def written(page: str) -> str:
     """Return the page with today's table in it."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{table()}{END}{after}"
+    return between(page, BEGIN, END, table())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import pkgutil
 import sys
 from pathlib import Path
 
+from page_parts import between
+
 import securevfl
 from securevfl.transport.message import DeclaredMessage, TypedMessage
 
@@ -44,9 +46,7 @@ def table() -> str:
 
 def written(page: str) -> str:
     """Return the page with today's table in it."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{table()}{END}{after}"
+    return between(page, BEGIN, END, table())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Public names of a package that are imported on first use."""
 
 import ast
+import functools
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -18,20 +19,24 @@ def on_first_use(
         file: Its source, ``__file__``.
         names: All that is public, ``__all__``.
     """
-    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    homes = {
-        alias.asname or alias.name: (imported.module, alias.name)
-        for typed in tree.body
-        if isinstance(typed, ast.If) and ast.unparse(typed.test) == "TYPE_CHECKING"
-        for imported in typed.body
-        if isinstance(imported, ast.ImportFrom)
-        for alias in imported.names
-    }
+
+    @functools.cache
+    def homes() -> dict[str, tuple[str | None, str]]:
+        """Return the module and the name there of each public name."""
+        return {
+            alias.asname or alias.name: (imported.module, alias.name)
+            for typed in ast.parse(Path(file).read_text(encoding="utf-8")).body
+            if isinstance(typed, ast.If) and ast.unparse(typed.test) == "TYPE_CHECKING"
+            for imported in typed.body
+            if isinstance(imported, ast.ImportFrom)
+            for alias in imported.names
+        }
 
     def load(name: str) -> object:
-        if name not in homes:
+        # Commands and parties ask for no public name, and read no source.
+        if name not in names or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home, own = homes[name]
+        home, own = homes()[name]
         try:
             return import_module(f"{home}.{own}")
         except ModuleNotFoundError as error:

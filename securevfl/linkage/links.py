@@ -134,6 +134,12 @@ class LinkTable:
         return f"LinkTable({self.num_rows} rows, {self.num_links} links each)"
 
 
+def place_in_run(counts: Int64[np.ndarray, " runs"]) -> Int64[np.ndarray, " items"]:
+    """Return each item's place in its run, from 0, of runs of so many items in a row."""
+    begin = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) - np.repeat(begin, counts)
+
+
 def fill_slots(
     rows: int,
     links: int,
@@ -142,16 +148,12 @@ def fill_slots(
     distance: Float64[np.ndarray, " pairs"],
 ) -> LinkTable:
     """Make a link table of pairs that are sorted by row, and within a row nearest first."""
-    counts = np.bincount(row, minlength=rows)
-    slot = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    slot = place_in_run(np.bincount(row, minlength=rows))
     kept = slot < links
     table = LinkTable.empty(rows, links)
     table.indices[row[kept], slot[kept]] = record[kept]
     table.distances[row[kept], slot[kept]] = distance[kept]
     return table
-
-
-# Which of the primary's rows are aligned: linked to a record, at every secondary.
 
 
 def nearest_pairs(
@@ -196,8 +198,10 @@ class RecordsByKey:
     ) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
         """Return row and record of every pair of these spans, row by row."""
         row = np.repeat(np.arange(len(count)), count)
-        place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-        return row, self.ids[np.repeat(first, count) + place]
+        return row, self.ids[np.repeat(first, count) + place_in_run(count)]
+
+
+# Which of the primary's rows are aligned: linked to a record, at every secondary.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ from jaxtyping import Float64, Int64
 
 from securevfl.core.column_names import axis_of
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import Chosen, LinkTable, write_nearest
+from securevfl.linkage.links import Chosen, LinkTable, place_in_run, write_nearest
 from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec, Metric, numbers_of
 
 # Candidates (rows x width) that are looked at together: about 40 MB at two dimensions.
@@ -185,8 +185,7 @@ def _first_copies(
         return ids
     # A stable sort by place keeps numbers ascending, so the position in its place is a rank.
     order = np.argsort(place_of, kind="stable")
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.sort(ids[order[rank < k]])
+    return np.sort(ids[order[place_in_run(counts) < k]])
 
 
 EARTH_RADIUS_M: Final = 6_371_008.8
