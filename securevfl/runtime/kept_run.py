@@ -258,11 +258,11 @@ def _parts_of(split: RowSplit, rows: int) -> np.ndarray:
 
 def _names(config: FederationConfig, table: PartyTable, numbers: int) -> list[str]:
     if config.encoder is not None and config.encoder.method == "votes":
-        # The number at a class's place speaks for it (federation.ballot); a regression's have none.
+        # Each class has its number (federation.class_means); a regression's have no names.
         return [f"votes_{one}" for one in table.classes or range(numbers)]
     if config.encoder is None or not config.encoder.in_blocks:
         return [f"released_{number}" for number in range(numbers)]
-    # In the order of ranks, as encoders write (federation.fitting.build_direction_bottom).
+    # In the order of ranks, as encoders write (federation.encoder_fitting.build_direction_bottom).
     names = [party.name for party in config.secondaries]
     each = numbers // len(names)
     return [f"{name}_{number}" for name in names for number in range(each)]

@@ -365,7 +365,7 @@ _DONE: Final = {"coordinator": "coordinated", "dealer": "dealt"}
 
 
 def run_helper(party: PartySession) -> None:
-    """Take part in linkage as the coordinator or the dealer, and deal masks where votes need them.
+    """Take part in linkage as the coordinator or the dealer, and deal masks for class means.
 
     Where a session that is lost is followed by another one, stay until the run is over.
 
@@ -374,7 +374,7 @@ def run_helper(party: PartySession) -> None:
 
     Reveals:
         What :func:`securevfl.linkage.stage.linking.help_to_link` and
-        :func:`securevfl.federation.class_means.class_means_stage.deal_for_votes` say.
+        :func:`securevfl.federation.class_means.class_means_stage.deal_class_sums` say.
     """
     config, name, files = party.config, party.job.name, party.files
     party.require_no_listen()

@@ -1,5 +1,6 @@
 """Whatever the repository cites of itself is there: files, and sections of its documents."""
 
+import importlib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -33,6 +34,23 @@ def texts() -> dict[Path, str]:
     }
 
 
+NAME = re.compile(r":(?:func|class|mod|meth|attr|data|exc):`~?(securevfl[\w.]*)`")
+
+
+def is_there(name: str) -> bool:
+    """Whether a module, or something in one, has this name."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            one = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            one = getattr(one, part, None)
+        return one is not None
+    return False
+
+
 def found(pattern: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:
     for path, text in texts().items():
         for match in pattern.finditer(text):
@@ -49,6 +67,16 @@ def test_every_document_that_is_cited_is_here() -> None:
             missing.append(f"{path.relative_to(ROOT)}: {name}")
     assert missing == []
     assert seen > 50
+
+
+def test_every_name_that_a_docstring_cites_is_here() -> None:
+    """A reader follows it."""
+    cited = {(match.group(1), path) for path, match in found(NAME)}
+    missing = sorted(
+        f"{path.relative_to(ROOT)}: {name}" for name, path in cited if not is_there(name)
+    )
+    assert missing == []
+    assert len(cited) > 50
 
 
 def test_every_path_that_is_cited_is_here() -> None:

@@ -207,7 +207,8 @@ def links_from_shares(
         key_dim: Dimensions of the keys, which bound the largest distance.
 
     Returns:
-        The links of :func:`~securevfl.linkage.metrics.points.nearest_records` on quantised keys.
+        The links that :class:`~securevfl.linkage.metrics.metric.ComparedKeys` finds on quantised
+        keys.
 
     Raises:
         DataError: If a sum is no squared distance: the shares do not belong together.
