@@ -249,7 +249,7 @@ def serve(
             # What follows goes to the same parties.
             active = read.active if isinstance(read, RoundPlan) else ranks
         sum_to.bind(message.digest(), active)
-        # Whoever has not had this round's answer may have announced so many and no more.
+        # The primary may announce so many rounds before it has this one's answer.
         if isinstance(read, RoundPlan) and (waiting := transport.waiting) >= ROUNDS_AHEAD:
             raise ProtocolError(
                 f"round {read.round_number}: the primary has sent {waiting} messages behind it; "

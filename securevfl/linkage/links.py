@@ -135,7 +135,7 @@ class LinkTable:
 
 
 def place_in_run(counts: Int64[np.ndarray, " runs"]) -> Int64[np.ndarray, " items"]:
-    """Return each item's place in its run, from 0, of runs of so many items in a row."""
+    """Return each item's position in its run, from 0; runs of these lengths are in a row."""
     begin = np.cumsum(counts) - counts
     return np.arange(counts.sum()) - np.repeat(begin, counts)
 

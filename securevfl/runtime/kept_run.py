@@ -1,8 +1,8 @@
 """A finished run whose models were kept, and what it answers at no cost.
 
-The answers lie at the primary, or with a simulation without noise. Whatever this or another program
-computes from released rows afterwards reveals no more of the secondaries' records than they do: no
-party is asked, nothing is sent and no ledger is charged.
+Answers come from rows that the primary has kept, or from a simulation without noise. What a program
+computes from released rows reveals no more of the secondaries' records than these rows do: no party
+is asked, nothing is sent and no ledger is charged.
 """
 
 import math

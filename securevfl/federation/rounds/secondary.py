@@ -59,7 +59,7 @@ class StackedPart(Protocol):
     """A secondary's part in a round that several of one process compute together."""
 
     def representation(self) -> cut.CutRows:
-        """Return its representation; it is paid for."""
+        """Return its representation, which the ledger has charged."""
         ...
 
     def lesson(self, term: cut.CutRows) -> BackwardStep:
