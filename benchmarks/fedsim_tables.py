@@ -49,10 +49,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fet-cosine": {"family": "fet", "schedule": "cosine"},
     "fedsim-cosine": {"family": "fedsim", "schedule": "cosine"},
     # Near links that do not start ahead of far ones, or further ahead.
-    "fedsim-even": {"family": "fedsim", "rank_decay": 0.0},
-    "fedsim-decay-2": {"family": "fedsim", "rank_decay": 2.0},
-    "fet-even": {"family": "fet", "rank_decay": 0.0},
-    "fet-decay-2": {"family": "fet", "rank_decay": 2.0},
+    "fedsim-even": {"family": "fedsim", "rank_prior": 0.0},
+    "fedsim-decay-2": {"family": "fedsim", "rank_prior": 2.0},
+    "fet-even": {"family": "fet", "rank_prior": 0.0},
+    "fet-decay-2": {"family": "fet", "rank_prior": 2.0},
     # FeT's positional encoding with frequencies of one scale, as in its paper, and a finer one.
     "fet-one-scale": {"family": "fet", "fourier_octaves": 0},
     "fet-fine-scale": {"family": "fet", "fourier_octaves": 0, "fourier_scale": 0.1},

@@ -29,7 +29,7 @@ import torch
 from beside_alone import SETS as BESIDE
 from fedsim_tables import Tables, write_table
 from figure_files import OF_A_RUN, keep
-from frontier_shown import Found, draw, print_table
+from frontier_table import Found, draw, print_table
 
 from securevfl.config.encoder import CLASSES_OF_NUMBERS
 from securevfl.config.federation import FederationConfig
@@ -112,16 +112,16 @@ SETS: dict[str, Set] = {
     "sklearn": pair("sklearn", 8_000),
     "diabetes": pair("diabetes", None),
 }
-VOTES = ("shown", "randomised", "shares")
-METHODS = ("principal", *VOTES)
-"""Two principal components a secondary in blocks below an additive network, and votes by how they
-meet labels."""
+LABELS = ("plaintext", "randomised", "shares")
+METHODS = ("principal", *LABELS)
+"""Two principal components a secondary in blocks below an additive network, and class means by
+how they use labels."""
 
 
 def federation_of(
-    name: str, tables: Tables, seed: int, epsilon: str, method: str, **votes: Any
+    name: str, tables: Tables, seed: int, epsilon: str, method: str, **encoder_settings: Any
 ) -> dict[str, Any]:
-    """Return the federation file of one run; ``votes`` are more settings of their ``[encoder]``."""
+    """Return the federation file of one run; ``encoder_settings`` are more of ``[encoder]``."""
     privacy: dict[str, Any] = {"mechanism": "none"}
     if epsilon != "none":
         privacy = {"epsilon": float(epsilon), "delta": DELTA, "unit": "secondary-record"}
@@ -140,10 +140,10 @@ def federation_of(
         for number, table in enumerate(own)
     ]
     classes = len(own[0].classes or ()) or CLASSES_OF_NUMBERS
-    vote = method in VOTES
+    class_means = method in LABELS
     encoder: dict[str, Any] = {"method": "principal", "layout": "blocks"}
-    if vote:
-        encoder = {"method": "votes", "labels": method, **votes}
+    if class_means:
+        encoder = {"method": "class-means", "labels": method, **encoder_settings}
         parties += [{"name": "dealer", "role": "dealer"}] if method == "shares" else []
     # An id's nearest one is itself, if every party has it.
     exact = tables.neighbours == 1
@@ -152,10 +152,10 @@ def federation_of(
         "model": {
             "family": "fet",
             "neighbours": 1 if exact else 4,
-            "hidden": classes if vote else 2 * (len(own) - 1),
+            "hidden": classes if class_means else 2 * (len(own) - 1),
             "heads": 1,
             "release": "pooled",
-            "top": "tied" if vote else "additive",
+            "top": "tied" if class_means else "additive",
             "keys_as_features": not exact,
             "average_positions_every": 0,
         },
@@ -291,7 +291,7 @@ def combine(source: dict[str, Any], tables: Tables) -> dict[str, float]:
 def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, Found]:
     """Return every column's mean and deviation over seeds, by method and epsilon."""
     rows: dict[str, dict[str, list[dict[str, float]]]] = {}
-    votes = {
+    encoder_settings = {
         "label_epsilon": options.label_epsilon,
         "whiten": options.whiten,
         "share": options.share,
@@ -306,7 +306,7 @@ def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, F
             )
         for method in options.methods:
             for epsilon in options.epsilons:
-                source = federation_of(name, tables, seed, epsilon, method, **votes)
+                source = federation_of(name, tables, seed, epsilon, method, **encoder_settings)
                 key = f"{name} seed {seed} epsilon {epsilon} {method}"
                 key += " between processes" if options.processes else ""
                 made = partial(joint_or_alone, joint, source, alone=alone)
@@ -356,7 +356,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="how many, from 1 on")
     parser.add_argument("--epsilons", nargs="+", default=list(EPSILONS), help="numbers, or none")
     parser.add_argument("--label-epsilon", type=float, default=2.0, help="encoder.label_epsilon")
-    parser.add_argument("--share", type=float, default=0.05, help="encoder.share of votes")
+    parser.add_argument("--share", type=float, default=0.05, help="encoder.share of class means")
     parser.add_argument("--whiten", action="store_true", help="encoder.whiten")
     parser.add_argument("--without-combine", action="store_true")
     parser.add_argument("--processes", action="store_true", help="every party its own process")

@@ -228,14 +228,14 @@ def _encoders(config: FederationConfig) -> Iterator[Channel]:
             "no one: each secondary's noised statistics stay with it, and speak through the "
             "aggregates"
         )
-        if config.deals_votes:
+        if config.deals_class_sums:
             reveals = (
                 "the primary: each secondary's sum of records for each class, behind that "
                 "secondary's noise; the dealer, which must collude with no party: sizes"
             )
         yield Channel("fitting of encoders", reveals, _covered_by_noise(config), "secondaries")
     covered = f"covered by label_epsilon = {encoder.label_epsilon:g}, any one row's label, against"
-    if encoder.labels == "shown":
+    if encoder.labels == "plaintext":
         reveals = "every secondary: each training row's label, and which rows train"
         yield Channel(name, reveals, _NOT_COVERED, "primary")
     elif encoder.labels == "randomised":

@@ -25,19 +25,19 @@ class EncoderSettings:
     file leaves them out; see :mod:`securevfl.config.encoder`.
     """
 
-    method: Literal["random", "principal", "votes"]
+    method: Literal["random", "principal", "class-means"]
     """``random``: a projection drawn without data. Others are fitted to each secondary's records
-    behind noise that epsilon counts. ``principal``: leading principal components. ``votes``: class
-    means, ``hidden`` numbers, one for each class, that all secondaries write into."""
+    behind noise that epsilon counts. ``principal``: leading principal components. ``class-means``:
+    ``hidden`` numbers, one for each class, that all secondaries write into."""
 
     layout: Literal["blocks", "sum"] | None = None
     """``blocks``: every secondary has its own coordinates, ``hidden`` over their number. ``sum``:
-    all write into all. Default: ``sum`` for ``votes``, else ``blocks``."""
+    all write into all. Default: ``sum`` for ``class-means``, else ``blocks``."""
 
-    labels: Literal["shares", "randomised", "shown"] | None = None
+    labels: Literal["shares", "randomised", "plaintext"] | None = None
     """How class means use labels. ``shares``: under a dealer's masks; noised sums come back, and no
-    secondary sees a label. ``randomised``: labels behind randomised response. ``shown``: labels as
-    they are."""
+    secondary sees a label. ``randomised``: labels behind randomised response. ``plaintext``: labels
+    as they are."""
 
     label_epsilon: Annotated[float, checks.positive, partial(checks.at_most, 1e4)] = 2.0
     """Epsilon of these labels: for ``shares`` against each secondary, for ``randomised`` against
@@ -52,30 +52,30 @@ class EncoderSettings:
 
     def __post_init__(self) -> None:
         checks.require_limits(self)
-        if self.method != "votes":
+        if self.method != "class-means":
             if self.labels is not None or self.whiten:
                 field = "whiten" if self.labels is None else "labels"
                 raise ConfigError(
-                    f'encoder.{field}: only method = "votes" uses it; leave it out with '
+                    f'encoder.{field}: only method = "class-means" uses it; leave it out with '
                     f"{self.method!r}"
                 )
             return
         if self.labels is None:
             raise ConfigError(
-                'encoder.labels: votes are fitted to labels; write "shares" (a dealer\'s masks '
-                'hide them), "randomised" (randomised response) or "shown" (every secondary sees '
-                "them)"
+                'encoder.labels: class means need labels; write "shares" (a dealer\'s masks '
+                'hide them), "randomised" (randomised response) or "plaintext" (every secondary '
+                "sees them)"
             )
         if self.layout == "blocks":
             raise ConfigError(
-                "encoder.layout: votes are written into numbers that all secondaries share; write "
+                "encoder.layout: class means are numbers that all secondaries write into; take "
                 '"sum", or leave it out'
             )
 
     @property
     def in_blocks(self) -> bool:
         """Whether every secondary writes into coordinates of its own."""
-        return (self.layout or ("sum" if self.method == "votes" else "blocks")) == "blocks"
+        return (self.layout or ("sum" if self.method == "class-means" else "blocks")) == "blocks"
 
     @property
     def fitting(self) -> FittingPlan | None:
@@ -89,7 +89,7 @@ class EncoderSettings:
 
 AUTO: Final = "auto"
 CLASSES_OF_NUMBERS: Final = 2
-"""Votes of a label that is a number: for its lower and for its upper half."""
+"""Class means of a label that is a number: for its lower and for its upper half."""
 _NEIGHBOURS: Final = 4
 _OF_NUMBERS: Final = ("euclidean", "great-circle")
 """Metrics whose keys a model can take as inputs."""
@@ -145,8 +145,8 @@ def as_asked(source: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, 
 def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the settings, by table and name, that did best where such a federation was measured.
 
-    Encoders vote, with one secondary too: what all of them write has as many numbers as the label
-    has classes, so no noise is spent on what is unrelated to it.
+    Encoders are class means, with one secondary too: what all of them write has as many numbers
+    as the label has classes, so no noise is spent on what is unrelated to it.
     """
     federation = source.get("federation")
     if not isinstance(federation, Mapping):
@@ -173,7 +173,7 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "top": "tied",
             **({} if metric in _OF_NUMBERS else {"keys_as_features": False}),
         },
-        "encoder": {"method": "votes", "layout": "sum", "labels": labels},
+        "encoder": {"method": "class-means", "layout": "sum", "labels": labels},
         "privacy": {"encoder": "frozen", "links_per_record": 1},
         "linkage": {"choose": "records"},
     }

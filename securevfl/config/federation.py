@@ -80,8 +80,8 @@ class FederationConfig:
         }
 
     @property
-    def deals_votes(self) -> bool:
-        """Whether votes meet labels under masks of a dealer."""
+    def deals_class_sums(self) -> bool:
+        """Whether class means use labels under masks of a dealer."""
         return self.encoder is not None and self.encoder.labels == "shares"
 
     def party(self, name: str) -> sections.PartySettings:
@@ -120,8 +120,8 @@ class FederationConfig:
         return self.family.assisted or (self.top is not None and self.top.corrects)
 
     @property
-    def voters_moved(self) -> int:
-        """How many rows change their class in votes, at most, if one label is exchanged.
+    def labels_moved(self) -> int:
+        """How many rows change their class in class sums, at most, if one label is exchanged.
 
         A number's class is by its rank: with its own row it takes one more over each border between
         classes. What a label may cost is divided among them.

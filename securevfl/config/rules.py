@@ -95,7 +95,7 @@ def _require_roles(config: FederationConfig) -> None:
             f'linkage.protection = "{protection.name}" there is nothing for it to do'
         )
     linked = "dealer" in protection.helpers
-    if config.helper("dealer") is not None and not linked and not config.deals_votes:
+    if config.helper("dealer") is not None and not linked and not config.deals_class_sums:
         takers = [other.name for other in PROTECTIONS.values() if "dealer" in other.helpers]
         raise ConfigError(
             f'party.role: a "dealer" goes with linkage.protection = "{" or ".join(takers)}" or '
@@ -104,7 +104,7 @@ def _require_roles(config: FederationConfig) -> None:
 
 
 def require_helpers(config: FederationConfig) -> None:
-    """Check that the third parties that linkage and votes rest on take part.
+    """Check that the third parties that linkage and class means rest on take part.
 
     In one process everything is in one place anyway; between parties they are needed.
 
@@ -119,7 +119,7 @@ def require_helpers(config: FederationConfig) -> None:
                 f"linkage.protection: {linkage.protection!r} needs a party that holds no table: "
                 f'add [[party]] name = "{role}", role = "{role}"'
             )
-    if config.deals_votes and "dealer" not in there:
+    if config.deals_class_sums and "dealer" not in there:
         raise ConfigError(
             'encoder.labels: "shares" needs a party that holds no table and deals masks: add '
             '[[party]] name = "dealer", role = "dealer"; or take "randomised"'
@@ -221,7 +221,7 @@ def require_trainable(config: FederationConfig) -> None:
             "added to; leave it out"
         )
     _require_fitted(config)
-    _require_votes(config)
+    _require_class_means(config)
     require_continuable(config)
     keys = key_spec(config)
     linkers = "top1sim, avgsim" + ("" if keys.metric.equal_only else ", fedsim, featuresim")
@@ -284,13 +284,13 @@ def _require_fitted(config: FederationConfig) -> None:
         )
 
 
-def _require_votes(config: FederationConfig) -> None:
-    """Refuse votes where the bound on what a record does to class sums would not hold."""
+def _require_class_means(config: FederationConfig) -> None:
+    """Refuse class means where the bound on what a record does to class sums would not hold."""
     encoder, privacy = config.encoder, config.privacy
-    if encoder is None or encoder.method != "votes":
+    if encoder is None or encoder.method != "class-means":
         return
-    smallest = SMALLEST_EPSILON * config.voters_moved
-    if encoder.labels != "shown" and encoder.label_epsilon < smallest:
+    smallest = SMALLEST_EPSILON * config.labels_moved
+    if encoder.labels != "plaintext" and encoder.label_epsilon < smallest:
         raise ConfigError(
             f"encoder.label_epsilon: must be at least {smallest:g}, got {encoder.label_epsilon!r}; "
             f"below it nothing is left of labels"
@@ -299,18 +299,20 @@ def _require_votes(config: FederationConfig) -> None:
         return
     if config.linkage.choose != "records":
         raise ConfigError(
-            'encoder.method: "votes" are fitted to sums over linked records, and where rows choose '
-            "their records one that goes makes room for another; write "
+            'encoder.method: "class-means" is fitted to sums over linked records, and where rows '
+            "choose their records one that goes makes room for another; write "
             'linkage.choose = "records"'
         )
     if privacy.unit == "linked-row":
         raise PrivacyError(
-            'privacy.unit: "linked-row" hides a row\'s links, and votes are fitted to all of them; '
+            'privacy.unit: "linked-row" hides a row\'s links, and class means are fitted to all of '
+            "them; "
             'take "secondary-record" or "entity", or method = "principal"'
         )
     if privacy.sampling_rate < 1:
         raise PrivacyError(
-            "privacy.sampling_rate: votes are fitted to all records, sampled or not; set it to 1"
+            "privacy.sampling_rate: class means are fitted to all records, sampled or not; set "
+            "it to 1"
         )
 
 

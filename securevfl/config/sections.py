@@ -359,7 +359,7 @@ class PartySettings:
 
     @property
     def is_helper(self) -> bool:
-        """Whether the party has no table: it helps to link, or deals masks for votes."""
+        """Whether the party has no table: it helps to link, or deals masks for class sums."""
         return self.role in ("coordinator", "dealer")
 
     def _check_helper(self) -> None:

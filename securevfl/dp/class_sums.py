@@ -206,7 +206,7 @@ class SumFormat:
                 return found
         raise PrivacyError(
             f"encoder.share: noise of {noise_multiplier:.3g} times what a record can change leaves "
-            f"no class sums to fit votes to; raise the share, or epsilon"
+            f"nothing of class sums; raise the share, or epsilon"
         )
 
     @property

@@ -29,10 +29,10 @@ from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon, gaussia
 SMALLEST_EPSILON: Final = 1e-6
 """Smallest epsilon of labels; below it the labels carry no information."""
 
-LabelMechanism = Literal["randomised", "noised", "shares", "shown"]
+LabelMechanism = Literal["randomised", "noised", "shares", "plaintext"]
 """How labels reach secondaries: classes by ``randomised`` response or numbers ``noised`` by a
 Gaussian, both drawn once and the same for all; ``shares``, sums over rows with a Gaussian for each
-secondary; ``shown``, as they are."""
+secondary; ``plaintext``, as they are."""
 
 
 def labels_together(epsilon: float, delta: float, parties: int) -> float:
@@ -75,7 +75,7 @@ class LabelRelease:
 
     def __post_init__(self) -> None:
         checks.require_limits(self)
-        if (self.epsilon is None) != (self.mechanism == "shown"):
+        if (self.epsilon is None) != (self.mechanism == "plaintext"):
             raise ConfigError("an epsilon of labels belongs to all mechanisms but 'shown'")
         if self.gaussian:
             checks.open_unit(delta=self.delta)
@@ -121,7 +121,7 @@ def labels_total(releases: Iterable[LabelRelease]) -> LabelTotal | None:
         return None
     noised = [one for one in all_of_them if one.gaussian]
     delta = min((one.delta for one in noised), default=0.0)
-    if any(one.mechanism == "shown" for one in all_of_them):
+    if any(one.mechanism == "plaintext" for one in all_of_them):
         return LabelTotal(epsilon=None, together=None, delta=delta)
     if len(all_of_them) == 1:
         # As it was asked for, which its noise gives back but for the last digits.

@@ -144,7 +144,7 @@ def build_secondary(
         fit: Callable[[], None] | None = None
         if kept_bottom is None and isinstance(bottom, DirectionBottom) and plan.releases.fitting:
             fit = PrincipalFitting(plan, bottom, features, ledger)
-            if plan.votes:
+            if plan.fits_class_means:
                 fit = class_means = ClassMeansFitting(
                     plan, party, bottom, features, linked.source, ledger
                 )

@@ -30,8 +30,8 @@ def build_direction_bottom(
     _, width = config.family.cut_shape(config.model)
     blocks = len(config.secondaries) if config.encoder.in_blocks else 1
     components = width // blocks
-    votes = config.encoder.method == "votes"
-    if components > num_features and not votes:
+    class_means = config.encoder.method == "class-means"
+    if components > num_features and not class_means:
         raise DataError(
             f"table of {party.name!r}: has {num_features} features, fewer than the {components} "
             f"numbers that its encoder writes; lower model.hidden"
@@ -225,9 +225,7 @@ class ClassMeansFitting:
             PrivacyError: If none have come: the primary asks for rows too early.
         """
         if self._sums is None:
-            raise PrivacyError(
-                "the primary asks for rows before it has let votes be fitted to class sums"
-            )
+            raise PrivacyError("the primary asks for rows before it has let class means be fitted")
         counts, means = self.format.means(self._sums)
         moments = None
         encoder = self.plan.config.encoder

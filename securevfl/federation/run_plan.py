@@ -290,10 +290,10 @@ class RunPlan:
         return self.config.family.assisted
 
     @property
-    def votes(self) -> bool:
+    def fits_class_means(self) -> bool:
         """Whether encoders are fitted to class sums, which takes the primary's labels."""
         encoder = self.config.encoder
-        return encoder is not None and encoder.method == "votes" and not self.facts.predicts
+        return encoder is not None and encoder.method == "class-means" and not self.facts.predicts
 
     @property
     def single_pass(self) -> Purpose | None:

@@ -32,7 +32,7 @@ from securevfl.models.alone.choice import Model, Used, model_bytes, model_of
 from securevfl.models.tasks import HALF, TaskHead
 from securevfl.version import __version__
 
-FORMAT: Final = 7
+FORMAT: Final = 8
 """Of the files that this program writes, and the only one that it reads."""
 
 FOLDER: Final = "model"

@@ -471,9 +471,9 @@ def audit(
 _RELEASES: Final = {
     "sequence": "rows clipped whole, released again in every round",
     "pooled": "means of clipped records, each released once",
-    "class_sums": "for votes: one record there or not, as a primary sees it",
-    "label_sums": "for votes: one row's label exchanged, as a secondary sees it",
-    "drawn_labels": "for votes: labels by randomised response",
+    "class_sums": "for class means: one record there or not, as a primary sees it",
+    "label_sums": "for class means: one row's label exchanged, as a secondary sees it",
+    "drawn_labels": "for class means: labels by randomised response",
 }
 
 

@@ -628,8 +628,8 @@ def _refused(run: TrainedRun, figures: Mapping[str, Any]) -> str:
     )
     epsilon = several.epsilon(plan.noise_share_std)
     own_numbers = '[encoder] layout = "blocks"'
-    if config.encoder is not None and config.encoder.method == "votes":
-        own_numbers = f'{own_numbers} (method = "principal"; votes share their numbers)'
+    if config.encoder is not None and config.encoder.method == "class-means":
+        own_numbers = f'{own_numbers} (method = "principal"; class means share their numbers)'
     return (
         f"contribution: this run's releases are sums over the secondaries, and leaving out each "
         f"of {passes} would take {passes} more releases of the {rows} test rows, epsilon "

@@ -82,8 +82,8 @@ def digits_federation(
 def demo_federation(*, seed: int) -> dict[str, Any]:
     """Return the demo's federation file.
 
-    Encoders vote: every secondary's ten numbers point at digits, and agreeing ones add up. What
-    this gains at which epsilon is printed by ``benchmarks/digits_privacy.py``.
+    Encoders are class means: every secondary's ten numbers point at digits, and agreeing ones
+    add up. What this gains at which epsilon is printed by ``benchmarks/digits_privacy.py``.
     """
     source = digits_federation(
         seed=seed,
@@ -105,7 +105,7 @@ def demo_federation(*, seed: int) -> dict[str, Any]:
             "links_per_record": 1,
         },
     )
-    source["encoder"] = {"method": "votes", "labels": "shares"}
+    source["encoder"] = {"method": "class-means", "labels": "shares"}
     source["linkage"]["choose"] = "records"
     source["party"].append({"name": "dealer", "role": "dealer"})
     return source

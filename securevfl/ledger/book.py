@@ -84,7 +84,7 @@ def ranges_from(written: Iterable[Iterable[int]], *, rows: int) -> list[tuple[in
 
 # What the lines of a ledger say: sessions, runs, what they cost together, and the owner's limit.
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Of the lines that this program writes, and the only one that it reads."""
 
 _TEXTS: Final = ("run", "federation", "settings", "party", "time")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.models.family import Aggregate, Present, Preset, RowFeatures, RowKeys, Similarities
-from securevfl.models.layers import ByteDropout, RankDecay, is_traced, rank_scores
+from securevfl.models.layers import ByteDropout, RankPrior, is_traced, rank_scores
 from securevfl.models.pairs import (
     PAPER_TRAINING,
     ManyLinksSettings,
@@ -51,9 +51,9 @@ class FedSimConfig(ManyLinksSettings):
     """Merge gate: a mean over places corrected by the paper's convolution, that convolution alone,
     a perceptron, or the mean."""
 
-    rank_decay: RankDecay = 1.0
+    rank_prior: RankPrior = 1.0
     """How far near links start ahead in ``residual``: place j with a weight in proportion to
-    j^-rank_decay."""
+    j^-rank_prior."""
 
     pair_outputs: checks.Width = 5
     """l_m, outputs for one pair; ``residual`` adds the task's number, ``average`` takes that
@@ -264,7 +264,7 @@ class ResidualMerge(nn.Module):
     """A mean over the places of the sorted links, and the convolution as its correction.
 
     A pair has O outputs that are its prediction and P for the convolution. Every output has its
-    own weights over places, a softmax that starts with j^-rank_decay at place j: one that holds on
+    own weights over places, a softmax that starts with j^-rank_prior at place j: one that holds on
     to the first place is Top1Sim, an even one AvgSim. The convolution's last layer starts at zero,
     so that training starts from the mean of the pairs' predictions, and goes as far from it as that
     helps. The convolution alone has to learn the mean too, and over-fits to small tables on the
@@ -278,7 +278,7 @@ class ResidualMerge(nn.Module):
     def __init__(self, config: FedSimConfig, *, outputs: int, dropout: float) -> None:
         super().__init__()
         self.outputs = outputs
-        self.rank_decay = config.rank_decay
+        self.rank_prior = config.rank_prior
         self.places = nn.Parameter(
             torch.empty(config.neighbours, merged_width(config, outputs=outputs))
         )
@@ -294,7 +294,7 @@ class ResidualMerge(nn.Module):
 
     @torch.no_grad()
     def _start(self) -> None:
-        scores = rank_scores(len(self.places), decay=self.rank_decay)
+        scores = rank_scores(len(self.places), decay=self.rank_prior)
         self.places.copy_(scores.unsqueeze(1).expand_as(self.places))
 
     def forward(

@@ -164,8 +164,8 @@ class TiedTop(nn.Module):
 
     def added(self, released: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """Return the correction for releases without positions, in float64."""
-        votes = released.double() / self.scale
-        added: Tensor = self.weight * (votes @ self.tie) + votes @ self.own + self.offset
+        evidence = released.double() / self.scale
+        added: Tensor = self.weight * (evidence @ self.tie) + evidence @ self.own + self.offset
         return added
 
     def fit(

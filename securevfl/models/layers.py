@@ -206,7 +206,7 @@ class MLP(nn.Module):
 STEEPEST: Final = 16
 """Largest decay: a second link starts with a share of 2^-16."""
 
-RankDecay = Annotated[float, partial(checks.at_least, 0), partial(checks.at_most, STEEPEST)]
+RankPrior = Annotated[float, partial(checks.at_least, 0), partial(checks.at_most, STEEPEST)]
 """A field's decay of :func:`rank_scores`."""
 
 

@@ -133,9 +133,10 @@ def released_table(kept_run: KeptRun, *, own: bool = False) -> pd.DataFrame:
         One row a row of the primary, in the table's order. ``row`` counts from 1, as in
         ``predictions.csv``; ``part`` is ``train``, ``validation``, ``test`` or ``unlabelled``; then
         the released numbers, float32: ``SECONDARY_0`` and so on where each secondary has
-        coordinates of its own (``encoder.layout = "blocks"``); ``votes_CLASS`` where encoders vote
-        for classes, and ``votes_0``, for the lowest labels, and so on where they vote for numbers;
-        else ``released_0`` and so on. The last two kinds are averages over the secondaries. With
+        coordinates of its own (``encoder.layout = "blocks"``); ``class_means_CLASS`` of
+        class-mean encoders, from ``class_means_0``, for the lowest labels, where labels are
+        numbers; else ``released_0`` and so on. The last two kinds are averages over the
+        secondaries. With
         ``own``: ``own_NAME`` for every encoded column and numeric key, unscaled, and ``label`` in
         its own words or unit, empty where a row has none.
         ``attrs["securevfl"]`` has the promise, as :func:`_metadata` says.
@@ -257,9 +258,9 @@ def _parts_of(split: RowSplit, rows: int) -> np.ndarray:
 
 
 def _names(config: FederationConfig, table: PartyTable, numbers: int) -> list[str]:
-    if config.encoder is not None and config.encoder.method == "votes":
+    if config.encoder is not None and config.encoder.method == "class-means":
         # Each class has its number (federation.class_means); a regression's have no names.
-        return [f"votes_{one}" for one in table.classes or range(numbers)]
+        return [f"class_means_{one}" for one in table.classes or range(numbers)]
     if config.encoder is None or not config.encoder.in_blocks:
         return [f"released_{number}" for number in range(numbers)]
     # In the order of ranks, as encoders write (federation.encoder_fitting.build_direction_bottom).

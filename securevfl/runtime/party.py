@@ -392,8 +392,8 @@ def run_helper(party: PartySession) -> None:
                 cache=LinkCache.of_party(spec, name, files.folder),
             )
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
-        if role == "dealer" and config.deals_votes:
-            files.log("dealt for votes", secondaries=deal_over_star(star, config))
+        if role == "dealer" and config.deals_class_sums:
+            files.log("dealt for class means", secondaries=deal_over_star(star, config))
         if config.helpers_stay:
             # A session that is lost is followed by another, which links with this party's help.
             star.transport.receive(
@@ -405,7 +405,7 @@ def serve_as_helper(party: PartySession) -> None:
     """Help to link the rows of one request for predictions after another.
 
     Raises:
-        ConfigError: If the party deals for votes alone, which predictions do not need.
+        ConfigError: If the party deals for class means alone, which predictions do not need.
         SecureVflError: Any failure here; where the party serves on, a primary that goes away is
             waited for instead.
 
@@ -416,7 +416,7 @@ def serve_as_helper(party: PartySession) -> None:
     party.require_no_listen()
     if name in idle_helpers(config):
         raise errors.ConfigError(
-            f"party {name!r}: deals masks for votes alone, and predictions need none; "
+            f"party {name!r}: deals masks for class means alone, and predictions need none; "
             f"start the other parties without it"
         )
     serve_sessions(party, lambda: _help_to_predict(party))

@@ -179,7 +179,8 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         SecureVflError: Any failure, here or at another party.
 
     Reveals:
-        What the messages of joining, countersigning, linking, pretraining, votes and of rounds say.
+        What the messages of joining, countersigning, linking, pretraining, class means and
+        rounds say.
     """
     config, job = party.config, party.job
     require_estimator(config, None)
@@ -198,8 +199,10 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         secondaries = list(plan.secondaries.values())
         session.countersign()
         linked = _link(session, plan, table)
-        voting = ClassMeansPrimary.over(session.transport, plan) if plan.votes else None
-        run = _build(session, plan, table, split, linked, presence, voting)
+        class_means = (
+            ClassMeansPrimary.over(session.transport, plan) if plan.fits_class_means else None
+        )
+        run = _build(session, plan, table, split, linked, presence, class_means)
         run.pretraining = pretrain_as_primary(
             plan,
             table,
@@ -220,8 +223,8 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
                 ranks = tuple(sorted(config.ranks[name] for name in back.names))
                 session.transport.broadcast(secondaries, Rejoin(ranks=ranks).to_message())
                 return RejoinDue(parties=back.names)
-        if voting is not None:
-            voting.end()
+        if class_means is not None:
+            class_means.end()
         staying = [p.name for p in config.callers if p.is_helper and config.helpers_stay]
         session.end([*secondaries, *staying])
     if job.pretrain_only:
@@ -252,7 +255,7 @@ def _build(
     split: RowSplit,
     linked: LinkedPrimary,
     presence: membership.Presence,
-    voting: ClassMeansPrimary | None,
+    class_means: ClassMeansPrimary | None,
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
     party, config = session.party, session.party.config
@@ -282,7 +285,7 @@ def _build(
             ),
             traffic=lambda: sum(session.traffic()[name].values()),
             countersigning=session.countersigning,
-            vote=voting,
+            fit_class_means=class_means,
             presence=presence,
         ),
         observe=party.observe,

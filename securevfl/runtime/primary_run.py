@@ -286,8 +286,8 @@ class OtherParties:
     """Returns the bytes that the primary has sent and received so far."""
     countersigning: Countersigning | None = None
     """Where ledger heads are exchanged; None in a simulation."""
-    vote: Callable[[Callable[[Sequence[str]], ClassLabels]], None] | None = None
-    """Lets secondaries fit votes, where their encoders vote."""
+    fit_class_means: Callable[[Callable[[Sequence[str]], ClassLabels]], None] | None = None
+    """Lets secondaries fit class means, where their encoders are such."""
     presence: Presence | None = None
     """Which secondaries took part, and when; None where all always do."""
 
@@ -429,11 +429,11 @@ class PrimaryRun:
             if self.plan.releases.fitting and not self.ledger.fitted:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._spent(self.ledger.charge_fitting())
-            if self._others.vote is not None:
+            if self._others.fit_class_means is not None:
                 self._tell(progress.Stage(text="fitting class means"))
                 files, labels = self.checkpoints.files, self.table.labels
                 assert labels is not None, "the primary's table has labels"
-                self._others.vote(
+                self._others.fit_class_means(
                     partial(class_labels_of, self.plan, self.data, labels, self.ledger, files)
                 )
             self.ledger.require_same_release(self._release_digest(rows))

@@ -135,7 +135,8 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         SecureVflError: Any failure, here or at another party.
 
     Reveals:
-        What the messages of joining, countersigning, linking, pretraining, votes and of rounds say.
+        What the messages of joining, countersigning, linking, pretraining, class means and
+        rounds say.
     """
     config, files = party.config, party.files
     party.require_no_listen()
@@ -327,8 +328,8 @@ def _serve(
         absent = sorted(set(plan.ranks.values()) - {PRIMARY_RANK, *ranks})
         handlers[messages.Rejoin] = Handler(end_session, lambda: {"absent": absent})
     if secondary.class_means is not None:
-        vote = ClassMeansSecondary.over(star, plan, secondary.class_means)
-        handlers[ClassMeansCall] = Handler(lambda _call, _reply: vote())
+        fit = ClassMeansSecondary.over(star, plan, secondary.class_means)
+        handlers[ClassMeansCall] = Handler(lambda _call, _reply: fit())
     return not isinstance(answering(handlers, follow_s=runtime.round_timeout_s), messages.Rejoin)
 
 

@@ -314,8 +314,8 @@ class _Simulation:
                     },
                     links=config.model.neighbours,
                 ),
-                vote=partial(class_means_in_process, list(by_rank.values()))
-                if plan.votes
+                fit_class_means=partial(class_means_in_process, list(by_rank.values()))
+                if plan.fits_class_means
                 else None,
             ),
             observe=options.observe,

@@ -104,7 +104,7 @@ def _model(proposal: Proposal) -> str:
             '(docs/class-means.md). method = "principal" with top = "additive" needs no label.'
         ),
         "[encoder]",
-        'method = "votes"' + _aside("class means"),
+        'method = "class-means"' + _aside("class means"),
         'labels = "randomised"',
         "label_epsilon = 2.0" + _aside("for one row's label, against all secondaries together"),
     )

@@ -288,7 +288,7 @@ def _require_positive(positive: str | None, label: Column, task: Task) -> None:
 
 
 def _classes_of(label: Column, task: Task) -> int | None:
-    """Return how many numbers votes have."""
+    """Return how many numbers class means have."""
     if task == "multiclass":
         return None if label.found is None else label.found.different
     return 2 if task == "binary" else CLASSES_OF_NUMBERS

@@ -443,13 +443,13 @@ class Listener:
 
         return one
 
-    def voted(self, vote: Any) -> Any:
+    def fitted(self, fit: Any) -> Any:
         def one(secondaries: Any, make: Any) -> None:
             due = [one.class_means for one in secondaries if not one.class_means.settled]
             made = make([one.name for one in due])
             if made.label_noise is None:
                 self.hear("labels", made.bins_of_rows.tobytes())
-            vote(secondaries, lambda _due: made)
+            fit(secondaries, lambda _due: made)
 
         return one
 
@@ -517,7 +517,7 @@ def whole_run(
             (encoder_fitting.ClassMeansFitting, "finish", listener.finished),
             (SecondaryRelease, "units", listener.units),
             (class_sums.SumFormat, "by_bins", listener.by_bins),
-            (simulation, "class_means_in_process", listener.voted),
+            (simulation, "class_means_in_process", listener.fitted),
             (class_labels, "randomised_labels", listener.drawn),
             (assisted_boosting, "randomised_labels", listener.drawn),
             (assisted_boosting, "noised_labels", listener.drawn),

@@ -25,7 +25,7 @@ from securevfl.models.registry import FAMILIES
 B, K, H, F, D = 6, 8, 4, 3, 2
 NAN = float("nan")
 SMALL = FedSimConfig(neighbours=K, hidden=H, layer_width=7, merge_width=9, kernel=3, dropout=0.0)
-EVEN = dataclasses.replace(SMALL, rank_decay=0.0)
+EVEN = dataclasses.replace(SMALL, rank_prior=0.0)
 
 
 def batch(*, secondaries: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -160,7 +160,7 @@ def test_residual_gate_starts_from_the_mean_of_predictions() -> None:
 @pytest.mark.parametrize("decay", [1.0, 2.0])
 def test_places_start_by_their_rank(decay: float) -> None:
     """The untrained mean has place j by j^-decay of it, whatever the gate was before."""
-    config = dataclasses.replace(SMALL, rank_decay=decay)
+    config = dataclasses.replace(SMALL, rank_prior=decay)
     gate = ResidualMerge(config, outputs=2, dropout=0.0)
     gate.places.data.normal_()
     initialise(gate, seed=3, positions_seed=3)
@@ -336,8 +336,8 @@ def test_one_to_one_baselines_link_one_record(name: str) -> None:
         ({"merge": "cnn"}, "model.merge: must be one of 'residual', 'convolution', 'perceptron'"),
         ({"sort": "distance"}, "model.sort: must be one of 'similarity', 'weight', 'none'"),
         ({"channels": 0}, "model.channels must be at least 1"),
-        ({"rank_decay": -1}, "model.rank_decay must be at least 0, got -1"),
-        ({"rank_decay": 17}, "model.rank_decay must be at most 16, got 17"),
+        ({"rank_prior": -1}, "model.rank_prior must be at least 0, got -1"),
+        ({"rank_prior": 17}, "model.rank_prior must be at most 16, got 17"),
         ({"dropout": 1.0}, r"model.dropout must lie in \[0, 1\)"),
         ({"heads": 2}, "model.heads: no such field"),
     ],

@@ -213,7 +213,7 @@ def test_learned_ranks_know_the_order_of_links() -> None:
 @pytest.mark.parametrize("decay", [0.0, 1.0, 2.0])
 def test_a_pooled_row_starts_by_the_ranks_of_its_links(decay: float) -> None:
     """Without a mask and blocks, the j-th of the links that are there has j^-decay of the mean."""
-    config = dataclasses.replace(POOLED, rank_decay=decay, dynamic_masking=False)
+    config = dataclasses.replace(POOLED, rank_prior=decay, dynamic_masking=False)
     bottom = build_bottom(config)
     bottom.blocks = nn.ModuleList()
     features, keys, present = batch(2)
@@ -228,7 +228,7 @@ def test_a_pooled_row_starts_by_the_ranks_of_its_links(decay: float) -> None:
 @pytest.mark.parametrize("decay", [0.0, 1.0])
 def test_the_primarys_attention_starts_by_ranks(decay: float) -> None:
     """Positions that all look alike get j^-decay of its attention each; with 0 it is even."""
-    config = dataclasses.replace(SEQUENCE, rank_decay=decay)
+    config = dataclasses.replace(SEQUENCE, rank_prior=decay)
     top = FeTTop(config, num_features=F, key_dim=D, outputs=1)
     initialise(top, seed=3, positions_seed=3)
     alike = torch.randn(B, 1, 16).expand(-1, K, -1)
@@ -239,8 +239,8 @@ def test_the_primarys_attention_starts_by_ranks(decay: float) -> None:
 
 
 def test_without_ranks_nothing_tells_a_near_link_from_a_far_one() -> None:
-    """``rank_decay`` is a start of what is learned; where nothing is, it is not there."""
-    config = dataclasses.replace(SEQUENCE, ranked=False, rank_decay=4.0)
+    """``rank_prior`` is a start of what is learned; where nothing is, it is not there."""
+    config = dataclasses.replace(SEQUENCE, ranked=False, rank_prior=4.0)
     top = FeTTop(config, num_features=F, key_dim=D, outputs=1)
     initialise(top, seed=3, positions_seed=3)
     features, keys, aggregate = torch.randn(B, F), torch.randn(B, D), torch.randn(B, K, 16)

@@ -41,13 +41,13 @@ def label_release(config: FederationConfig) -> LabelRelease | None:
     parties, encoder = len(config.secondaries), config.encoder
     mechanism: LabelMechanism
     if encoder is not None and encoder.labels is not None:
-        epsilon = encoder.label_epsilon if encoder.labels != "shown" else None
+        epsilon = encoder.label_epsilon if encoder.labels != "plaintext" else None
         gaussian = encoder.labels == "shares"
         mechanism = encoder.labels
     elif config.family.assisted:
         epsilon = config.label_epsilon
         gaussian = epsilon is not None and config.federation.task == "regression"
-        mechanism = "shown" if epsilon is None else "noised" if gaussian else "randomised"
+        mechanism = "plaintext" if epsilon is None else "noised" if gaussian else "randomised"
     else:
         return None
     delta = config.privacy.delta if gaussian else 0.0
@@ -102,7 +102,7 @@ def charge_labels(ledger: Ledger, release: LabelRelease) -> bool:
     """
     sessions = ledger.budgeted
     before = [one for session in sessions for one in session.labels]
-    once = release.digest or release.mechanism == "shown"
+    once = release.digest or release.mechanism == "plaintext"
     if once and release in before:
         return False
     ledger.file.append({"kind": LABELS, **asdict(release), "together": release.together})
@@ -142,7 +142,7 @@ def keep_of(config: FederationConfig) -> float:
     encoder = config.encoder
     assert encoder is not None, "encoders are class means"
     _, classes = config.family.cut_shape(config.model)
-    return keep_probability(encoder.label_epsilon / config.voters_moved, classes)
+    return keep_probability(encoder.label_epsilon / config.labels_moved, classes)
 
 
 def class_labels_of(
@@ -181,7 +181,7 @@ def class_labels_of(
         )
     bins = _classes_of(plan.config, data, labels)
     classes = plan.cut.shape[1]
-    moved = plan.config.voters_moved
+    moved = plan.config.labels_moved
     if release.epsilon is None:
         charge_labels(ledger, release)
         return ClassLabels(bins_of_rows=bins, bins=classes + 1)
@@ -220,7 +220,7 @@ def _classes_of(
         there = max(2, data.head.outputs)
         if classes != there:
             raise ConfigError(
-                f"model.hidden: votes have one number for each class, and the label has {there}; "
+                f"model.hidden: class means have one number a class, and the label has {there}; "
                 f"write hidden = {there}, got {classes}"
             )
         known = labels[train].astype(np.int64)

@@ -76,7 +76,7 @@ class ClassMeansState(DeclaredMessage):
 class ClassMeansLabels(DeclaredMessage):
     """The class of every row that is for learning, and which rows are not.
 
-    Only with ``encoder.labels = "shown"``, as they are, and with ``"randomised"``, as they were
+    Only with ``encoder.labels = "plaintext"``, as they are, and with ``"randomised"``, as they were
     drawn once for all secondaries and for the whole run.
     """
 
@@ -280,7 +280,9 @@ class ClassMeansPrimary:
 
     def __post_init__(self) -> None:
         dealer = self.plan.config.helper("dealer")
-        self._dealer = dealer.name if self.plan.config.deals_votes and dealer is not None else None
+        self._dealer = (
+            dealer.name if self.plan.config.deals_class_sums and dealer is not None else None
+        )
         self._waits = self._dealer is not None
 
     @classmethod
@@ -303,8 +305,8 @@ class ClassMeansPrimary:
             ProtocolError: If a party leaves the protocol or fails.
 
         Reveals:
-            With ``labels = "shown"`` and ``"randomised"``, to every secondary: the rows' classes.
-            With ``"shares"``, to each secondary: its class sums with label noise; to
+            With ``labels = "plaintext"`` and ``"randomised"``, to every secondary: the rows'
+            classes. With ``"shares"``, to each secondary: its class sums with label noise; to
             the dealer: how many rows, and how many numbers each secondary's sums have.
         """
         names = tuple(self.plan.secondaries.values())
@@ -410,7 +412,9 @@ class ClassMeansSecondary:
         lines.send(state.to_message(), self._primary)
         if state.settled:
             return
-        class_means.finish(self._by_shares() if self.plan.config.deals_votes else self._by_labels())
+        class_means.finish(
+            self._by_shares() if self.plan.config.deals_class_sums else self._by_labels()
+        )
         lines.send(ClassMeansDone().to_message(), self._primary)
 
     @property
@@ -470,7 +474,7 @@ def deal_class_sums(config: FederationConfig, lines: channels.Channels, facts: R
     """Deal masks for each secondary's class sums, until the primary is done.
 
     Args:
-        config: The federation file, whose encoders vote.
+        config: The federation file, whose encoders are class means.
         lines: To everybody.
         facts: The run's id and the primary's rows, as the primary says. Each secondary compares
             them with what it was told itself.
@@ -516,7 +520,7 @@ def _ranks(config: FederationConfig) -> dict[str, int]:
     """Return name to rank of everybody who takes part; a coordinator may have left by then."""
     takes_part = {config.primary.name, *(party.name for party in config.secondaries)}
     dealer = config.helper("dealer")
-    if config.deals_votes and dealer is not None:
+    if config.deals_class_sums and dealer is not None:
         takes_part.add(dealer.name)
     return {name: rank for name, rank in config.ranks.items() if name in takes_part}
 

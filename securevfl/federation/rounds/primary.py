@@ -469,7 +469,7 @@ class Primary(TopModel, ABC):
             )
 
         decision = decided(known, seen)
-        if self.plan.votes and decision.used == "joint":
+        if self.plan.fits_class_means and decision.used == "joint":
             # Encoders were fitted to training rows' labels, so of these the joint model knows more
             # than it should: validation rows must agree.
             by_validation = decided(rows, outputs)

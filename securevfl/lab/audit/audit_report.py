@@ -13,10 +13,10 @@ import numpy as np
 from securevfl.core import files
 from securevfl.core.errors import PrivacyError
 from securevfl.core.formatting import Summarised
+from securevfl.lab.audit.audit_class_means import audit_class_means
 from securevfl.lab.audit.audit_statistics import FALSE_FAILURE, AuditTest
-from securevfl.lab.audit.audit_votes import audit_votes
 from securevfl.lab.audit.audit_worlds import AuditStage
-from securevfl.lab.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings, Release, Votes
+from securevfl.lab.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings, ClassMeans, Release
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import reserved_port, run_party_processes
 from securevfl.transport.identity import SHORT_LIVED_DAYS, provision
@@ -32,7 +32,7 @@ class AuditReport(Summarised):
     settings: AuditSettings
     """What was audited."""
 
-    tests: Mapping[Release | Votes, Sequence[AuditTest]]
+    tests: Mapping[Release | ClassMeans, Sequence[AuditTest]]
     """Every test's outcome, by the kind of release."""
 
     rows: int
@@ -106,7 +106,7 @@ def audit(
     """Run real rounds on made-up rows, and test the noise and the clip of what is released.
 
     Every party is its own process, with TLS, masks and CrypTen's reveal between them. Class sums
-    for votes are made, and labels drawn, by the parties' parts as threads of this process.
+    for class means are made, and labels drawn, by the parties' parts as threads of this process.
 
     Args:
         settings: What is audited; default: :class:`AuditSettings`.
@@ -123,7 +123,7 @@ def audit(
     settings = settings or AuditSettings()
     started = time.monotonic()
     stages = {release: AuditStage(settings, release) for release in RELEASES}
-    votes = audit_votes(settings)
+    class_means = audit_class_means(settings)
     with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text, reserved_port() as port:
         folder = Path(text)
         job = {
@@ -160,7 +160,7 @@ def audit(
     report = report_of(stages, revealed, started=started, refusal=refusal)
     return replace(
         report,
-        tests={**report.tests, **votes},
+        tests={**report.tests, **class_means},
         round_seconds=seconds[0] if seconds else None,
     )
 

@@ -14,7 +14,7 @@ released again. ``pooled``: the mean of K records, each clipped, of a frozen one
 
 RELEASES: Final[tuple[Release, ...]] = ("sequence", "pooled")
 
-Votes = Literal["class_sums", "label_sums", "drawn_labels"]
+ClassMeans = Literal["class_sums", "label_sums", "drawn_labels"]
 """``class_sums``: of a secondary's records, as a primary sees them. ``label_sums``: the same as
 that secondary sees them. ``drawn_labels``: by randomised response."""
 
@@ -45,7 +45,7 @@ class AuditSettings:
     """Releases of each kind, >= 2."""
 
     label_epsilon: float = 2.0
-    """What votes may tell of one row's label, to each secondary, at delta 1e-5; 0.5 to 8."""
+    """What class means may tell of one row's label, to each secondary, at delta 1e-5; 0.5 to 8."""
 
     timeout_s: float = 300.0
     """Seconds after which the processes are ended."""

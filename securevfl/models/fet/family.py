@@ -126,7 +126,7 @@ class FeTTop(nn.Module):
         self.ranks = nn.Parameter(torch.zeros(config.cut_shape)) if config.ranked else None
         positions = config.cut_shape[0]
         self.rank_bias = (
-            nn.Parameter(rank_scores(positions, decay=config.rank_decay))
+            nn.Parameter(rank_scores(positions, decay=config.rank_prior))
             if config.ranked and positions > 1
             else None
         )

@@ -342,7 +342,7 @@ class FeTBottom(nn.Module):
         self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
         self.mask = dynamic_mask(config, key_dim) if config.dynamic_masking else None
         self.rank_bias = (
-            nn.Parameter(rank_scores(config.neighbours, decay=config.rank_decay))
+            nn.Parameter(rank_scores(config.neighbours, decay=config.rank_prior))
             if config.ranked
             else None
         )

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.models.layers import RankDecay
+from securevfl.models.layers import RankPrior
 
 _HEADS: Final = 4
 _OCTAVES: Final = 5
@@ -60,9 +60,9 @@ class FeTConfig:
     ranked: bool = True
     """The model may learn what a link's rank is worth; not in the paper."""
 
-    rank_decay: RankDecay = 1.0
+    rank_prior: RankPrior = 1.0
     """How far near links start ahead: the j-th nearest with a share in proportion to
-    j^-rank_decay."""
+    j^-rank_prior."""
 
     memory_norm: bool = True
     """The primary norms the aggregate before its decoder; not in the paper."""

@@ -59,7 +59,7 @@ def federation(folder: Path, task: str, labels: str) -> Path:
         federation={"task": task},
         model={"release": "pooled", "hidden": 3 if task == "multiclass" else 2, "heads": 1}
         | {"top": "tied"},
-        encoder={"method": "votes", "labels": labels, "share": 0.1},
+        encoder={"method": "class-means", "labels": labels, "share": 0.1},
         privacy=FROZEN,
         linkage={"protection": "none", "choose": "records"},
         base={"estimator": "linear"},
@@ -83,7 +83,7 @@ def played(
 ) -> Received:
     """Run everything, ask for predictions, and return what secondaries received."""
     received = Received()
-    vote, answer, request = simulation.class_means_in_process, Secondary.answer, predicting.Request
+    fit, answer, request = simulation.class_means_in_process, Secondary.answer, predicting.Request
 
     def voted(secondaries: Any, make: Any) -> Any:
         def told(due: Any) -> Any:
@@ -91,7 +91,7 @@ def played(
             received.classes.append(made.bins_of_rows.copy())
             return made
 
-        return vote(secondaries, told)
+        return fit(secondaries, told)
 
     def answered(secondary: Secondary, plan: Any, **more: Any) -> Any:
         if plan.purpose != "predict":
@@ -157,7 +157,7 @@ def test_one_label_moves_as_many_rows_as_its_promise_counts(
         moved.append(int((there != classes).sum()))
         assert after.rounds == before.rounds
         assert after.keys == before.keys != []
-    assert max(moved) <= config.voters_moved
+    assert max(moved) <= config.labels_moved
     assert facts.train_rows == len(training)
 
 
@@ -227,11 +227,11 @@ def test_one_label_moves_class_sums_by_what_noise_is_made_for(
     there = whole_run(config, other, tmp_path / "there", before=here)
     drawn, furthest = here.labels_moved(there)
     if labels == "randomised":
-        assert 0 < drawn <= config.voters_moved
+        assert 0 < drawn <= config.labels_moved
         assert furthest == 0, "sums are by labels that were drawn"
     else:
         assert drawn == 0
-        assert 0 < furthest <= config.voters_moved
+        assert 0 < furthest <= config.labels_moved
     assert there.heard_by_secondaries() == here.heard_by_secondaries()
 
 

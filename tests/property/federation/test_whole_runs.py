@@ -29,7 +29,7 @@ PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "frozen", "links_p
 POOLED = {"release": "pooled", "hidden": 4, "neighbours": 2, "heads": 1}
 DIRECTIONS = {**POOLED, "top": "additive"}
 RECORDS_CHOOSE = {"protection": "none", "choose": "records"}
-VOTES: dict[str, Any] = {
+CLASS_MEANS: dict[str, Any] = {
     "model": {**POOLED, "hidden": 3, "top": "tied"},
     "linkage": RECORDS_CHOOSE,
     "base": {"estimator": "linear"},
@@ -42,10 +42,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "encoder": {"method": "principal", "share": 0.3},
         "linkage": RECORDS_CHOOSE,
     },
-    "votes, shares": {**VOTES, "encoder": {"method": "votes", "labels": "shares", "share": 0.3}},
-    "votes, randomised": {
-        **VOTES,
-        "encoder": {"method": "votes", "labels": "randomised", "share": 0.3, "whiten": True},
+    "class means, shares": {
+        **CLASS_MEANS,
+        "encoder": {"method": "class-means", "labels": "shares", "share": 0.3},
+    },
+    "class means, randomised": {
+        **CLASS_MEANS,
+        "encoder": {"method": "class-means", "labels": "randomised", "share": 0.3, "whiten": True},
     },
     "dp-trained": {
         "model": {**POOLED, "dropout": 0.2},
@@ -64,8 +67,8 @@ RUNS: dict[str, dict[str, Any]] = {
 MECHANISMS = {
     "random": {"rows"},
     "principal": {"rows", "moments"},
-    "votes, shares": {"rows", "class sums"},
-    "votes, randomised": {"rows", "class sums", "moments"},
+    "class means, shares": {"rows", "class sums"},
+    "class means, randomised": {"rows", "class sums", "moments"},
     "dp-trained": {"rows", "update"},
     # Labels alone have a promise.
     "assist": set(),

@@ -195,7 +195,7 @@ def test_labels_that_are_shown_are_said_to_be(tmp_path: Path) -> None:
     config = read_federation(write_assisted(tmp_path))
     found = run(config, read_tables(config, tmp_path), tmp_path / "run")
     (line,) = [line for line in found.ledger if line["kind"] == "labels"]
-    assert (line["mechanism"], line["epsilon"], line["digest"]) == ("shown", None, "")
+    assert (line["mechanism"], line["epsilon"], line["digest"]) == ("plaintext", None, "")
     labels = found.metrics["privacy"]["labels"]
     assert labels["epsilon"] is None
     assert labels["statement"].startswith("Labels are shown")

@@ -201,7 +201,7 @@ def test_labels_stand_beside_records(tmp_path: Path, capfd: Capture) -> None:
     assert told["runs"] == 2
     assert told["delta"] == 1e-5
 
-    run_on(table, "d" * 32, LabelRelease(mechanism="shown", epsilon=None, delta=0, parties=4))
+    run_on(table, "d" * 32, LabelRelease(mechanism="plaintext", epsilon=None, delta=0, parties=4))
     assert "3 runs: without bound" in securevfl(capfd, "ledger", "show", table).out
     told = json.loads(securevfl(capfd, "ledger", "show", table, "--json").out)["labels"]
     assert told["epsilon"] is told["together"] is None

@@ -34,11 +34,11 @@ def read(folder: Path, **sections: Any) -> FederationConfig:
     return parse_federation(source(folder, **sections), file="fed.toml")
 
 
-def test_a_file_that_says_nothing_gets_a_whole_frozen_run_that_votes(tmp_path: Path) -> None:
+def test_a_file_that_says_nothing_gets_a_whole_frozen_run_that_class_means(tmp_path: Path) -> None:
     config = read(tmp_path)
     assert config.encoder is not None
     assert config.top is not None
-    assert (config.encoder.method, config.encoder.labels) == ("votes", "randomised")
+    assert (config.encoder.method, config.encoder.labels) == ("class-means", "randomised")
     assert config.family.cut_shape(config.model) == (1, 3)
     assert (config.top.name, config.privacy.encoder) == ("tied", "frozen")
     assert (config.linkage.choose, config.privacy.links_per_record) == ("records", 1)
@@ -50,11 +50,11 @@ def test_what_the_file_says_is_kept_and_not_called_chosen(tmp_path: Path) -> Non
     config = read(
         tmp_path,
         model={"family": "fet", "neighbours": 7},
-        encoder={"method": "auto", "labels": "shown"},
+        encoder={"method": "auto", "labels": "plaintext"},
     )
     assert config.model.neighbours == 7
     assert config.encoder is not None
-    assert config.encoder.labels == "shown"
+    assert config.encoder.labels == "plaintext"
     assert not {"model.neighbours", "model.family", "encoder.labels"} & set(config.chosen)
 
 
@@ -101,7 +101,7 @@ def test_a_number_of_classes_is_asked_for_and_held_to_the_label(tmp_path: Path) 
 
 def test_check_says_what_was_chosen_or_what_is_missing(tmp_path: Path) -> None:
     found = check_federation(save(tmp_path, source(tmp_path)))
-    assert found.as_json()["chosen"]["encoder.method"] == "votes"
+    assert found.as_json()["chosen"]["encoder.method"] == "class-means"
     assert found.fine, found.problems
     without = source(tmp_path, federation={"name": "test", "task": "multiclass"})
     (problem,) = check_federation(save(tmp_path, without)).problems

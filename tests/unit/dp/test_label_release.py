@@ -19,7 +19,7 @@ def randomised(epsilon: float) -> LabelRelease:
     return LabelRelease(mechanism="randomised", epsilon=epsilon, delta=0.0, parties=4)
 
 
-SHOWN = LabelRelease(mechanism="shown", epsilon=None, delta=0.0, parties=4)
+SHOWN = LabelRelease(mechanism="plaintext", epsilon=None, delta=0.0, parties=4)
 
 
 def test_k_secondaries_together_are_one_release_of_root_k_mu() -> None:
@@ -65,7 +65,7 @@ def test_runs_add_up() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"mechanism": "shown", "epsilon": 1.0, "delta": 0.0},
+        {"mechanism": "plaintext", "epsilon": 1.0, "delta": 0.0},
         {"mechanism": "randomised", "epsilon": None, "delta": 0.0},
         {"mechanism": "randomised", "epsilon": 1.0, "delta": 1e-5},
         {"mechanism": "shares", "epsilon": 1.0, "delta": 0.0},

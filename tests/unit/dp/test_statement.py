@@ -234,8 +234,8 @@ def test_the_sentence_of_labels() -> None:
         "one label against another changed by at most a factor of 7.4 (epsilon = 2). " + rest
     )
     shown = LabelTotal(epsilon=None, together=None, delta=0.0)
-    assert of(mechanism="shown", run=shown).text == of(mechanism="shown", run=shown).warning
-    assert of(mechanism="shown", run=shown).odds_factor is None
+    assert of(mechanism="plaintext", run=shown).text == of(mechanism="plaintext", run=shown).warning
+    assert of(mechanism="plaintext", run=shown).odds_factor is None
     assert of().odds_factor == math.exp(2)
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.class_means import write_class_means
 from helpers.federations import write_federation
 from helpers.star import WAIT_S, make_star
-from helpers.voting import write_voting
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, PartyTimeoutError, ProtocolError
@@ -250,9 +250,9 @@ def test_an_id_that_is_none_is_refused(config, people, run) -> None:
         handshake.read_hello(config, message)
 
 
-def test_predictions_are_welcome_without_a_dealer_of_votes(tmp_path: Path) -> None:
-    """A dealer for votes alone is missed in training, and not where a kept model answers."""
-    config = read_federation(write_voting(tmp_path))
+def test_predictions_are_welcome_without_a_dealer_of_class_means(tmp_path: Path) -> None:
+    """A dealer for class means alone is missed in training, and not where a kept model answers."""
+    config = read_federation(write_class_means(tmp_path))
     people = {party.name: Identity.create(party.name, valid_days=1) for party in config.parties}
     keys = keys_of(config)
     hellos = hellos_of(config, people, keys)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.federations import FROZEN, save
-from unit.federation.test_votes import MODEL, VOTES, run, write_votes
+from unit.federation.test_class_means import CLASS_MEANS, MODEL, run, write_means
 
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.reading import read_federation
@@ -35,8 +35,8 @@ def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(
         return np.zeros(format_.shape, dtype=np.int64)
 
     monkeypatch.setattr(SumFormat, "noise", noise)
-    encoder = {**VOTES, "labels": "shares"}
-    path = write_votes(
+    encoder = {**CLASS_MEANS, "labels": "shares"}
+    path = write_means(
         tmp_path, encoder=encoder, federation={"task": "regression"}, model={**MODEL, "hidden": 3}
     )
     source = dict(read_federation(path).source)
@@ -44,7 +44,7 @@ def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(
     config = read_federation(save(tmp_path, source))
     run(path, tmp_path / "run")
 
-    assert config.voters_moved == 3
+    assert config.labels_moved == 3
     promised = gaussian_noise_multiplier(
         epsilon=config.label_epsilon or 0, delta=config.privacy.delta
     )
@@ -65,7 +65,7 @@ def test_whitening_is_one_more_release_of_records() -> None:
     """Moments to whiten by and class sums: two steps are planned, and both are charged."""
     steps = {}
     for whiten in (False, True):
-        encoder = EncoderSettings(method="votes", labels="shown", whiten=whiten)
+        encoder = EncoderSettings(method="class-means", labels="plaintext", whiten=whiten)
         fitting = encoder.fitting
         assert fitting is not None
         steps[whiten] = fitting.steps
@@ -122,7 +122,7 @@ def test_a_run_with_a_noise_multiplier_spends_its_plan_and_no_more(tmp_path: Pat
 
 def test_a_kept_model_has_keys_of_all_rows_and_shows_no_part_of_the_split(tmp_path: Path) -> None:
     """Keys without the test rows' would show which these are, in every request."""
-    path = write_votes(tmp_path, privacy={**FROZEN, "links_per_record": 1})
+    path = write_means(tmp_path, privacy={**FROZEN, "links_per_record": 1})
     run(path, tmp_path / "run")
     config = read_federation(path)
     model = load_model(tmp_path / "run" / "parties" / "agency" / "model", config, party="agency")
@@ -138,7 +138,7 @@ def test_noise_is_planned_for_both_steps_of_a_whitened_fit(tmp_path: Path) -> No
     for whiten in (False, True):
         folder = tmp_path / str(whiten)
         folder.mkdir()
-        config = read_federation(write_votes(folder, encoder={**VOTES, "whiten": whiten}))
+        config = read_federation(write_means(folder, encoder={**CLASS_MEANS, "whiten": whiten}))
         tables: dict[str, Any] = dict(read_tables(config, folder))
         _, facts = run_facts(config, tables["agency"])
         spread[whiten] = plan_run(config, facts).releases.fitting_multiplier()

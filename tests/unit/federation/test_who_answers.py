@@ -15,11 +15,11 @@ from securevfl.models.tasks import TaskHead
 TRAIN, VALIDATION = np.arange(60), np.arange(60, 80)
 
 
-def primary(*, votes: bool, on_training: float, on_validation: float) -> Any:
+def primary(*, fitted: bool, on_training: float, on_validation: float) -> Any:
     """Return what a decision reads: a base that knows nothing, and outputs that add a little.
 
     Args:
-        votes: Whether encoders were fitted to training rows' labels.
+        fitted: Whether encoders were fitted to training rows' labels.
         on_training: What outputs add for the right class, of training rows.
         on_validation: The same of validation rows.
     """
@@ -27,7 +27,7 @@ def primary(*, votes: bool, on_training: float, on_validation: float) -> Any:
     signs = (2 * targets - 1)[:, None]
     one = SimpleNamespace(
         head=TaskHead(task="binary"),
-        plan=SimpleNamespace(votes=votes),
+        plan=SimpleNamespace(fits_class_means=fitted),
         data=SimpleNamespace(
             base=torch.zeros(80, 1),
             targets=targets,
@@ -44,7 +44,7 @@ def primary(*, votes: bool, on_training: float, on_validation: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("votes", "on_validation", "used"),
+    ("fitted", "on_validation", "used"),
     [
         (False, 0.1, "joint"),
         (True, 0.1, "joint"),
@@ -53,29 +53,31 @@ def primary(*, votes: bool, on_training: float, on_validation: float) -> Any:
         (True, -0.1, "alone"),
     ],
 )
-def test_votes_need_the_validation_rows_too(votes: bool, on_validation: float, used: str) -> None:
+def test_class_means_need_the_validation_rows_too(
+    fitted: bool, on_validation: float, used: str
+) -> None:
     """Directions have seen training rows' labels, so what these rows gain may be their own."""
-    one = primary(votes=votes, on_training=0.5, on_validation=on_validation)
+    one = primary(fitted=fitted, on_training=0.5, on_validation=on_validation)
     assert Primary.decide(one, torch.zeros(80, 1), base_is_alone=True).used == used
 
 
 def test_training_rows_are_not_asked_where_alone_is_not_known_there() -> None:
     """Another model than the base: of training rows it knows the labels."""
-    one = primary(votes=False, on_training=0.5, on_validation=-0.1)
+    one = primary(fitted=False, on_training=0.5, on_validation=-0.1)
     decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=False)
     assert (decision.used, decision.rows) == ("alone", len(VALIDATION))
     # lambda is chosen by all of them, and counts though alone answers.
     assert decision.scale > 0
 
 
-@pytest.mark.parametrize("votes", [False, True])
+@pytest.mark.parametrize("fitted", [False, True])
 def test_a_lower_loss_is_not_enough_where_the_metric_is_worse(
-    votes: bool, monkeypatch: pytest.MonkeyPatch
+    fitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone is right about order and too sure of it; the joint model says less, in bad order."""
     # All of the correction counts: less of it would keep alone's order.
     monkeypatch.setattr(federation_primary, "choose_scale", lambda *_, **__: 1.0)
-    one = primary(votes=votes, on_training=0.1, on_validation=0.1)
+    one = primary(fitted=fitted, on_training=0.1, on_validation=0.1)
     sure = 30.0 * (2 * one.data.targets - 1)[:, None]
     # One row in ten is told wrong, by so much that all loss is theirs; the order is nearly right.
     wrong = torch.arange(80) % 10 == 0

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import torch
 from helpers.assisted import LINEAR
+from helpers.class_means import write_class_means
 from helpers.federations import FROZEN, save, write_federation, write_overlapping
 from helpers.labelled_cuda import device_of, labelled_cuda, operations
-from helpers.voting import write_voting
 
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
@@ -87,7 +87,7 @@ RUNS: Mapping[str, dict[str, Any]] = {
         "pretraining": {**SSL, "algorithm": "byol", "augment_aligned": True},
     },
     "fedlocalssl": {"model": {**ALIGNED, "family": "fedlocalssl"}, "pretraining": SSL},
-    "votes": {"labels": "shares"},
+    "class-means": {"labels": "shares"},
 }
 """Sections of a federation file, each for what it alone goes through."""
 
@@ -95,7 +95,7 @@ RUNS: Mapping[str, dict[str, Any]] = {
 def write(folder: Path, sections: dict[str, Any]) -> Path:
     """Write a federation."""
     if "labels" in sections:
-        return write_voting(folder, **sections)
+        return write_class_means(folder, **sections)
     training = {"epochs": 1, "batch_size": 16, **sections.get("training", {})}
     given = {**sections, "training": training}
     if "pretraining" in sections:

@@ -47,7 +47,7 @@ def test_the_readme_tables_run_without_an_edit(tmp_path: Path, capfd: Capture) -
     assert config.primary.key == ("lon", "lat")
     assert config.linkage.metric == "great-circle"
     assert config.encoder is not None
-    assert (config.encoder.method, config.encoder.labels) == ("votes", "randomised")
+    assert (config.encoder.method, config.encoder.labels) == ("class-means", "randomised")
     assert config.family.cut_shape(config.model) == (1, 2)
     assert config.top is not None
     assert config.top.name == "tied"

@@ -120,10 +120,10 @@ def test_the_last_partner_writes_fewer_numbers(tmp_path: Path) -> None:
     assert rehearsed(config, cast, 8.0).model.hidden == features
 
 
-def test_votes_keep_a_number_for_each_class(tmp_path: Path) -> None:
+def test_class_means_keep_a_number_for_each_class(tmp_path: Path) -> None:
     """However few features a pretended partner has."""
     model = source(hidden=2)["model"] | {"top": "tied"}
-    encoder = {"method": "votes", "labels": "shown"}
+    encoder = {"method": "class-means", "labels": "plaintext"}
     config, _, cast = played(tmp_path, columns=5, seed=2, model=model, encoder=encoder)
 
     assert len(cast.aside) == 2

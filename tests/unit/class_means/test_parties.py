@@ -1,4 +1,4 @@
-"""Each party's part in votes, over lines: the sums of one process, and one line for every lie."""
+"""Each party's part in class means: the sums of one process, and an error for every lie."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.built import Built, built
-from helpers.voting import BINS, class_labels, vote_as_threads, write_voting
+from helpers.class_means import BINS, class_labels, fit_as_threads, write_class_means
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, ProtocolError
 from securevfl.dp.labels import keep_probability
@@ -32,13 +32,13 @@ ROWS, NUMBERS = 120, 4
 
 @pytest.fixture
 def one(tmp_path: Path):
-    """A run whose votes meet labels under masks, before its first round."""
-    with built(write_voting(tmp_path), tmp_path / "run") as made:
+    """A run whose class means meet labels under masks, before its first round."""
+    with built(write_class_means(tmp_path), tmp_path / "run") as made:
         yield made
 
 
 def finished(made: Built) -> dict[int, list[np.ndarray]]:
-    """Record the sums that each secondary fits its votes to."""
+    """Record the sums that each secondary fits its class means to."""
     found: dict[int, list[np.ndarray]] = {}
     for rank, secondary in made.secondaries.items():
         class_means = secondary.class_means
@@ -66,7 +66,7 @@ def test_sums_under_masks_are_the_plain_sums_with_both_noises(one: Built) -> Non
     for secondary in one.secondaries.values():
         secondary.class_means.noise = lambda: noise
     found = finished(one)
-    results, wires = vote_as_threads(one, told)
+    results, wires = fit_as_threads(one, told)
     assert results == {"agency": None, "bank-1": None, "bank-2": None, "dealer": 2}
     for rank, sums in bins_by_rank(one, told).items():
         np.testing.assert_array_equal(found[rank], [sums + noise + 1000])
@@ -96,7 +96,7 @@ def test_what_a_secondary_hears_of_labels_is_uniform_and_other_each_time(one: Bu
     """One class for all rows: what is said takes every value, and differs between secondaries."""
     told = class_labels(ROWS, label_noise=lambda sums: sums.noise(0.0))
     told.bins_of_rows[:] = 2
-    _, wires = vote_as_threads(one, told)
+    _, wires = fit_as_threads(one, told)
     said = [
         message.tensors["said"]
         for _, _, message in wires.travelled
@@ -109,14 +109,14 @@ def test_what_a_secondary_hears_of_labels_is_uniform_and_other_each_time(one: Bu
 
 
 def test_a_budget_that_forbids_it_lets_nothing_out(one: Built) -> None:
-    """Charged before anything leaves: only that votes are not fitted yet was said before."""
+    """Charged before anything leaves: only that class means are not fitted yet was said before."""
 
     def begin(*, leaves: bool) -> None:
         assert leaves
         raise BudgetExceededError("no room")
 
     one.secondaries[1].class_means.begin = begin
-    results, wires = vote_as_threads(
+    results, wires = fit_as_threads(
         one, class_labels(ROWS, label_noise=lambda sums: sums.noise(0.0))
     )
     assert isinstance(results["bank-1"], BudgetExceededError)
@@ -127,7 +127,7 @@ def test_a_budget_that_forbids_it_lets_nothing_out(one: Built) -> None:
 def test_label_noise_that_cannot_be_drawn_costs_nobody_anything(one: Built) -> None:
     """No secondary is asked for its sums, which could not be asked for again."""
     charged = {rank: one.booked(rank) for rank in one.secondaries}
-    results, wires = vote_as_threads(
+    results, wires = fit_as_threads(
         one, class_labels(ROWS, label_noise=lambda sums: sums.noise(1e30))
     )
     assert isinstance(results["agency"], ConfigError)
@@ -138,17 +138,17 @@ def test_label_noise_that_cannot_be_drawn_costs_nobody_anything(one: Built) -> N
 @pytest.mark.parametrize(
     ("labels", "task", "keep"),
     [
-        ("shown", "multiclass", None),
+        ("plaintext", "multiclass", None),
         ("randomised", "multiclass", keep_probability(2.0, 3)),
         # A number that is exchanged moves three rows of three classes.
         ("randomised", "regression", keep_probability(2.0 / 3, 3)),
     ],
 )
-def test_labels_that_travel_are_those_of_the_ballot(
+def test_labels_that_travel_are_those_of_the_primary(
     labels: str, task: str, keep: float | None, tmp_path: Path
 ) -> None:
     """Every secondary gets the same bins, and corrects for what the file says of them."""
-    path = write_voting(tmp_path, labels=labels, dealer=False, federation={"task": task})
+    path = write_class_means(tmp_path, labels=labels, dealer=False, federation={"task": task})
     told = class_labels(ROWS, keep=keep)
     with built(path, tmp_path / "run") as made:
         expected = {
@@ -156,7 +156,7 @@ def test_labels_that_travel_are_those_of_the_ballot(
             for rank, one in made.secondaries.items()
         }
         found = finished(made)
-        results, wires = vote_as_threads(made, told)
+        results, wires = fit_as_threads(made, told)
     assert results == {"agency": None, "bank-1": None, "bank-2": None}
     for rank, sums in expected.items():
         np.testing.assert_array_equal(found[rank], [sums])
@@ -170,11 +170,11 @@ def test_labels_that_travel_are_those_of_the_ballot(
         np.testing.assert_array_equal(bins, told.bins_of_rows)
 
 
-def test_votes_that_are_fitted_are_left_alone(one: Built, monkeypatch) -> None:
+def test_class_means_that_are_fitted_are_left_alone(one: Built, monkeypatch) -> None:
     """A resumed run: who has fitted says so, and is neither charged, summed nor sent labels."""
     monkeypatch.setattr(ClassMeansFitting, "settled", True)
     charged = {rank: one.booked(rank) for rank in one.secondaries}
-    results, wires = vote_as_threads(
+    results, wires = fit_as_threads(
         one, class_labels(ROWS, label_noise=lambda sums: sums.noise(0.0))
     )
     assert results == {"agency": None, "bank-1": None, "bank-2": None, "dealer": 0}
@@ -204,7 +204,7 @@ class TestLies:
             pass
 
         instead = {"agency": primary, "bank-2": nothing}
-        results, _ = vote_as_threads(one, self.quiet(), instead=instead)
+        results, _ = fit_as_threads(one, self.quiet(), instead=instead)
         return results["bank-1"]
 
     @pytest.mark.parametrize("lie", [BINS, -1])
@@ -248,12 +248,12 @@ class TestLies:
                 part()
             results.append(told.value)
 
-        vote_as_threads(one, told, instead={"bank-1": bank})
+        fit_as_threads(one, told, instead={"bank-1": bank})
         assert len(results) == 1
 
-    def test_rows_before_votes_are_refused(self, one: Built) -> None:
-        """A primary that leaves votes out gets no row of an encoder that is only drawn."""
-        with pytest.raises(PrivacyError, match="before it has let votes be fitted"):
+    def test_rows_before_class_means_are_refused(self, one: Built) -> None:
+        """A primary that leaves class means out gets no row of an encoder that is only drawn."""
+        with pytest.raises(PrivacyError, match="before it has let class means be fitted"):
             one.answer(one.passed()[0])
 
     @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ class TestLies:
             pass
 
         instead = {"agency": primary, "bank-1": nothing, "bank-2": nothing}
-        results, _ = vote_as_threads(one, self.quiet(), instead=instead)
+        results, _ = fit_as_threads(one, self.quiet(), instead=instead)
         assert isinstance(results["dealer"], ProtocolError)
         assert str(results["dealer"]).startswith(line)
 
@@ -320,7 +320,7 @@ class TestLies:
                 "agency",
             )
 
-        results, _ = vote_as_threads(one, self.quiet(), instead={"dealer": dealer})
+        results, _ = fit_as_threads(one, self.quiet(), instead={"dealer": dealer})
         with pytest.raises(ProtocolError, match=line):
             raise results["agency"]
 
@@ -344,7 +344,7 @@ class TestLies:
                 "agency",
             )
 
-        results, _ = vote_as_threads(one, self.quiet(), instead={"dealer": dealer})
+        results, _ = fit_as_threads(one, self.quiet(), instead={"dealer": dealer})
         with pytest.raises(ProtocolError, match=r"numbers = 2, as the primary asked.*no sums"):
             raise results["bank-1"]
 
@@ -366,6 +366,6 @@ class TestLies:
             masked = ClassMeansMasked(words=np.zeros((rows, BINS, numbers), np.uint64))
             lines.send(masked.to_message(), "agency")
 
-        results, _ = vote_as_threads(one, self.quiet(), instead={"bank-1": bank})
+        results, _ = fit_as_threads(one, self.quiet(), instead={"bank-1": bank})
         with pytest.raises(ProtocolError, match=line):
             raise results["agency"]

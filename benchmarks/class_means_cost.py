@@ -1,4 +1,4 @@
-"""What class sums under a dealer's masks cost a secondary: ``python benchmarks/votes_cost.py``.
+"""What class sums under masks cost a secondary: ``python benchmarks/class_means_cost.py``.
 
 CPU time of each party's arithmetic, and the bytes of the masked vectors; the median of the repeats.
 Nothing is sent: what travels besides is 16 bytes a row and what TLS adds.

@@ -1,4 +1,4 @@
-"""Votes over real connections: masks pass a primary that cannot read them; who leaves is named."""
+"""Class means over real connections: masks pass a primary that cannot read; who leaves is named."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.built import Built, built
+from helpers.class_means import class_labels, write_class_means
 from helpers.star import make_star, together
-from helpers.voting import class_labels, write_voting
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.class_means.class_means_stage import (
@@ -49,13 +49,13 @@ def place(one: Built, name: str, transport: SecondaryTransport) -> Joined:
 @contextmanager
 def federation(folder: Path):
     with (
-        built(write_voting(folder), folder / "run") as one,
+        built(write_class_means(folder), folder / "run") as one,
         make_star(folder / "people", one.plan.config.ranks).joined() as (primary, ends),
     ):
         yield one, primary, ends
 
 
-def test_votes_are_fitted_over_the_star(tmp_path: Path) -> None:
+def test_class_means_are_fitted_over_the_star(tmp_path: Path) -> None:
     """The dealer's seeds reach secondaries sealed, through the primary; the sums are exact."""
     told = class_labels(120, label_noise=lambda sums: sums.noise(0.0))
     found: dict[int, np.ndarray] = {}

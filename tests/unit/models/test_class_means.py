@@ -1,18 +1,18 @@
-"""Directions of votes: they point at the class that a record is nearest to."""
+"""Directions of class means: they point at the class that a record is nearest to."""
 
 import numpy as np
 
 from securevfl.models.frozen import MOST_NUMBERS, PROJECTED, class_directions, public_projection
 
 
-def test_a_record_at_a_class_mean_votes_for_that_class() -> None:
+def test_a_record_at_a_class_mean_points_at_that_class() -> None:
     """With and without whitening, which undoes a direction of large spread without meaning."""
     means = np.array([[1.0, 0, 0], [-1, 1, 0], [0, -1, 0], [0, 0, 0]])
     counts = np.array([10.0, 10, 10, 30])
     for covariance in (None, np.diag([1.0, 1.0, 100.0])):
         found = class_directions(counts, means, covariance=covariance)
-        votes = (means[:-1] - found.centre) @ found.weights
-        assert votes.argmax(axis=1).tolist() == [0, 1, 2]
+        released = (means[:-1] - found.centre) @ found.weights
+        assert released.argmax(axis=1).tolist() == [0, 1, 2]
     shifted = means[0] + [0, 0, 30.0]
     assert ((shifted - found.centre) @ found.weights).argmax() == 0
 

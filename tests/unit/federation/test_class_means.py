@@ -1,4 +1,4 @@
-"""Votes in a run: booked before they are fitted, fitted once, refused where they would not hold."""
+"""Class means in a run: charged, then fitted, once; refused where they would not hold."""
 
 import json
 import tomllib
@@ -18,17 +18,17 @@ from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
 MODEL = {"release": "pooled", "hidden": 3, "heads": 1, "top": "tied"}
-VOTES = {"method": "votes", "labels": "shown", "share": 0.1}
+CLASS_MEANS = {"method": "class-means", "labels": "plaintext", "share": 0.1}
 SHORT = {"rows": 90, "training": {"batch_size": 32, "split": "random"}}
 CHOOSE = {"protection": "none", "choose": "records"}
 PARTIES = ("agency", "bank-1", "bank-2")
 
 
-def write_votes(folder: Path, *, bounds: bool = True, **sections: Any) -> Path:
-    """Write a federation whose encoders vote, with declared bounds."""
+def write_means(folder: Path, *, bounds: bool = True, **sections: Any) -> Path:
+    """Write a federation whose encoders are class means, with declared bounds."""
     settings = {
         "model": MODEL,
-        "encoder": VOTES,
+        "encoder": CLASS_MEANS,
         "privacy": FROZEN,
         "linkage": CHOOSE,
         "base": {"estimator": "linear"},
@@ -55,11 +55,11 @@ def booked(folder: Path, party: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("labels", ["shown", "randomised"])
+@pytest.mark.parametrize("labels", ["plaintext", "randomised"])
 def test_everything_is_booked_before_it_is_released(labels: str, tmp_path: Path) -> None:
     """The fit, then rows, at every party; what secondaries learn of labels at the primary alone."""
-    encoder = {**VOTES, "labels": labels}
-    result = run(write_votes(tmp_path, encoder=encoder), tmp_path / "run")
+    encoder = {**CLASS_MEANS, "labels": labels}
+    result = run(write_means(tmp_path, encoder=encoder), tmp_path / "run")
 
     for party in PARTIES:
         kinds = [line["kind"] for line in booked(tmp_path / "run", party)]
@@ -68,17 +68,17 @@ def test_everything_is_booked_before_it_is_released(labels: str, tmp_path: Path)
         assert spent == ["fit", *own, "charge", "charge", "charge"]
     (line,) = [one for one in booked(tmp_path / "run", "agency") if one["kind"] == "labels"]
     assert line["mechanism"] == labels
-    assert line["epsilon"] == (None if labels == "shown" else 2.0)
+    assert line["epsilon"] == (None if labels == "plaintext" else 2.0)
     assert result.metrics["privacy"]["epsilon"] == pytest.approx(50.0, rel=1e-6)
 
 
-def test_votes_tell_what_the_primary_lacks(tmp_path: Path) -> None:
+def test_class_means_tell_what_the_primary_lacks(tmp_path: Path) -> None:
     """Without noise: every party has a column that the label is a sum of."""
-    path = write_votes(
+    path = write_means(
         tmp_path,
         rows=240,
         privacy={"mechanism": "none", "encoder": "frozen", "links_per_record": 1},
-        encoder={**VOTES, "whiten": True},
+        encoder={**CLASS_MEANS, "whiten": True},
         base={"estimator": "best"},
     )
     metrics = run(path, tmp_path / "run", with_alone=True).metrics
@@ -89,7 +89,7 @@ def test_votes_tell_what_the_primary_lacks(tmp_path: Path) -> None:
 
 def test_a_resumed_run_tells_the_same_labels_and_fits_nothing_again(tmp_path: Path) -> None:
     """Labels that were drawn again would say more, and a second fit would spend for nothing."""
-    path = write_votes(tmp_path, encoder={**VOTES, "labels": "randomised"})
+    path = write_means(tmp_path, encoder={**CLASS_MEANS, "labels": "randomised"})
     run(path, tmp_path / "run")
     drawn = (tmp_path / "run/parties/agency/labels.pt").read_bytes()
     # As if the crash had come before the last round was kept.
@@ -109,14 +109,14 @@ def test_a_secondary_that_had_its_class_sums_gets_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two label noises on one sum average out; the primary refuses, and books nothing more."""
-    path = write_votes(tmp_path, encoder={**VOTES, "labels": "shares"})
+    path = write_means(tmp_path, encoder={**CLASS_MEANS, "labels": "shares"})
     source = tomllib.loads(path.read_text())
     source["party"].append({"name": "dealer", "role": "dealer"})
     save(tmp_path, source)
     run(path, tmp_path / "run")
     last = max((tmp_path / "run/parties/agency/released").iterdir(), key=lambda one: one.name)
     last.unlink()
-    # The secondary says that its votes are not fitted, and would send its sums again.
+    # The secondary says that its class means are not fitted, and would send its sums again.
     monkeypatch.setattr(ClassMeansFitting, "settled", False)
     monkeypatch.setattr(ClassMeansFitting, "begin", lambda _self, **_leaves: None)
 
@@ -129,7 +129,7 @@ def test_a_secondary_that_had_its_class_sums_gets_no_others(
 @pytest.mark.parametrize("cap", [1, 2])
 def test_no_record_moves_what_is_summed_by_more_than_is_charged(cap: int, tmp_path: Path) -> None:
     """Every tenth record of a table is taken away, as a run links and scales it."""
-    path = write_votes(tmp_path, privacy={**FROZEN, "links_per_record": cap})
+    path = write_means(tmp_path, privacy={**FROZEN, "links_per_record": cap})
     whole = world(path).secondary.class_means
     assert whole is not None
     bins = np.random.default_rng(0).integers(0, 4, 90)
@@ -144,15 +144,15 @@ def test_no_record_moves_what_is_summed_by_more_than_is_charged(cap: int, tmp_pa
     assert 0 < max(changes) <= whole.format.change_of_record
 
 
-def test_rows_are_refused_before_votes_are_fitted(tmp_path: Path) -> None:
+def test_rows_are_refused_before_class_means_are_fitted(tmp_path: Path) -> None:
     """A primary that leaves the step out would get rows of an encoder that nobody has fitted."""
-    with pytest.raises(PrivacyError, match="before it has let votes be fitted"):
-        world(write_votes(tmp_path)).release(range(4), number=1)
+    with pytest.raises(PrivacyError, match="before it has let class means be fitted"):
+        world(write_means(tmp_path)).release(range(4), number=1)
 
 
 def test_sums_that_left_and_were_lost_are_not_made_again(tmp_path: Path) -> None:
     """With other noise they would be a second release, which nobody has paid for."""
-    class_means = world(write_votes(tmp_path)).secondary.class_means
+    class_means = world(write_means(tmp_path)).secondary.class_means
     assert class_means is not None
     class_means.begin(leaves=True)
     with pytest.raises(PrivacyError, match="start another run"):
@@ -163,9 +163,9 @@ def test_sums_that_left_and_were_lost_are_not_made_again(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"encoder": {"method": "votes"}}, "encoder.labels"),
-        ({"encoder": {**VOTES, "layout": "blocks"}}, "encoder.layout"),
-        ({"encoder": {"method": "principal", "labels": "shown"}}, "encoder.labels"),
+        ({"encoder": {"method": "class-means"}}, "encoder.labels"),
+        ({"encoder": {**CLASS_MEANS, "layout": "blocks"}}, "encoder.layout"),
+        ({"encoder": {"method": "principal", "labels": "plaintext"}}, "encoder.labels"),
         ({"encoder": {"method": "random", "whiten": True}}, "encoder.whiten"),
         ({"linkage": {**CHOOSE, "choose": "rows"}}, "encoder.method"),
         ({"privacy": {**FROZEN, "unit": "linked-row"}}, "privacy.unit"),
@@ -179,6 +179,6 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     """In one line that names the field, before anything is released."""
     with pytest.raises((ConfigError, PrivacyError), match=says) as refused:
-        run(write_votes(tmp_path, **sections), tmp_path / "run")
+        run(write_means(tmp_path, **sections), tmp_path / "run")
     assert isinstance(refused.value, SecureVflError)
     assert "\n" not in str(refused.value)

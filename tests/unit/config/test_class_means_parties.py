@@ -1,4 +1,4 @@
-"""A dealer for votes alone: when it may and must be there, and who does without it."""
+"""A dealer for class means alone: when it may and must be there, and who does without it."""
 
 import re
 import tomllib
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.class_means import write_class_means
 from helpers.federations import save
-from helpers.voting import write_voting
 
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig, link_spec
@@ -21,29 +21,29 @@ HIDING: dict[str, Any] = {"protection": "bloom", "ranges": RANGES, "secret": "li
 
 
 def federation(folder: Path, *roles: str, **sections: Any) -> FederationConfig:
-    source = tomllib.loads(write_voting(folder, dealer=False, **sections).read_text())
+    source = tomllib.loads(write_class_means(folder, dealer=False, **sections).read_text())
     source["party"] += [{"name": f"the-{role}", "role": role} for role in roles]
     return read_federation(save(folder, source))
 
 
-def test_votes_under_masks_need_a_dealer(tmp_path: Path) -> None:
+def test_class_means_under_masks_need_a_dealer(tmp_path: Path) -> None:
     """Between processes; a simulation does without. The line to add is told."""
     config = federation(tmp_path)
     with pytest.raises(ConfigError, match=r'encoder\.labels: "shares" needs .* role = "dealer"'):
         require_helpers(config)
     require_helpers(federation(tmp_path, "dealer"))
-    require_helpers(federation(tmp_path, labels="shown"))
+    require_helpers(federation(tmp_path, labels="plaintext"))
 
 
 def test_a_dealer_with_nothing_to_deal_is_refused(tmp_path: Path) -> None:
-    """Neither linkage nor votes would ask it for anything, and everybody would wait for it."""
+    """Neither linkage nor class means ask it for anything, and all would wait for it."""
     with pytest.raises(ConfigError, match=r'"dealer" goes with .*"shares" or encoder\.labels'):
         federation(tmp_path, "dealer", labels="randomised")
     with pytest.raises(ConfigError, match='"dealer" goes with'):
-        federation(tmp_path, "coordinator", "dealer", labels="shown", linkage=HIDING)
+        federation(tmp_path, "coordinator", "dealer", labels="plaintext", linkage=HIDING)
 
 
-def test_linking_does_without_a_dealer_for_votes(tmp_path: Path) -> None:
+def test_linking_does_without_a_dealer_for_class_means(tmp_path: Path) -> None:
     """Wherever it stands in the file, the ranks of those that link are those of the federation."""
     for roles in (("dealer", "coordinator"), ("coordinator", "dealer")):
         config = federation(tmp_path, *roles, linkage=HIDING)
@@ -56,7 +56,7 @@ def test_linking_does_without_a_dealer_for_votes(tmp_path: Path) -> None:
     assert set(link_spec(both).roles.helpers) == {"coordinator", "dealer"}
 
 
-def test_predictions_wait_for_no_dealer_of_votes(tmp_path: Path) -> None:
+def test_predictions_wait_for_no_dealer_of_class_means(tmp_path: Path) -> None:
     """New rows are never voted on; a dealer of linkage comes for them too."""
     config = federation(tmp_path, "dealer", "coordinator", linkage=HIDING)
     assert idle_helpers(config) == ("the-dealer",)
@@ -69,7 +69,7 @@ def test_predictions_wait_for_no_dealer_of_votes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "reveals", "guarantee"),
     [
-        ("shown", "every secondary: each training row's label", "not covered"),
+        ("plaintext", "every secondary: each training row's label", "not covered"),
         ("randomised", "randomised response", "label_epsilon = 2, .* all secondaries together"),
         ("shares", "each secondary: the sum of its own records", "one secondary that follows"),
     ],
@@ -106,4 +106,4 @@ def test_a_label_epsilon_that_leaves_nothing_is_refused_with_the_file(
 
     with pytest.raises(ConfigError, match=r"encoder\.label_epsilon: must be at least"):
         read(epsilon)
-    assert read(2 * epsilon).voters_moved == (3 if task == "regression" else 1)
+    assert read(2 * epsilon).labels_moved == (3 if task == "regression" else 1)

@@ -1,4 +1,4 @@
-"""A finished run whose encoders vote, in the hands of every command that reads one."""
+"""A finished run whose encoders are class means, in the hands of every command that reads one."""
 
 import dataclasses
 import json
@@ -11,10 +11,10 @@ import onnxruntime
 import pandas as pd
 import pytest
 import torch
+from helpers.class_means import write_class_means
 from helpers.command_line import securevfl
 from helpers.federations import FROZEN, save
 from helpers.fixed_entropy import fixed_entropy
-from helpers.voting import write_voting
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
@@ -25,14 +25,14 @@ from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 
 Capture = pytest.CaptureFixture[str]
-SHARED = ("votes_0", "votes_1", "votes_2")
+SHARED = ("class_means_0", "class_means_1", "class_means_2")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run under a promise, whose labels have one too; its noise is fixed."""
-    folder = tmp_path_factory.mktemp("votes")
-    path = write_voting(folder, labels="randomised", dealer=False, privacy=FROZEN)
+    folder = tmp_path_factory.mktemp("class_means")
+    path = write_class_means(folder, labels="randomised", dealer=False, privacy=FROZEN)
     source = tomllib.loads(path.read_text())
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
@@ -45,11 +45,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_table_of_votes_says_which_class_each_number_is_for(
+def test_a_table_of_class_means_says_which_class_each_number_is_for(
     finished: Path, capfd: Capture
 ) -> None:
     """Records of the highest class speak for it more than others do, at the class's own number."""
-    out = finished / "votes.csv"
+    out = finished / "embeddings.csv"
     asked = [
         "model",
         "embeddings",
@@ -72,15 +72,15 @@ def test_a_table_of_votes_says_which_class_each_number_is_for(
 
 
 def test_what_partners_are_worth_is_refused_with_what_helps(finished: Path, capfd: Capture) -> None:
-    """Votes share their numbers, so that ``layout = "blocks"`` alone would be refused too."""
+    """Class means share their numbers, so that ``layout = "blocks"`` alone would be refused too."""
     refused = securevfl(capfd, "lab", "contribution", finished / "run", "--data-root", finished)
 
     assert refused.code == 4
     assert "2 more releases of the 24 test rows, epsilon" in refused.complaint
-    assert '(method = "principal"; votes share their numbers)' in refused.complaint
+    assert '(method = "principal"; class means share their numbers)' in refused.complaint
 
 
-def test_ledgers_of_a_run_with_votes_are_verified(
+def test_ledgers_of_a_run_with_class_means_are_verified(
     finished: Path, tmp_path: Path, capfd: Capture
 ) -> None:
     """As they lie there; and found out where a line of the fitting is gone, or labels cost less."""
@@ -100,7 +100,7 @@ def test_ledgers_of_a_run_with_votes_are_verified(
     assert securevfl(capfd, "ledger", "verify", run).code == 4
 
 
-def test_a_table_shows_what_a_run_with_votes_spent_of_it(
+def test_a_table_shows_what_a_run_with_class_means_spent_of_it(
     finished: Path, tmp_path: Path, capfd: Capture
 ) -> None:
     """The primary's rows at the run's epsilon, and its labels at theirs."""
@@ -119,7 +119,7 @@ def test_a_table_shows_what_a_run_with_votes_spent_of_it(
 
 
 def test_the_tied_top_is_exported(finished: Path, tmp_path: Path, capfd: Capture) -> None:
-    """Released votes and a base in, the class probabilities of the kept model out."""
+    """Released class means and a base in, the class probabilities of the kept model out."""
     run = finished / "run"
     done = securevfl(capfd, "model", "export", run, "--out", tmp_path, "--json")
     told = json.loads(done.out)["exported"]
@@ -162,12 +162,12 @@ def test_tables_in_memory_vote_by_one_word() -> None:
     )
     assert run.metrics["privacy"]["epsilon"] == pytest.approx(8.0)
     assert run.metrics["privacy"]["labels"]["epsilon"] == 2.0
-    votes = sv.EncoderSettings(method="votes", labels="shares", label_epsilon=1.0)
+    encoder = sv.EncoderSettings(method="class-means", labels="shares", label_epsilon=1.0)
     dealt = sv.simulate(
         housing,
         sv.models.FeT(neighbours=4, hidden=2, release="pooled"),
         privacy=dataclasses.replace(privacy, encoder="frozen", links_per_record=1),
-        encoder=votes,
+        encoder=encoder,
         linkage=sv.LinkageSettings(protection="none", choose="records"),
         top="tied",
         base="linear",

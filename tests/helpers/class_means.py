@@ -1,4 +1,4 @@
-"""Federations whose encoders vote, and every party's part in that as threads of one process."""
+"""Federations whose encoders are class means, and every party's part as threads."""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ CLASSES = 3
 BINS = CLASSES + 1
 
 
-def write_voting(
+def write_class_means(
     folder: Path, *, labels: str = "shares", dealer: bool = True, **sections: Any
 ) -> Path:
     """Write a small federation of three classes that promises nothing; sections update its own."""
@@ -38,7 +38,7 @@ def write_voting(
             "keys_as_features": False,
         },
         base={"estimator": "linear"},
-        encoder={"method": "votes", "labels": labels, **sections.pop("encoder", {})},
+        encoder={"method": "class-means", "labels": labels, **sections.pop("encoder", {})},
         privacy=sections.pop(
             "privacy", {"mechanism": "none", "encoder": "frozen", "links_per_record": 1}
         ),
@@ -58,14 +58,14 @@ def class_labels(rows: int, **more: Any) -> ClassLabels:
     return ClassLabels(bins_of_rows=bins, bins=BINS, **more)
 
 
-def vote_as_threads(
+def fit_as_threads(
     one: Built, told: ClassLabels, *, instead: Mapping[str, Callable[[Wires], Any]] | None = None
 ) -> tuple[dict[str, Any], Wires]:
     """Run every party's part; return what each returned or raised, and what travelled.
 
     Args:
         one: The run.
-        told: The primary's ballot.
+        told: The primary's labels.
         instead: Who does something else, given all wires.
     """
     wires, config, plan = Wires(), one.plan.config, one.plan

@@ -15,7 +15,7 @@ from securevfl.dp.labels import randomised_labels
 from securevfl.federation.class_means import class_labels, class_means_stage
 from securevfl.federation.class_means.class_means_stage import ClassMeansSums
 from securevfl.federation.encoder_fitting import ClassMeansFitting
-from securevfl.lab.audit.audit_votes import audit_votes
+from securevfl.lab.audit.audit_class_means import audit_class_means
 from securevfl.lab.audit.settings import AuditSettings
 from securevfl.mpc import dealt_sums
 from securevfl.mpc.dealt_sums import masked_noise, opened
@@ -30,14 +30,14 @@ Patch = pytest.MonkeyPatch
 
 def failed(settings: AuditSettings) -> set[str]:
     """Return the tests that fail."""
-    tests = [test for kind in audit_votes(settings).values() for test in kind]
+    tests = [test for kind in audit_class_means(settings).values() for test in kind]
     return {test.name for test in tests if test.verdict == "fail"}
 
 
 @pytest.mark.parametrize("settings", [FEW, AuditSettings()], ids=["little noise", "default"])
 def test_what_is_installed_passes(settings: AuditSettings) -> None:
     """False alarm 3e-10; every power is 0.999 or more."""
-    found = audit_votes(settings)
+    found = audit_class_means(settings)
     tests = [test for kind in found.values() for test in kind]
 
     assert [test.name for test in tests if test.verdict == "fail"] == []

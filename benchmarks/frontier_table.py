@@ -29,7 +29,7 @@ def print_table(what: str, found: Mapping[str, Found], delta: float, *, every_se
     """Print gains over alone, and the partners' part of them; bold where above two deviations.
 
     Below them: the share of signals that survives in numbers that secondaries share, and what each
-    way to vote has kept of its own gain without noise.
+    way to use labels has kept of its own gain without noise.
     """
     first = next(iter(next(iter(found.values())).values()))
     number = len(first["gain"]["seeds"])

@@ -57,7 +57,7 @@ from securevfl.lab.audit.audit_statistics import (
     worlds_needed,
 )
 from securevfl.lab.audit.audit_worlds import table_at
-from securevfl.lab.audit.settings import DELTA, AuditSettings, Release, Votes
+from securevfl.lab.audit.settings import DELTA, AuditSettings, ClassMeans, Release
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
@@ -287,7 +287,8 @@ def run_lives(lives: Mapping[str, Callable[[], object]]) -> None:
             raise error
 
 
-# An audit of votes: made-up records and labels go through the class sums of the installed code.
+# An audit of class means: made-up records and labels go through the class
+# sums of the installed code.
 
 _RECORDS: Final = 64
 """Classes of a sum whose one record is there or not, in turn."""
@@ -320,7 +321,7 @@ class _Overheard(ClassMeansFitting):
         self.sums = sums
 
 
-def audit_votes(settings: AuditSettings) -> dict[Release | Votes, Sequence[AuditTest]]:
+def audit_class_means(settings: AuditSettings) -> dict[Release | ClassMeans, Sequence[AuditTest]]:
     """Have class sums made and labels drawn, and test what each side gets to see.
 
     Args:
@@ -412,27 +413,27 @@ class _SumsStage:
         """
         plan, config = self._plan, self._config
         wires = Wires(self._settings.timeout_s)
-        voters = [self._voter(plan.config.party(name)) for name in plan.secondaries.values()]
+        fittings = [self._overheard(plan.config.party(name)) for name in plan.secondaries.values()]
         hidden: list[Int64[np.ndarray, "bins numbers"]] = []
-        whole = self._ballot.label_noise
+        whole = self._class_labels.label_noise
         assert whole is not None, "labels stay at home"
 
         def heard(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
             hidden.append(whole(sums))
             return hidden[-1]
 
-        class_labels = _with_noise(self._ballot, heard)
+        class_labels = _with_noise(self._class_labels, heard)
         primary, dealer = config.primary.name, config.helper("dealer")
         assert dealer is not None, "in the federation file"
 
-        def vote(name: str, class_means: ClassMeansFitting) -> None:
+        def fit(name: str, class_means: ClassMeansFitting) -> None:
             part = ClassMeansSecondary(plan, class_means, wires.of(name))
             wires.queue(primary, name).get(timeout=wires.deadline_s)
             part()
 
         lives: dict[str, Callable[[], object]] = {
-            name: partial(vote, name, class_means)
-            for name, class_means in zip(plan.secondaries.values(), voters, strict=True)
+            name: partial(fit, name, class_means)
+            for name, class_means in zip(plan.secondaries.values(), fittings, strict=True)
         }
         lives[primary] = partial(
             ClassMeansPrimary(plan, wires.of(primary)), lambda _due: class_labels
@@ -441,7 +442,7 @@ class _SumsStage:
         run_lives(lives)
         seen = []
         # The primary takes secondaries in this order, and so draws noise for them.
-        for class_means, noise in zip(voters, hidden, strict=True):
+        for class_means, noise in zip(fittings, hidden, strict=True):
             told = class_means.sums - class_means.drawn
             shown = [
                 class_means.sums - noise,
@@ -451,14 +452,14 @@ class _SumsStage:
         return seen
 
     @cached_property
-    def _ballot(self) -> ClassLabels:
+    def _class_labels(self) -> ClassLabels:
         with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
-            return _ballot(self._plan, self._data, _ledger(self._plan, "primary"), text)
+            return _class_labels(self._plan, self._data, _ledger(self._plan, "primary"), text)
 
-    def _voter(self, party: PartySettings) -> _Overheard:
+    def _overheard(self, party: PartySettings) -> _Overheard:
         """Return a secondary's part in one round; class sums leave it once."""
         at_work = bottom_at_work(self._plan, party, self._records, device=torch.device("cpu"))
-        assert isinstance(at_work.bottom, DirectionBottom), "encoders vote"
+        assert isinstance(at_work.bottom, DirectionBottom), "encoders are class means"
         ledger = _ledger(self._plan, party.name)
         return _Overheard(
             self._plan, party, at_work.bottom, at_work.features, self._linked.source, ledger
@@ -473,7 +474,7 @@ class _SumsStage:
     @cached_property
     def _vector(self) -> Float64[np.ndarray, " numbers"]:
         """What a record, or a row of two, must count in a class sum, in units."""
-        sums = self._voter(self._config.secondaries[0]).format
+        sums = self._overheard(self._config.secondaries[0]).format
         return sums.radius * 2.0**sums.bits * np.concatenate([[0.5], self._direction])
 
     @cached_property
@@ -518,7 +519,9 @@ def _drawn(settings: AuditSettings) -> list[AuditTest]:
     ledger = _ledger(plan, "primary")
     with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
         # A session of its own each: nothing is known but what lies in the run's folder.
-        once, again = (_ballot(plan, data, ledger, text).bins_of_rows[: 2 * each] for _ in range(2))
+        once, again = (
+            _class_labels(plan, data, ledger, text).bins_of_rows[: 2 * each] for _ in range(2)
+        )
     return drawn_tests(once[:each], once[each:], again, epsilon=epsilon, classes=classes)
 
 
@@ -552,7 +555,7 @@ def _federation(settings: AuditSettings, *, labels: str, classes: int) -> Federa
         "base": {"estimator": "linear"},
         # With half of the squared mu, fittings have the noise of releases.
         "encoder": {
-            "method": "votes",
+            "method": "class-means",
             "labels": labels,
             "label_epsilon": settings.label_epsilon,
             "share": 0.5,
@@ -602,6 +605,6 @@ def _ledger(plan: RunPlan, party: str) -> Ledger:
     return Ledger(None, party=party, plan=plan.releases, noise_share_std=plan.noise_share_std)
 
 
-def _ballot(plan: RunPlan, data: PrimaryData, ledger: Ledger, folder: str) -> ClassLabels:
+def _class_labels(plan: RunPlan, data: PrimaryData, ledger: Ledger, folder: str) -> ClassLabels:
     state = StateFolder(Path(folder), settings_digest="")
     return class_labels_of(plan, data, data.targets.numpy(), ledger, state, ())
