@@ -27,8 +27,8 @@ app = typer.Typer(
 )
 
 _RUN_DIGITS: Final = 8
-_MINUTES: Final = len("2026-01-31T12:00")
-_WIDEST: Final = 240
+_DATE: Final = len("2026-01-31")
+_WIDTH: Final = 80
 _WORDS: Final = {True: "good", False: "BAD", None: "-"}
 
 TableFile = Annotated[
@@ -165,14 +165,14 @@ def _book(pretraining: bool) -> "Book":
 
 def _print_summary(table: Path, summary: "LedgerSummary") -> None:
     console = Console()
-    runs = Table(box=None, pad_edge=False)
-    for name in ("began (UTC)", "run", "federation", "as", "encoder", "unit"):
-        runs.add_column(name, no_wrap=True)
+    runs = Table(box=None, pad_edge=False, collapse_padding=True)
+    for name in ("began", "run", "federation", "as", "encoder", "unit"):
+        runs.add_column(name, no_wrap=name not in ("run", "federation", "as"), overflow="fold")
     for name in ("rows", "epsilon", "delta"):
         runs.add_column(name, justify="right", no_wrap=True)
     for one in summary.runs:
         runs.add_row(
-            one.began[:_MINUTES].replace("T", " "),
+            one.began[:_DATE],
             one.run[:_RUN_DIGITS] + (f" in {one.sessions} sessions" if one.sessions > 1 else ""),
             one.federation,
             one.party,
@@ -183,8 +183,8 @@ def _print_summary(table: Path, summary: "LedgerSummary") -> None:
             f"{one.delta:g}",
         )
     if summary.runs:
-        # As wide as it is, on narrow terminals too: these lines are kept and compared.
-        Console(width=_WIDEST).print(runs)
+        # As wide on narrow terminals too: these lines are kept and compared.
+        Console(width=_WIDTH).print(runs)
     else:
         console.print(f"{table}: no run has released anything of it", soft_wrap=True)
     for unit in summary.units:

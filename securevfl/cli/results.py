@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core.command_line import print_figures
+from securevfl.core.command_line import print_figures, wrapped
 from securevfl.core.errors import SecureVflError
 from securevfl.core.formatting import written
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import alignment_in_words
 from securevfl.core.shown_progress import RunProgress
+from securevfl.federation.run_plan import PredictionBudget
 from securevfl.federation.session.membership import absences_in_words
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import run_folder
@@ -236,7 +237,7 @@ def write_own_page(party: Path) -> None:
 def warn(config: FederationConfig) -> None:
     """Print what is risky about a federation file on stderr."""
     for warning in warnings_about(config):
-        print(f"securevfl: warning: {warning}", file=sys.stderr)
+        print(wrapped(f"securevfl: warning: {warning}"), file=sys.stderr)
 
 
 def metric_name(config: FederationConfig) -> str:
@@ -258,8 +259,10 @@ def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:
     }
 
 
-def print_predictions(predictions: Predictions, out: Path, *, as_json: bool) -> None:
-    """Say where the predictions are, what they cost, and how good they are if that is known."""
+def print_predictions(
+    predictions: Predictions, out: Path, *, left: PredictionBudget | None, as_json: bool
+) -> None:
+    """Say where predictions are, their cost and what is left, and how good they are if known."""
     if as_json:
         print(json.dumps(summary_of(predictions, out)))
         return
@@ -268,6 +271,12 @@ def print_predictions(predictions: Predictions, out: Path, *, as_json: bool) -> 
     if predictions.used == "alone":
         cost = " by the primary alone: nothing was sent, and no ledger was charged"
     print(f"securevfl: {len(predictions)} rows predicted{cost}", file=sys.stderr)
+    if left is not None and predictions.used != "alone":
+        print(
+            f"securevfl: left of the limit for predictions: epsilon {left.left:.4g} of "
+            f"{left.budget:g}",
+            file=sys.stderr,
+        )
     if predictions.without:
         print(f"securevfl: {_absence(predictions)}", file=sys.stderr)
     if predictions.metrics:

@@ -290,7 +290,7 @@ def predict(
         from securevfl.cli.results import metric_name, print_predictions
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
-        from securevfl.report.secondary_page import write_secondary_pages
+        from securevfl.report.secondary_page import least_left, write_secondary_pages
         from securevfl.runtime.run_folder import federation_of_run
         from securevfl.runtime.trained_run import predict as predict_rows
 
@@ -312,7 +312,7 @@ def predict(
             device=device,
             observe=progress,
         )
-    print_predictions(predictions, out, as_json=as_json)
+    print_predictions(predictions, out, left=least_left(run, config), as_json=as_json)
     # What was spent stands on the pages of the secondaries of this machine.
     write_secondary_pages(run)
 

@@ -1,5 +1,6 @@
 """Options that several commands take, and how commands print lines and tables of figures."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -63,9 +64,19 @@ _BESIDE_TEXT: Final = 3
 
 
 def say(console: Console, head: str, text: str, *, style: str = "") -> None:
-    """Print a line with a bold head: wrapped at words on a terminal, whole elsewhere."""
-    line = Text.assemble((head, f"bold {style}".strip()), text)
-    console.print(line, soft_wrap=not console.is_terminal)
+    """Print a text with a bold head, wrapped between words."""
+    if console.is_terminal:
+        console.print(Text.assemble((head, f"bold {style}".strip()), text))
+    else:
+        # Rich would break paths that are longer than a line.
+        console.print(wrapped(head + text), markup=False, highlight=False, soft_wrap=True)
+
+
+def wrapped(text: str) -> str:
+    """Return a text in lines of 80 columns, later ones indented; words and paths stay whole."""
+    return textwrap.fill(
+        text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def print_figures(

@@ -21,6 +21,7 @@ from securevfl.core.command_line import (
     FileDataRoot,
     print_figures,
     say,
+    wrapped,
 )
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import written
@@ -343,7 +344,7 @@ def _promises(figures: Mapping[str, Any]) -> bool:
 
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
-        print(f"securevfl: warning: {warning}", file=sys.stderr)
+        print(wrapped(f"securevfl: warning: {warning}"), file=sys.stderr)
 
 
 class StudyProgress:

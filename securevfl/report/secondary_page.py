@@ -19,10 +19,10 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import epsilon_in_words, written
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import suspicion_in_words
-from securevfl.federation.run_plan import prediction_budget
+from securevfl.federation.run_plan import PredictionBudget, prediction_budget
 from securevfl.ledger.book import LedgerBook, Session, epsilon_of_sessions
 from securevfl.ledger.ledger import LedgerFile
-from securevfl.runtime.run_folder import OWN_FACTS, own_folders
+from securevfl.runtime.run_folder import OWN_FACTS, own_folders, read_figures
 
 # Templates of all pages: one look, everything that is filled in escaped.
 
@@ -54,6 +54,31 @@ _PLAIN: Final = {
     "pretraining, aggregation of models": "Weights of your model, averaged over partners",
     "fitting of encoders": "Statistics of your records, to fit what represents them",
 }
+
+
+def least_left(run: Path, config: FederationConfig) -> PredictionBudget | None:
+    """Return what predictions may still spend where least is left; None where nothing bounds it.
+
+    Args:
+        run: A run folder, with the ledgers of parties on this machine.
+        config: The run's federation file.
+
+    Raises:
+        PrivacyError: If a ledger was altered.
+    """
+    model = read_figures(run)["run"]
+    found = []
+    for path in sorted(run.glob("parties/*/ledger.jsonl")):
+        ledger = LedgerFile(path, read_only=True)
+        try:
+            sessions = ledger.book.sessions
+        finally:
+            ledger.close()
+        asked = [one for one in sessions if one.model == model and one.spent]
+        budget = prediction_budget(config, asked, party=path.parent.name)
+        if budget.left is not None:
+            found.append((budget.left, budget))
+    return min(found, key=lambda one: one[0])[1] if found else None
 
 
 def write_secondary_pages(folder: Path, config: FederationConfig | None = None) -> list[Path]:

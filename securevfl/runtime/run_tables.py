@@ -49,15 +49,20 @@ def read_party(
     where = f"table {path} of {party.name!r}"
     roles, settings = column_roles(config, party), column_settings(config, party)
     schema = None if model is None else schema_of(model)
-    frame = read_frame(
-        path,
-        where=where,
-        reading=party.reading,
-        wanted=_wanted(config, party, roles, settings)
-        if schema is None
-        else _wanted_again(config, party, schema, truth=truth),
-        notice=lambda text: observe(Warned(text=text)),
-    )
+    try:
+        frame = read_frame(
+            path,
+            where=where,
+            reading=party.reading,
+            wanted=_wanted(config, party, roles, settings)
+            if schema is None
+            else _wanted_again(config, party, schema, truth=truth),
+            notice=lambda text: observe(Warned(text=text)),
+        )
+    except DataError as error:
+        if path.is_absolute() or path.exists():
+            raise
+        raise DataError(f"{error}; relative paths start at --data-root (data_root)") from None
     if schema is None:
         table = party_tables.fit_party_table(frame, roles, settings, name=party.name, where=where)
         column = _split_column(config, party)

@@ -47,6 +47,8 @@ def test_every_line_does_what_it_says(
             continue
         ended = securevfl(capfd, *words[1:])
         assert ended.code == 0, (words, ended.err)
+        if words[1] == "predict":
+            assert "left of the limit for predictions: epsilon " in ended.err
         said[words[2] if words[1] == "ledger" else words[1]] = ended.out
         if words[1] == "init":
             file = tmp_path / "orders.toml"

@@ -32,7 +32,7 @@ class Ended:
     @property
     def complaint(self) -> str:
         """The one line that says what is wrong; everything else on stderr must be expected."""
-        lines = self.err.splitlines()
+        lines = self._messages
         warned = [line for line in lines if line.startswith(REPORTED)]
         said = [line for line in lines if line.startswith("securevfl: ") and line not in warned]
         others = [line for line in lines if line not in warned + said]
@@ -45,7 +45,12 @@ class Ended:
     def warnings(self) -> list[str]:
         """What the command warned of."""
         start = "securevfl: warning: "
-        return [line.removeprefix(start) for line in self.err.splitlines() if start in line]
+        return [line.removeprefix(start) for line in self._messages if start in line]
+
+    @property
+    def _messages(self) -> list[str]:
+        """What stands on stderr; the lines that a message is wrapped into as one."""
+        return self.err.replace("\n  ", " ").splitlines()
 
 
 def securevfl(capfd: pytest.CaptureFixture[str], *arguments: object) -> Ended:

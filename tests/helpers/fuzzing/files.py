@@ -178,7 +178,7 @@ _OTHERS: Final[tuple[Mapping[str, Any], ...]] = (
     {"kind": "release", "digest": "r" * 64},
     {
         "kind": "limit",
-        "version": 4,
+        "version": 5,
         "unit": "secondary-record",
         "epsilon": 20.0,
         "delta": _DELTA,

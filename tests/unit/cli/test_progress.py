@@ -59,11 +59,15 @@ def test_bars_are_cut_in_no_word() -> None:
     assert {"training", "primary", "alone", *figures.split()} <= {*words}
 
 
-def test_lines_are_wrapped_at_words_on_a_terminal_alone() -> None:
-    text = "word " * 40
+def test_lines_are_wrapped_at_words_and_paths_stay_whole() -> None:
+    path = "folder/" * 15
+    text = "word " * 40 + path
     for terminal in (True, False):
         file = io.StringIO()
         say(Console(file=file, width=60, force_terminal=terminal), "note: ", text)
         lines = file.getvalue().splitlines()
-        assert (len(lines) > 1) == terminal
-        assert not terminal or all("word" in line and "wor\n" not in line for line in lines)
+        assert len(lines) > 1
+        assert all("word" in line and "wor\n" not in line for line in lines[:3])
+        if not terminal:
+            assert lines[-1].strip() == path
+            assert all(len(line) <= 80 for line in lines[:-1])

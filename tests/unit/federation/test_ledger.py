@@ -268,11 +268,11 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     """An old program does not guess what a new line means."""
     path = tmp_path / "ledger.jsonl"
     open_ledger(path).close()
-    path.write_text(path.read_text().replace('"version": 4', '"version": 3'))
+    path.write_text(path.read_text().replace('"version": 5', '"version": 3'))
 
     with pytest.raises(
         ConfigError,
-        match="line 1: was written in version 3 of the format; this program reads version 4",
+        match="line 1: was written in version 3 of the format; this program reads version 5",
     ):
         open_ledger(path)
 

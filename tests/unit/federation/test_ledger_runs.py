@@ -339,9 +339,9 @@ def test_the_rows_of_a_large_table_are_remembered_in_little() -> None:
         {"kind": "charge", "round": 11, "rows": 1.5, "passes": 1, "purpose": "train"},
         {"kind": "charge", "round": 11, "rows": "10", "passes": 1, "purpose": "train"},
         {"kind": "charge", "round": 11},
-        {"kind": "limit", "version": 4, "unit": "week", "epsilon": 1.0, "delta": 0.1, "time": ""},
-        {"kind": "limit", "version": 4, "unit": "entity", "epsilon": -1, "delta": 0.1, "time": ""},
-        {"kind": "open", "version": 4, "plan": {}},
+        {"kind": "limit", "version": 5, "unit": "week", "epsilon": 1.0, "delta": 0.1, "time": ""},
+        {"kind": "limit", "version": 5, "unit": "entity", "epsilon": -1, "delta": 0.1, "time": ""},
+        {"kind": "open", "version": 5, "plan": {}},
         {"kind": "song"},
         {"kind": ["charge"]},
     ],
@@ -362,10 +362,10 @@ def test_a_limit_of_another_version_is_refused(tmp_path: Path) -> None:
     """It may mean something else."""
     path = tmp_path / "ledger.jsonl"
     file = ChainedFile(path)
-    file.append({**Limit(unit="entity", epsilon=1.0, delta=0.1).line(), "version": 5})
+    file.append({**Limit(unit="entity", epsilon=1.0, delta=0.1).line(), "version": 6})
     file.close()
 
-    with pytest.raises(ConfigError, match="version 5"):
+    with pytest.raises(ConfigError, match="version 6"):
         opened(path, plan_of(), "a")
 
 
