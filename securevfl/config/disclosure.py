@@ -223,7 +223,7 @@ def _encoders(config: FederationConfig) -> Iterator[Channel]:
     encoder, name = config.encoder, "labels that class means are fitted to"
     if encoder is None:
         return
-    if encoder.fitting is not None:
+    if config.fitting is not None:
         reveals = (
             "no one: each secondary's noised statistics stay with it, and speak through the "
             "aggregates"

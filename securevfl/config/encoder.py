@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.dp.release_plan import FittingPlan
 
 # The ``[encoder]`` table: how frozen encoders of few numbers are made, and where they write.
 
@@ -43,20 +42,15 @@ class EncoderSettings:
     """Epsilon of these labels: for ``shares`` against each secondary, for ``randomised`` against
     all together; at most 10,000: noise for more could not be drawn, and promises nothing."""
 
-    whiten: bool = False
-    """Project on a linear discriminant's directions instead of class means; half of ``share`` then
-    pays for a covariance."""
-
     share: checks.OpenUnit = 0.05
     """Part of the run's privacy, in squared mu, that fitting may use."""
 
     def __post_init__(self) -> None:
         checks.require_limits(self)
         if self.method != "class-means":
-            if self.labels is not None or self.whiten:
-                field = "whiten" if self.labels is None else "labels"
+            if self.labels is not None:
                 raise ConfigError(
-                    f'encoder.{field}: only method = "class-means" uses it; leave it out with '
+                    f'encoder.labels: only method = "class-means" uses it; leave it out with '
                     f"{self.method!r}"
                 )
             return
@@ -76,13 +70,6 @@ class EncoderSettings:
     def in_blocks(self) -> bool:
         """Whether every secondary writes into coordinates of its own."""
         return (self.layout or ("sum" if self.method == "class-means" else "blocks")) == "blocks"
-
-    @property
-    def fitting(self) -> FittingPlan | None:
-        """What fitting takes; None if nothing is fitted."""
-        if self.method == "random":
-            return None
-        return FittingPlan(share=self.share, steps=2 if self.whiten else 1)
 
 
 # ``encoder.method = "auto"``: the settings of frozen encoders that follow from the promise.

@@ -14,6 +14,7 @@ from securevfl.config.presets import TopEstimator
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import SplitKind
 from securevfl.dp.privacy import Privacy
+from securevfl.dp.release_plan import FittingPlan
 from securevfl.linkage import spec
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
@@ -118,6 +119,29 @@ class FederationConfig:
     def top_corrects(self) -> bool:
         """Whether the top model corrects a base, and is no model of its own."""
         return self.family.assisted or (self.top is not None and self.top.corrects)
+
+    @property
+    def scores(self) -> bool:
+        """Whether class-mean encoders send one score as an angle: where there are two classes."""
+        encoder = self.encoder
+        if (
+            encoder is None
+            or encoder.method != "class-means"
+            or self.federation.task == "multiclass"
+        ):
+            return False
+        return self.family.cut_shape(self.model)[1] == 2
+
+    @property
+    def fitting(self) -> FittingPlan | None:
+        """What the fitting of encoders takes; None if nothing is fitted.
+
+        Scores take three noised answers: distributions of columns, class sums, and a distribution
+        of scores.
+        """
+        if self.encoder is None or self.encoder.method == "random":
+            return None
+        return FittingPlan(share=self.encoder.share, steps=3 if self.scores else 1)
 
     @property
     def labels_moved(self) -> int:

@@ -1,4 +1,4 @@
-"""Noised statistics that encoders are fitted to: moments of a table, and sums of records by class.
+"""Noised statistics for encoders: moments, sums by class, and distribution functions.
 
 Every record ``x`` is scaled down to the ball of radius R, written as ``u = (R/2, x)`` and rounded
 towards zero into integer units; the noise is integers too, so all sums are exact.
@@ -20,6 +20,9 @@ that are not used for training: the sum of its rows' vectors.
   ``m sqrt(5)/2 R``, plus rounding.
 - One row's label, exchanged for another, takes the row's vector from one line of S to another: S
   moves by at most sqrt(2) times ``sqrt(5)/2 R``, for any records of the row.
+
+**Distribution functions.** Each of c columns has its records counted by cell. One record adds 1 to
+one cell of each column, so it moves all counts together by at most sqrt(c).
 """
 
 import math
@@ -304,3 +307,65 @@ class SumFormat:
         first = np.trunc(self.radius / 2 * 2.0**self.bits)
         counts = np.maximum(sums[:, 0] / first, 1.0)
         return counts, sums[:, 1:] / (counts[:, None] * 2.0**self.bits)
+
+
+# Distribution functions of columns, with Gaussian noise.
+
+
+def cell_counts(
+    values: Float64[np.ndarray, "records columns"], edges: Float64[np.ndarray, " edges"]
+) -> Int64[np.ndarray, "columns cells"]:
+    """Return how many records each cell of each column has; see :func:`noised_ranks`."""
+    finite = values[np.isfinite(values).all(axis=1)]
+    cells = len(edges) - 1
+    places = np.clip(np.searchsorted(edges, finite, side="right") - 1, 0, cells - 1)
+    counts = [np.bincount(column, minlength=cells) for column in places.T]
+    return np.array(counts, dtype=np.int64).reshape(values.shape[1], cells)
+
+
+def noised_ranks(
+    values: Float64[np.ndarray, "records columns"],
+    edges: Float64[np.ndarray, " edges"],
+    *,
+    noise_multiplier: float | None,
+) -> Float64[np.ndarray, "columns cells"]:
+    """Return the rank of each cell of each column, from noised counts of records by cell.
+
+    A cell's rank is the share of records below it, and half of the share in it: so many equal
+    values have the rank of their middle. Noised shares are made to rise: each becomes the middle
+    of the largest before it and the least after it.
+
+    Args:
+        values: One line for each record, a function of that record alone. A line that is not
+            finite counts as no record; a value beyond the edges counts in the cell nearest to it.
+        edges: Ascending, independent of the records.
+        noise_multiplier: Noise over the change that one record makes; None adds none.
+
+    Raises:
+        PrivacyError: If the noise is too large to be drawn.
+
+    Reveals:
+        As much as one Gaussian release with that multiplier, of the unit "one record of this
+        table, added or removed"; the caller says to whom.
+    """
+    counts = cell_counts(values, edges)
+    columns, bits = len(counts), 0
+    if noise_multiplier is not None:
+        checks.positive(noise_multiplier=noise_multiplier)
+        std = noise_multiplier * math.sqrt(columns)
+        bits = max(0, math.ceil(math.log2(MIN_STD_UNITS / std)))
+        if std > _LARGEST_STD_UNITS:
+            raise PrivacyError(
+                f"encoder.share: noise of {noise_multiplier:.3g} times what a record can change "
+                f"leaves nothing of {columns} columns' distributions; raise the share, or epsilon"
+            )
+        drawn = ExactDiscreteGaussian(std * 2.0**bits).sample(counts.shape)
+        counts = (counts << bits) + drawn.to(torch.int64).numpy()
+    ranks = np.zeros(counts.shape)
+    for column, total in enumerate(counts.sum(axis=1)):
+        below = np.cumsum(counts[column]) / max(int(total), 1 << bits)
+        shares = np.clip([0.0, *below[:-1], 1.0], 0.0, 1.0)
+        largest, least = np.maximum.accumulate(shares), np.minimum.accumulate(shares[::-1])[::-1]
+        shares = (largest + least) / 2
+        ranks[column] = (shares[:-1] + shares[1:]) / 2
+    return ranks

@@ -24,8 +24,9 @@ from securevfl.federation.assisted_boosting import AssistPrimary, AssistSecondar
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import (
     ClassMeansFitting,
+    FittedBottom,
     PrincipalFitting,
-    build_direction_bottom,
+    build_encoder,
 )
 from securevfl.federation.rounds import primaries
 from securevfl.federation.rounds.exchanges import Exchange
@@ -40,8 +41,8 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.assist import AssistBottom
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
-from securevfl.models.fitted_top import FittedTop, TiedTop
-from securevfl.models.frozen import DirectionBottom
+from securevfl.models.fitted_top import CodeReader, FittedTop, TiedTop
+from securevfl.models.frozen import DirectionBottom, sums_of_codes
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import PacedOptimizer, build_optimizer
 from securevfl.models.registry import is_built_in
@@ -142,12 +143,13 @@ def build_secondary(
     kept, class_means = None, None
     if plan.frozen:
         fit: Callable[[], None] | None = None
-        if kept_bottom is None and isinstance(bottom, DirectionBottom) and plan.releases.fitting:
-            fit = PrincipalFitting(plan, bottom, features, ledger)
+        if kept_bottom is None and isinstance(bottom, FittedBottom) and plan.releases.fitting:
             if plan.fits_class_means:
                 fit = class_means = ClassMeansFitting(
                     plan, party, bottom, features, linked.source, ledger
                 )
+            elif isinstance(bottom, DirectionBottom):
+                fit = PrincipalFitting(plan, bottom, features, ledger)
         kept = CachedRelease(
             files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
         )
@@ -212,7 +214,7 @@ def build_bottom(config: FederationConfig, party: PartySettings, table: PartyTab
         config,
         party.name,
         lambda: (
-            build_direction_bottom(config, party, num_features=table.num_features)
+            build_encoder(config, party, num_features=table.num_features)
             if config.encoder
             else bottom_of(
                 config.family,
@@ -257,7 +259,13 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
     """
     if config.top is not None and config.top.corrects:
         positions, width = config.family.cut_shape(config.model)
-        return TiedTop(width=positions * width, outputs=head.outputs)
+        reader = None
+        if config.scores:
+            secondaries = len(config.secondaries)
+            # Of the average, one vector is one of all secondaries' slots.
+            unit = config.privacy.clip_norm / (secondaries * config.model.neighbours)
+            reader = CodeReader(unit * sums_of_codes(secondaries))
+        return TiedTop(width=positions * width, outputs=head.outputs, reader=reader)
     if config.top is not None:
         return primaries.build_fitted_top(config, table, head)
     return _initialised(

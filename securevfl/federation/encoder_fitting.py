@@ -1,32 +1,43 @@
 """How a secondary's frozen encoder is built, and fitted to noised statistics of its records."""
 
 import math
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
+import torch
 from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError, PrivacyError
-from securevfl.dp.class_sums import SumFormat, noised_moments
+from securevfl.dp.class_sums import SumFormat, noised_moments, noised_ranks
 from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.sampling import LinkSource
 from securevfl.models import frozen
 
+FittedBottom = frozen.DirectionBottom | frozen.ScoreBottom
+"""An encoder of an ``[encoder]`` table."""
 
-def build_direction_bottom(
+
+def build_encoder(
     config: FederationConfig, party: PartySettings, *, num_features: int
-) -> frozen.DirectionBottom:
-    """Return the encoder of one secondary, still random.
+) -> FittedBottom:
+    """Return the encoder of one secondary, not fitted yet.
 
     Raises:
         DataError: If the party has fewer features than its encoder has numbers to write.
     """
     assert config.encoder is not None, "asked for by the federation file"
+    if config.scores:
+        return frozen.ScoreBottom(
+            projection=_projection_of(config, party, num_features), length=config.privacy.clip_norm
+        )
     _, width = config.family.cut_shape(config.model)
     blocks = len(config.secondaries) if config.encoder.in_blocks else 1
     components = width // blocks
@@ -84,7 +95,17 @@ class PrincipalFitting:
         )
 
 
-# A class-mean encoder: a secondary adds up its records by class, and fits its directions.
+# A class-mean encoder: a secondary adds up its records by class, and fits its directions or scores.
+
+# Records whose columns are mapped together, to bound memory.
+_CHUNK: Final = 4096
+
+
+def _projection_of(
+    config: FederationConfig, party: PartySettings, features: int
+) -> Float64[np.ndarray, "features numbers"]:
+    seed = derive_seed(config.federation.seed, "votes", party.name)
+    return frozen.public_projection(features, seed=seed)
 
 
 def sum_format_of(plan: RunPlan, numbers: int) -> SumFormat:
@@ -121,9 +142,9 @@ class ClassMeansFitting:
 
     plan: RunPlan
     party: PartySettings
-    bottom: frozen.DirectionBottom
-    """Its encoder, still random."""
-    features: InitVar[Float32[np.ndarray, "records features"]]
+    bottom: FittedBottom
+    """Its encoder, not fitted yet."""
+    features: Float32[np.ndarray, "records features"]
     """This party's records, scaled."""
     links: LinkSource
     ledger: Ledger
@@ -131,13 +152,9 @@ class ClassMeansFitting:
     _sums: Float64[np.ndarray, "bins numbers"] | None = field(default=None, init=False)
     _kept: CachedRelease | None = field(default=None, init=False)
 
-    def __post_init__(self, features: Float32[np.ndarray, "records features"]) -> None:
-        self._projection = frozen.public_projection(
-            features.shape[1],
-            seed=derive_seed(self.plan.config.federation.seed, "votes", self.party.name),
-        )
-        self._records = features @ self._projection
-        self.format = sum_format_of(self.plan, self._records.shape[1])
+    def __post_init__(self) -> None:
+        self._projection = _projection_of(self.plan.config, self.party, self.features.shape[1])
+        self.format = sum_format_of(self.plan, self._projection.shape[1])
         """Of its class sums."""
 
     @property
@@ -155,7 +172,7 @@ class ClassMeansFitting:
         return self._kept is not None and self._kept.settled
 
     def begin(self, *, leaves: bool) -> None:
-        """Charge the fitting, before anything of it is computed.
+        """Charge the fitting, before anything of it is computed; map a score encoder's columns.
 
         Args:
             leaves: Whether noised class sums leave this party, to be answered by the primary.
@@ -172,11 +189,38 @@ class ClassMeansFitting:
                 "they are not made again with other noise: start another run with another --out, "
                 "which is charged to the table's total"
             )
+        if isinstance(self.bottom, frozen.ScoreBottom):
+            ranks = self._ranks(self.bottom.numbers, frozen.COLUMN_EDGES)
+            self.bottom.fit_columns(ranks)
+
+    def _by_record(
+        self, compute: Callable[[Tensor], Tensor]
+    ) -> Float64[np.ndarray, "records numbers"]:
+        """Return what the encoder computes for each record."""
+        device = next(self.bottom.buffers()).device
+        parts = [
+            compute(torch.from_numpy(self.features[first : first + _CHUNK]).to(device)).cpu()
+            for first in range(0, max(1, len(self.features)), _CHUNK)
+        ]
+        return torch.cat(parts).numpy()
+
+    def _ranks(
+        self, compute: Callable[[Tensor], Tensor], edges: Float64[np.ndarray, " edges"]
+    ) -> Float64[np.ndarray, "columns cells"]:
+        """Return noised ranks of what the encoder computes: one step of the charged fitting."""
+        multiplier = self.plan.releases.fitting_multiplier()
+        return noised_ranks(self._by_record(compute), edges, noise_multiplier=multiplier)
+
+    def _records(self) -> Float64[np.ndarray, "records numbers"]:
+        """Return the records as class sums count them."""
+        if isinstance(self.bottom, frozen.ScoreBottom):
+            return self._by_record(self.bottom.records)
+        return self.features @ self._projection
 
     def vectors(self) -> Int64[np.ndarray, "rows numbers"]:
         """Return the vector of each of the primary's rows, in units of the format."""
         rows = np.arange(self.plan.facts.rows, dtype=np.int64)
-        return self.format.row_vectors(self._records, self.links.link(rows).indices)
+        return self.format.row_vectors(self._records(), self.links.link(rows).indices)
 
     def noise(self) -> Int64[np.ndarray, "bins numbers"]:
         """Return fresh noise that protects the records; zeros where nothing is promised."""
@@ -210,9 +254,6 @@ class ClassMeansFitting:
 
         Args:
             sums: In units, with all noise that there is.
-
-        Raises:
-            PrivacyError: If records' covariance is asked for and its noise leaves nothing of it.
         """
         self._sums = sums
         assert self._kept is not None, "said when the secondary was made"
@@ -227,20 +268,11 @@ class ClassMeansFitting:
         if self._sums is None:
             raise PrivacyError("the primary asks for rows before it has let class means be fitted")
         counts, means = self.format.means(self._sums)
-        moments = None
-        encoder = self.plan.config.encoder
-        if encoder is not None and encoder.whiten:
-            moments = noised_moments(
-                self._records,
-                radius=self.format.radius,
-                noise_multiplier=self.plan.releases.fitting_multiplier(),
-            )
-        found = frozen.class_directions(
-            counts,
-            means,
-            covariance=None if moments is None else moments.covariance,
-            spread=0.0 if moments is None else moments.spread,
-        )
+        if isinstance(self.bottom, frozen.ScoreBottom):
+            self.bottom.fit_weights(means[1] - means[0], radius=self.format.radius)
+            self.bottom.fit_angles(self._ranks(self.bottom.scores, frozen.SCORE_EDGES))
+            return
+        found = frozen.class_directions(counts, means)
         self.bottom.encode.fit(
             centre=self._projection @ found.centre, projection=self._projection @ found.weights
         )

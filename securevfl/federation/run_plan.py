@@ -452,7 +452,7 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         pooled=pools(config),
         contested=config.linkage.choose == "rows",
         disjoint=config.encoder is not None and config.encoder.in_blocks,
-        fitting=config.encoder.fitting if config.encoder and not facts.predicts else None,
+        fitting=None if facts.predicts else config.fitting,
         rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
     )
 

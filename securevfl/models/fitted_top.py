@@ -119,6 +119,72 @@ class FittedTop(nn.Module):
         self.model = model
 
 
+# What noised sums of codes were, given the noise.
+
+_MOST_READ: Final = 4096
+"""Rows by which shares are fitted."""
+_READINGS: Final = 60
+_LEAST_SHARE: Final = 1e-9
+_SMALLEST: Final = 1e-30
+
+
+class CodeReader(nn.Module):
+    """Posterior mean of the sum of codes behind a release, given its Gaussian noise.
+
+    For sums a_1, a_2, ... with shares w_i, a release r with noise of standard deviation z is read
+    as ``sum_i p_i a_i``, with ``p_i`` proportional to ``w_i exp(-|r - a_i|^2 / (2 z^2))``: Bayes'
+    rule. It computes with released numbers alone, so it costs no privacy. Releases without noise
+    are read as they are.
+    """
+
+    def __init__(self, sums: Float64[np.ndarray, "sums width"]) -> None:
+        """Make a reader whose sums all have the same share, for releases without noise.
+
+        Args:
+            sums: What codes may add up to, in the units of a release.
+        """
+        super().__init__()
+        self.sums: Tensor
+        self.shares: Tensor
+        self.noise_std: Tensor
+        self.register_buffer("noise_std", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("sums", torch.from_numpy(sums))
+        shares = torch.full((len(sums),), 1 / len(sums), dtype=torch.float64)
+        self.register_buffer("shares", shares)
+
+    def _nearness(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows sums"]:
+        """Return the density of each release under each sum, relative to the row's largest."""
+        squares = torch.cdist(released.double(), self.sums).square()
+        variance = self.noise_std.square().clamp_min(_SMALLEST)
+        return ((squares.amin(dim=1, keepdim=True) - squares) / (2 * variance)).exp()
+
+    def fit(self, released: Float[Tensor, "rows width"], *, noise_std: float) -> None:
+        """Set the shares to those of maximum likelihood, by expectation maximisation.
+
+        Args:
+            released: Releases of the training rows.
+            noise_std: z, in the units of a release, >= 0.
+
+        References:
+            [KW56] Kiefer and Wolfowitz, Consistency of the maximum likelihood estimator in the
+            presence of infinitely many incidental parameters.
+        """
+        self.noise_std.fill_(noise_std)
+        near = self._nearness(released[:_MOST_READ])
+        shares = torch.full_like(self.shares, 1 / len(self.shares))
+        for _ in range(_READINGS):
+            likely = near * shares
+            shares = (likely / likely.sum(dim=1, keepdim=True)).mean(dim=0)
+        # None is ruled out: a release far from all others must have a reading too.
+        self.shares.copy_(shares.clamp_min(_LEAST_SHARE))
+
+    def forward(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows width"]:
+        """Return the posterior means."""
+        likely = self._nearness(released) * self.shares
+        means = likely @ self.sums / likely.sum(dim=1, keepdim=True)
+        return torch.where(self.noise_std > 0, means, released.double())
+
+
 # A linear correction of the base, for releases that are mostly noise.
 
 PENALTIES: Final = (1.0, 10.0, 100.0, 1e3, 1e4)
@@ -132,26 +198,30 @@ class TiedTop(nn.Module):
 
     T is fixed and maps the class scores in V to outputs: a score for each class is evidence for
     that class, the last of two is evidence for the second, and the scores of a regression's ordered
-    classes are evidence for a rising value. The scalar t weights this evidence; W, shrunk to zero
-    by a penalty, is the deviation from it.
+    classes are evidence for a rising value. With a reader, V is what it reads, and the first number
+    is the evidence. The scalar t weights this evidence; W, shrunk to zero by a penalty, is the
+    deviation from it.
 
     An addition to the papers. Given the label, where releases' noise is Gaussian and outweighs
     their own spread, the label's log-odds are linear in the release.
     """
 
-    def __init__(self, *, width: int, outputs: int) -> None:
+    def __init__(self, *, width: int, outputs: int, reader: CodeReader | None = None) -> None:
         """Make a correction of zero.
 
         Args:
             width: H.
             outputs: O.
+            reader: Of releases of score encoders; None takes releases as they are.
         """
         super().__init__()
         self.positions = nn.Identity()
+        self.reader = reader
         self.scale: Tensor
         self.tie: Tensor
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
-        self.register_buffer("tie", _tie(width, outputs))
+        tie = _tie(width, outputs) if reader is None else torch.eye(width, 1, dtype=torch.float64)
+        self.register_buffer("tie", tie)
         self.weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
         self.own = nn.Parameter(torch.zeros(width, outputs, dtype=torch.float64))
         self.offset = nn.Parameter(torch.zeros(outputs, dtype=torch.float64))
@@ -160,17 +230,21 @@ class TiedTop(nn.Module):
         self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the correction of the base."""
-        return self.added(aggregate.flatten(1)).float()
+        return self.added(self.read(aggregate.flatten(1))).float()
 
-    def added(self, released: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
-        """Return the correction for releases without positions, in float64."""
-        evidence = released.double() / self.scale
+    def read(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows width"]:
+        """Return V before scaling, of releases without positions."""
+        return released.double() if self.reader is None else self.reader(released)
+
+    def added(self, read: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
+        """Return the correction for what was read of releases, in float64."""
+        evidence = read.double() / self.scale
         added: Tensor = self.weight * (evidence @ self.tie) + evidence @ self.own + self.offset
         return added
 
     def fit(
         self,
-        released: Float[Tensor, "rows width"],
+        read: Float64[Tensor, "rows width"],
         base: Float[Tensor, "rows outputs"],
         targets: Shaped[Tensor, " rows"],
         head: TaskHead,
@@ -180,16 +254,16 @@ class TiedTop(nn.Module):
         """Fit all parameters to rows, starting from zero; the problem is convex.
 
         Args:
-            released: The rows' releases.
+            read: What was read of the rows' releases.
             base: The rows' base margins.
             targets: The rows' labels, as the head takes them.
             head: The task.
             penalty: Penalty on the squares of W, > 0.
         """
         with torch.no_grad():
-            deviation = released.double().std(correction=0)
+            deviation = read.std(correction=0)
             self.scale.copy_(torch.where(deviation > 0, deviation, torch.ones_like(deviation)))
-            for one in self.parameters():
+            for one in (self.weight, self.own, self.offset):
                 one.zero_()
         optimizer = uncompiled(torch.optim.LBFGS)(
             self.parameters(), max_iter=_STEPS, line_search_fn="strong_wolfe"
@@ -197,7 +271,7 @@ class TiedTop(nn.Module):
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            outputs = base.double() + self.added(released)
+            outputs = base.double() + self.added(read)
             # A weak penalty on the other parameters keeps them finite if the rows are separable.
             drawn = penalty * self.own.square().sum() + self.offset.square().sum()
             loss: Tensor = head.row_losses(outputs, targets).sum() + drawn / 2
@@ -211,7 +285,7 @@ class TiedTop(nn.Module):
 
 def fit_tied(
     make: Callable[[], TiedTop],
-    released: Float[Tensor, "rows width"],
+    read: Float64[Tensor, "rows width"],
     base: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
     head: TaskHead,
@@ -224,7 +298,7 @@ def fit_tied(
 
     Args:
         make: Returns an unfitted top model.
-        released: Releases of the training rows.
+        read: What was read of the training rows' releases.
         base: Their base margins, out of fold.
         targets: Their labels.
         head: The task.
@@ -237,15 +311,15 @@ def fit_tied(
             held_out = folds == fold
             model = make()
             rest = ~held_out
-            model.fit(released[rest], base[rest], targets[rest], head, penalty=penalty)
+            model.fit(read[rest], base[rest], targets[rest], head, penalty=penalty)
             with torch.no_grad():
-                added[held_out] = model.added(released[held_out])
+                added[held_out] = model.added(read[held_out])
         loss = float(head.row_losses(base.double() + added, targets).mean())
         if best is None or loss < best[0]:
             best = loss, penalty, added
     assert best is not None, "there are penalties"
     whole = make()
-    whole.fit(released, base, targets, head, penalty=best[1])
+    whole.fit(read, base, targets, head, penalty=best[1])
     return whole, best[2]
 
 

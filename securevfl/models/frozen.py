@@ -27,6 +27,7 @@ PROJECTED: Final = 24
 """Width of a projected record."""
 
 _SMALLEST: Final = 1e-12
+_SUMS: Final = 400
 
 
 def public_projection(features: int, *, seed: int) -> Float64[np.ndarray, "features numbers"]:
@@ -53,31 +54,162 @@ class Directions:
 def class_directions(
     counts: Float64[np.ndarray, " bins"],
     means: Float64[np.ndarray, "bins features"],
-    *,
-    covariance: Float64[np.ndarray, "features features"] | None = None,
-    spread: float = 0.0,
 ) -> Directions:
     """Return the directions from the mean of all rows to the mean of each class.
 
     Args:
         counts: Rows of each class, and last of those without a class; at least 1 each.
         means: Mean of each class; any values for a class without rows.
-        covariance: Covariance of the records for whitening, as in linear discriminant analysis.
-            None: differences of means.
-        spread: Approximate largest eigenvalue of the noise in ``covariance``, >= 0.
-
-    References:
-        [HTF09] Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, section
-        4.3: between classes of one covariance, the linear discriminant's direction is the
-        difference of means times its inverse.
     """
     centre = counts @ means / counts.sum()
-    weights = (means[:-1] - centre).T
-    if covariance is not None:
-        values, vectors = np.linalg.eigh(covariance)
-        floor = max(spread, 1e-3 * float(values.max(initial=0.0)), _SMALLEST)
-        weights = vectors @ ((vectors.T @ weights) / np.maximum(values, floor)[:, None])
-    return Directions(centre=centre, weights=weights)
+    return Directions(centre=centre, weights=(means[:-1] - centre).T)
+
+
+# Score encoder, for two classes: one score of a record, sent as an angle.
+
+COLUMN_EDGES: Final = np.unique(
+    np.concatenate(
+        [np.linspace(-1, 1, 33), *(sign * (1 - 2.0 ** -np.arange(5, 15)) for sign in (-1, 1))]
+    )
+)
+"""Edges of the cells in which a column's records are counted, in [-1, 1]: finer at both ends, where
+skewed amounts lie."""
+
+SCORE_EDGES: Final = np.linspace(-1, 1, 65)
+"""Edges of the cells in which records are counted by score."""
+
+_PROJECTED_LIMIT: Final = 4.0
+"""Largest absolute number of a projected record; its numbers' deviations are at most about 1."""
+
+_LEAST_RANK: Final = 0.01
+_SLOPE: Final = 1.5
+"""At 1 ranks would be spread evenly over half a circle. At 1.5 the highest and the lowest sixth
+of the records lie at its ends, which did best behind noise (notebook/class-means.md)."""
+
+
+class PiecewiseLinear(nn.Module):
+    """Map of each column through given heights at the centres of cells; constant beyond them."""
+
+    def __init__(self, edges: Float64[np.ndarray, " edges"], *, columns: int) -> None:
+        super().__init__()
+        self.centres: Tensor
+        self.heights: Tensor
+        self.register_buffer("centres", torch.from_numpy((edges[:-1] + edges[1:]) / 2))
+        self.register_buffer("heights", torch.zeros(columns, len(edges) - 1, dtype=torch.float64))
+
+    def forward(
+        self, values: Float64[Tensor, "*records columns"]
+    ) -> Float64[Tensor, "*records columns"]:
+        """Return the heights at the values."""
+        widths = self.centres.diff()
+        slopes = self.heights.diff(dim=-1) / widths
+        # A sum over cells in place of a search, which could not be exported.
+        along = (values.unsqueeze(-1) - self.centres[:-1]).clamp_min(0).minimum(widths)
+        return self.heights[:, 0] + (along * slopes).sum(dim=-1)
+
+
+class ScoreBottom(nn.Module):
+    """Encoder ``length * (sin a, cos a)``: the angle a is a record's score among all scores.
+
+    An addition to the papers. Columns are mapped to normal quantiles through noised distribution
+    functions, so that a skewed amount counts by its rank. Their product with the difference of two
+    class means is the record's score; the score's noised rank r in (0, 1) becomes the angle
+    ``pi/2 clamp(1.5 (2 r - 1), -1, 1)``. Noise is paid for by the length of a vector, so each has
+    the full length, and speaks by its angle.
+    """
+
+    recordwise = True
+
+    def __init__(
+        self, *, projection: Float64[np.ndarray, "features numbers"], length: float
+    ) -> None:
+        """Make an encoder that gives every record the angle 0, until it is fitted.
+
+        Args:
+            projection: See :func:`public_projection`.
+            length: Norm of every record's vector.
+        """
+        super().__init__()
+        self.length = length
+        numbers = projection.shape[1]
+        limit = _PROJECTED_LIMIT if numbers < len(projection) else 1.0
+        self.projection: Tensor
+        self.weights: Tensor
+        self.radius: Tensor
+        self.reach: Tensor
+        self.register_buffer("projection", torch.from_numpy(projection / limit))
+        self.register_buffer("weights", torch.zeros(numbers, dtype=torch.float64))
+        self.register_buffer("radius", torch.ones((), dtype=torch.float64))
+        self.register_buffer("reach", torch.ones((), dtype=torch.float64))
+        self.columns = PiecewiseLinear(COLUMN_EDGES, columns=numbers)
+        self.angles = PiecewiseLinear(SCORE_EDGES, columns=1)
+        self.positions = nn.Identity()
+
+    def numbers(
+        self, features: Float[Tensor, "*records features"]
+    ) -> Float64[Tensor, "*records numbers"]:
+        """Return scaled, projected records; most numbers lie in [-1, 1]."""
+        return features.double() @ self.projection
+
+    def fit_columns(self, ranks: Float64[np.ndarray, "numbers cells"]) -> None:
+        """Take the noised ranks of the columns' cells, between :data:`COLUMN_EDGES`."""
+        inner = np.clip(ranks, _LEAST_RANK, 1 - _LEAST_RANK)
+        self.columns.heights.copy_(torch.special.ndtri(torch.from_numpy(inner)))
+
+    def records(
+        self, features: Float[Tensor, "*records features"]
+    ) -> Float64[Tensor, "*records numbers"]:
+        """Return the records in normal quantiles."""
+        mapped: Tensor = self.columns(self.numbers(features))
+        return mapped
+
+    def fit_weights(self, weights: Float64[np.ndarray, " numbers"], *, radius: float) -> None:
+        """Take the difference of the class means, and the length that records are cut to."""
+        self.weights.copy_(torch.from_numpy(weights))
+        self.radius.fill_(radius)
+        self.reach.fill_(max(radius * float(np.linalg.norm(weights)), _SMALLEST))
+
+    def scores(
+        self, features: Float[Tensor, "*records features"]
+    ) -> Float64[Tensor, "*records one"]:
+        """Return each record's score, relative to the largest one that there can be."""
+        records = self.records(features)
+        norm = torch.linalg.vector_norm(records, dim=-1, keepdim=True)
+        cut = records * (self.radius / torch.maximum(norm, self.radius))
+        return (cut @ self.weights / self.reach).unsqueeze(-1)
+
+    def fit_angles(self, ranks: Float64[np.ndarray, "one cells"]) -> None:
+        """Take the noised ranks of the scores' cells, between :data:`SCORE_EDGES`."""
+        self.angles.heights.copy_(torch.from_numpy(_angles(ranks)))
+
+    @torch.no_grad()
+    def forward(
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
+    ) -> Float[Tensor, "batch links 2"]:
+        """Return one vector for each link, zero for absent links."""
+        angles: Tensor = self.angles(self.scores(features))
+        vectors = torch.cat([angles.sin(), angles.cos()], dim=-1).to(features.dtype)
+        return vectors * (self.length * present.unsqueeze(-1))
+
+
+def _angles(ranks: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    return math.pi / 2 * np.clip(_SLOPE * (2 * ranks - 1), -1, 1)
+
+
+def sums_of_codes(parties: int) -> Float64[np.ndarray, "sums 2"]:
+    """Return what the vectors of so many score encoders of length 1 may add up to.
+
+    These are candidates without weights: ranks of one row's records from level to independent, and
+    now and then a shorter vector, or none. Drawn once, by a public seed.
+    """
+    drawn = np.random.default_rng(0)
+    shape = (_SUMS, parties)
+    common, spread = drawn.uniform(size=(_SUMS, 1)), drawn.uniform(size=(_SUMS, 1))
+    angles = _angles(spread * drawn.uniform(size=shape) + (1 - spread) * common)
+    kind = drawn.uniform(size=shape)
+    lengths = np.where(kind < 0.8, 1.0, np.where(kind < 0.9, drawn.uniform(size=shape), 0.0))
+    both = np.stack([np.sin(angles), np.cos(angles)], axis=-1) * lengths[..., None]
+    return np.concatenate([both.sum(axis=1), np.zeros((1, 2))])
 
 
 # Direction of a record's projection, in a separate block of coordinates.

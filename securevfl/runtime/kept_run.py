@@ -263,7 +263,7 @@ def _names(config: FederationConfig, table: PartyTable, numbers: int) -> list[st
         return [f"class_means_{one}" for one in table.classes or range(numbers)]
     if config.encoder is None or not config.encoder.in_blocks:
         return [f"released_{number}" for number in range(numbers)]
-    # In the order of ranks, as encoders write (federation.encoder_fitting.build_direction_bottom).
+    # In the order of ranks, as encoders write (federation.encoder_fitting.build_encoder).
     names = [party.name for party in config.secondaries]
     each = numbers // len(names)
     return [f"{name}_{number}" for name in names for number in range(each)]

@@ -33,7 +33,7 @@ from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
 from securevfl.federation.class_means.class_labels import label_release
-from securevfl.federation.encoder_fitting import build_direction_bottom
+from securevfl.federation.encoder_fitting import build_encoder
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.linkage.stage.candidates import repeated_key_warnings
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
@@ -368,7 +368,7 @@ def _take(
             )
         if config.encoder is not None:
             try:
-                build_direction_bottom(config, party, num_features=features.shape[1])
+                build_encoder(config, party, num_features=features.shape[1])
             except DataError as error:
                 found.problems.append(str(error))
     found.problems += _scaling_problems(party, schema, features, where=where)

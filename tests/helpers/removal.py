@@ -181,10 +181,15 @@ Say = Callable[[str, Tensor, Callable[[], Any]], Any]
 def mechanisms_overheard(say: Say) -> Iterator[None]:
     """Give every fitted statistic and update to ``say``, and take its answer."""
     fitted, noised = class_sums.noised_moments, updates.GradientNoise.noised
+    ranked = class_sums.noised_ranks
 
     def statistics(records: np.ndarray, **settings: float) -> Any:
         exact = exact_moments(records, **settings)
         return say("moments", exact, lambda: fitted(records, **settings))
+
+    def ranks(values: np.ndarray, edges: np.ndarray, **settings: float) -> Any:
+        exact = torch.from_numpy(class_sums.cell_counts(values, edges)) / values.shape[1] ** 0.5
+        return say("ranks", exact, lambda: ranked(values, edges, **settings))
 
     def update(noise: updates.GradientNoise, total: Tensor) -> Any:
         exact = total * noise.granularity / noise.clip_norm
@@ -192,6 +197,7 @@ def mechanisms_overheard(say: Say) -> Iterator[None]:
 
     with (
         mock.patch.object(encoder_fitting, "noised_moments", statistics),
+        mock.patch.object(encoder_fitting, "noised_ranks", ranks),
         mock.patch.object(updates.GradientNoise, "noised", update),
     ):
         yield
@@ -438,6 +444,7 @@ class Listener:
 
     def finished(self, method: Any) -> Any:
         def one(of: Any, sums: np.ndarray) -> None:
+            self.speaker, self.number = of.name, 0
             self.hear("class sums", of.name, sums.tobytes())
             method(of, sums)
 
@@ -513,6 +520,7 @@ def whole_run(
             (predicting, "build_secondary", listener.built),
             (Secondary, "answer", listener.spoken),
             (Secondary, "learn", listener.spoken),
+            (encoder_fitting.ClassMeansFitting, "begin", listener.spoken),
             (encoder_fitting.ClassMeansFitting, "vectors", listener.spoken),
             (encoder_fitting.ClassMeansFitting, "finish", listener.finished),
             (SecondaryRelease, "units", listener.units),

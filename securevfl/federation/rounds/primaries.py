@@ -1,5 +1,7 @@
 """The primary's two kinds: a network that learns by gradients, and a model fitted in one step."""
 
+import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -383,9 +385,14 @@ class TiedPrimary(primary.CorrectingTopModel, OneFitPrimary):
         rows = self.data.training_rows
         base, targets = self._base(rows), self._targets(rows)
         drawn = stream(self.seed, "tied-folds").permutation(len(rows)) % _FOLDS
+        released = torch.cat([average.flatten(1) for _, average in self._rounds(rows, "train")])
+        if self.top.reader is not None:
+            # Of an average of k terms, each with its own noise.
+            noise_std = self.plan.noise_share_std / math.sqrt(len(self.plan.secondaries))
+            self.top.reader.fit(released, noise_std=noise_std)
         fitted, added = fit_tied(
-            lambda: TiedTop(width=len(self.top.tie), outputs=self.head.outputs).to(base.device),
-            torch.cat([average.flatten(1) for _, average in self._rounds(rows, "train")]),
+            lambda: copy.deepcopy(self.top),
+            self.top.read(released),
             base,
             targets,
             self.head,

@@ -43,7 +43,7 @@ from securevfl.federation.class_means.class_means_stage import (
     ClassMeansSecondary,
     deal_class_sums,
 )
-from securevfl.federation.encoder_fitting import ClassMeansFitting
+from securevfl.federation.encoder_fitting import ClassMeansFitting, FittedBottom
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.lab.audit.audit_statistics import (
@@ -62,7 +62,6 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.frozen import DirectionBottom
 from securevfl.models.tasks import TaskHead
 from securevfl.transport.message import Message, MessageKind
 
@@ -459,7 +458,7 @@ class _SumsStage:
     def _overheard(self, party: PartySettings) -> _Overheard:
         """Return a secondary's part in one round; class sums leave it once."""
         at_work = bottom_at_work(self._plan, party, self._records, device=torch.device("cpu"))
-        assert isinstance(at_work.bottom, DirectionBottom), "encoders are class means"
+        assert isinstance(at_work.bottom, FittedBottom), "encoders are class means"
         ledger = _ledger(self._plan, party.name)
         return _Overheard(
             self._plan, party, at_work.bottom, at_work.features, self._linked.source, ledger

@@ -48,7 +48,13 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "class means, randomised": {
         **CLASS_MEANS,
-        "encoder": {"method": "class-means", "labels": "randomised", "share": 0.3, "whiten": True},
+        "encoder": {"method": "class-means", "labels": "randomised", "share": 0.3},
+    },
+    "scores, shares": {
+        **CLASS_MEANS,
+        "federation": {"task": "regression"},
+        "model": {**POOLED, "hidden": 2, "top": "tied"},
+        "encoder": {"method": "class-means", "labels": "shares", "share": 0.3},
     },
     "dp-trained": {
         "model": {**POOLED, "dropout": 0.2},
@@ -68,7 +74,8 @@ MECHANISMS = {
     "random": {"rows"},
     "principal": {"rows", "moments"},
     "class means, shares": {"rows", "class sums"},
-    "class means, randomised": {"rows", "class sums", "moments"},
+    "class means, randomised": {"rows", "class sums"},
+    "scores, shares": {"rows", "ranks", "class sums"},
     "dp-trained": {"rows", "update"},
     # Labels alone have a promise.
     "assist": set(),

@@ -1,12 +1,16 @@
 """Class sums: what one record and one label can change in them, in the integers that are summed."""
 
+import math
+
 import numpy as np
 import pytest
+import torch
+from helpers.alarms import require_noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.core.errors import PrivacyError
-from securevfl.dp.class_sums import SumFormat
+from securevfl.dp.class_sums import SumFormat, cell_counts, noised_ranks
 
 BINS = 4
 
@@ -100,3 +104,40 @@ def test_noise_that_leaves_nothing_is_refused() -> None:
     small = SumFormat.choose(features=1, bins=3, links_per_record=1, noise_multiplier=0.05)
     assert small.noise(0.05 * small.change_of_record).any()
     assert not small.noise(0.0).any()
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+def test_no_record_moves_counts_of_cells_further_than_the_bound(columns: int) -> None:
+    """Each of a table's records is taken away, some far out, some equal, one not finite."""
+    values = np.random.default_rng(5).normal(size=(30, columns)) * 2
+    values[3:8], values[8] = values[3], np.nan
+    edges = np.linspace(-1, 1, 9)
+    whole = cell_counts(values, edges)
+    assert whole.sum(axis=1).tolist() == [29] * columns
+    moved = [
+        np.linalg.norm(whole - cell_counts(np.delete(values, gone, axis=0), edges))
+        for gone in range(len(values))
+    ]
+    assert max(moved) == pytest.approx(math.sqrt(columns))
+    assert moved[8] == 0
+
+
+def test_ranks_without_noise_are_those_of_the_middle_of_each_cell() -> None:
+    """With many equal values: half of a cell's share, and all that lies below it."""
+    values = np.array([[-1.0]] * 6 + [[0.1]] * 3 + [[5.0]])
+    ranks = noised_ranks(values, np.array([-1.0, 0.0, 1.0, 2.0]), noise_multiplier=None)
+    np.testing.assert_allclose(ranks, [[0.3, 0.75, 0.95]])
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("multiplier", [0.5, 20.0])
+def test_noise_on_ranks_has_the_deviation_that_the_accounting_assumes(multiplier: float) -> None:
+    """Two cells of 5,000 records, 4 columns: each comparison fails by chance once in 1e9."""
+    values = np.repeat([[-0.5] * 4, [0.5] * 4], 5000, axis=0)
+    edges = np.array([-1.0, 0.0, 1.0])
+    first = np.concatenate(
+        [noised_ranks(values, edges, noise_multiplier=multiplier)[:, 0] for _ in range(300)]
+    )
+    # A share is 1/2 + (n1 - n2) / (4 N) to first order, with N = 5,000, and a rank half of that.
+    deviation = multiplier * math.sqrt(4) * math.sqrt(2) / (4 * 5000) / 2
+    require_noise(torch.from_numpy(first - 0.25), deviation, slack=0.02)

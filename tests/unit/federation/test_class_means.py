@@ -78,7 +78,7 @@ def test_class_means_tell_what_the_primary_lacks(tmp_path: Path) -> None:
         tmp_path,
         rows=240,
         privacy={"mechanism": "none", "encoder": "frozen", "links_per_record": 1},
-        encoder={**CLASS_MEANS, "whiten": True},
+        encoder=CLASS_MEANS,
         base={"estimator": "best"},
     )
     metrics = run(path, tmp_path / "run", with_alone=True).metrics
@@ -166,7 +166,7 @@ def test_sums_that_left_and_were_lost_are_not_made_again(tmp_path: Path) -> None
         ({"encoder": {"method": "class-means"}}, "encoder.labels"),
         ({"encoder": {**CLASS_MEANS, "layout": "blocks"}}, "encoder.layout"),
         ({"encoder": {"method": "principal", "labels": "plaintext"}}, "encoder.labels"),
-        ({"encoder": {"method": "random", "whiten": True}}, "encoder.whiten"),
+        ({"encoder": {"method": "random", "labels": "shares"}}, "encoder.labels"),
         ({"linkage": {**CHOOSE, "choose": "rows"}}, "encoder.method"),
         ({"privacy": {**FROZEN, "unit": "linked-row"}}, "privacy.unit"),
         ({"privacy": {**FROZEN, "sampling_rate": 0.5}}, "privacy.sampling_rate"),

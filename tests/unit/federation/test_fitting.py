@@ -103,7 +103,7 @@ def test_nothing_is_computed_when_the_budget_forbids_it(
 
     monkeypatch.setattr(encoder_fitting, "noised_moments", never)
     config = config_of(tmp_path, encoder={"method": "principal"})
-    bottom = encoder_fitting.build_direction_bottom(config, config.secondaries[0], num_features=3)
+    bottom = encoder_fitting.build_encoder(config, config.secondaries[0], num_features=3)
     facts = RunFacts(rows=90, train_rows=63, validation_rows=9, test_rows=18)
     plan = plan_run(config, facts)
     ledger = Ledger(None, party="bank-1", plan=plan.releases, noise_share_std=plan.noise_share_std)
@@ -118,14 +118,12 @@ def test_secondaries_write_into_blocks_of_their_own_or_all_into_all(tmp_path: Pa
     """Blocks share the width; a sum is as wide as it is."""
     config = config_of(tmp_path)
     made = [
-        encoder_fitting.build_direction_bottom(config, party, num_features=3)
-        for party in config.secondaries
+        encoder_fitting.build_encoder(config, party, num_features=3) for party in config.secondaries
     ]
     assert [(one.offset, one.components) for one in made] == [(0, 2), (2, 2)]
     summed = config_of(tmp_path, encoder={**FITTED, "layout": "sum"}, model={**MODEL, "hidden": 2})
     made = [
-        encoder_fitting.build_direction_bottom(summed, party, num_features=3)
-        for party in summed.secondaries
+        encoder_fitting.build_encoder(summed, party, num_features=3) for party in summed.secondaries
     ]
     assert [(one.offset, one.components) for one in made] == [(0, 2), (0, 2)]
 
@@ -206,7 +204,7 @@ def test_more_numbers_than_features_are_refused(tmp_path: Path) -> None:
     """Nothing is padded with directions that do not exist."""
     config = config_of(tmp_path, model={**MODEL, "hidden": 8})
     with pytest.raises(DataError, match="fewer than the 4 numbers"):
-        encoder_fitting.build_direction_bottom(config, config.secondaries[0], num_features=3)
+        encoder_fitting.build_encoder(config, config.secondaries[0], num_features=3)
 
 
 def test_fitting_needs_scaling_that_no_record_can_move(tmp_path: Path) -> None:

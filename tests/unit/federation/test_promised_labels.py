@@ -10,7 +10,6 @@ import pytest
 from helpers.federations import FROZEN, save
 from unit.federation.test_class_means import CLASS_MEANS, MODEL, run, write_means
 
-from securevfl.config.encoder import EncoderSettings
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError
 from securevfl.dp.class_sums import SumFormat
@@ -59,17 +58,6 @@ def test_a_record_moves_class_sums_by_its_rounding_too() -> None:
         assert format_.change_of_record == pytest.approx(
             links * (longest + math.sqrt(features + 1)), rel=1e-12
         )
-
-
-def test_whitening_is_one_more_release_of_records() -> None:
-    """Moments to whiten by and class sums: two steps are planned, and both are charged."""
-    steps = {}
-    for whiten in (False, True):
-        encoder = EncoderSettings(method="class-means", labels="plaintext", whiten=whiten)
-        fitting = encoder.fitting
-        assert fitting is not None
-        steps[whiten] = fitting.steps
-    assert steps == {False: 1, True: 2}
 
 
 @pytest.mark.parametrize("deviation", [64.37, 1000.5, 3.3e7])
@@ -132,14 +120,18 @@ def test_a_kept_model_has_keys_of_all_rows_and_shows_no_part_of_the_split(tmp_pa
     assert model.primary.keys.num_rows == 90
 
 
-def test_noise_is_planned_for_both_steps_of_a_whitened_fit(tmp_path: Path) -> None:
-    """At one epsilon two releases of records leave less for each than one does."""
+def test_noise_is_planned_for_each_step_of_a_score(tmp_path: Path) -> None:
+    """At one epsilon three releases of records leave less for each than one does."""
     spread = {}
-    for whiten in (False, True):
-        folder = tmp_path / str(whiten)
+    for classes, steps in ((3, 1), (2, 3)):
+        folder = tmp_path / str(classes)
         folder.mkdir()
-        config = read_federation(write_means(folder, encoder={**CLASS_MEANS, "whiten": whiten}))
+        model = {**MODEL, "hidden": classes}
+        path = write_means(folder, federation={"task": "regression"}, model=model)
+        config = read_federation(path)
+        assert config.fitting is not None
+        assert config.fitting.steps == steps
         tables: dict[str, Any] = dict(read_tables(config, folder))
         _, facts = run_facts(config, tables["agency"])
-        spread[whiten] = plan_run(config, facts).releases.fitting_multiplier()
-    assert spread[True] == pytest.approx(math.sqrt(2) * (spread[False] or 0), rel=0.02)
+        spread[classes] = plan_run(config, facts).releases.fitting_multiplier()
+    assert spread[2] == pytest.approx(math.sqrt(3) * (spread[3] or 0), rel=0.02)

@@ -6,15 +6,11 @@ from securevfl.models.frozen import MOST_NUMBERS, PROJECTED, class_directions, p
 
 
 def test_a_record_at_a_class_mean_points_at_that_class() -> None:
-    """With and without whitening, which undoes a direction of large spread without meaning."""
     means = np.array([[1.0, 0, 0], [-1, 1, 0], [0, -1, 0], [0, 0, 0]])
     counts = np.array([10.0, 10, 10, 30])
-    for covariance in (None, np.diag([1.0, 1.0, 100.0])):
-        found = class_directions(counts, means, covariance=covariance)
-        released = (means[:-1] - found.centre) @ found.weights
-        assert released.argmax(axis=1).tolist() == [0, 1, 2]
-    shifted = means[0] + [0, 0, 30.0]
-    assert ((shifted - found.centre) @ found.weights).argmax() == 0
+    found = class_directions(counts, means)
+    released = (means[:-1] - found.centre) @ found.weights
+    assert released.argmax(axis=1).tolist() == [0, 1, 2]
 
 
 def test_wide_records_are_projected_alike_by_everybody_who_knows_the_seed() -> None:
