@@ -26,6 +26,7 @@ from torch import Tensor
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import require_unpackable
+from securevfl.core.threads import few_threads
 from securevfl.models.alone.margins import (
     CrossFitted,
     MarginModel,
@@ -311,6 +312,14 @@ def fit_alone(
         network=network or BaselineConfig(),
         fitted=fitted or {},
     )
+    with few_threads(inputs.values.size):
+        return _chosen(fits, with_margins=with_margins)
+
+
+def _chosen(fits: "_Fits", *, with_margins: bool) -> Alone:
+    """Fit every candidate, and choose; :func:`fit_alone` says how."""
+    inputs, targets, head = fits.inputs, fits.targets, fits.head
+    train, validation = fits.train, fits.validation
     known = targets[validation]
     candidates: dict[str, Candidate] = {}
     models: dict[str, Single] = {}
@@ -381,9 +390,8 @@ class _Fits:
         def again(rows: Int64[np.ndarray, " some"]) -> Single:
             if isinstance(model, MarginModel):
                 return refit(model, self.inputs.take(rows), self.targets[rows])
-            # Up to its best epoch: the epochs after that were patience.
-            epochs = max(1, model.epochs - self.network.patience)
-            return self._perceptron(rows, replace(self.network, epochs=epochs))
+            # The epochs after its best one were patience.
+            return self._perceptron(rows, replace(self.network, epochs=model.best_epoch))
 
         return out_of_fold(
             model, again, self.inputs, self.targets, self.head, train=self.train, seed=self.seed
@@ -525,7 +533,12 @@ def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
             **{f"network.{name}": value for name, value in model.network.state_dict().items()},
         }
         whole = {name: value.contiguous() for name, value in tensors.items()}
-        about = {"kind": "network", "hidden": list(model.hidden), "epochs": model.epochs}
+        about = {
+            "kind": "network",
+            "hidden": list(model.hidden),
+            "best_epoch": model.best_epoch,
+            "epochs": model.epochs,
+        }
         return safetensors.torch.save(whole), about
     import skops.io  # It brings scikit-learn, which secondaries never use.
 
@@ -626,6 +639,7 @@ def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
             mean=mean.numpy(),
             deviation=deviation.numpy(),
             head=head,
+            best_epoch=int(about["best_epoch"]),
             epochs=int(about["epochs"]),
         )
     import skops.io

@@ -24,6 +24,11 @@ Named = Literal["boosting", "linear"]
 FOLDS: Final = 5
 """Folds of the training rows; margins of each fold come from models fitted to the others."""
 
+FOLDS_OF_MANY: Final = 3
+"""Folds from :data:`MANY_ROWS` training rows on, where two thirds of them fit nearly as well."""
+
+MANY_ROWS: Final = 10_000
+
 LEAST_PROBABILITY: Final = 1e-4
 """Smallest probability of a margin, and smallest distance of one from 1."""
 
@@ -141,6 +146,8 @@ def refit(
 ) -> MarginModel:
     """Fit a model with the same settings, those chosen by data included, to other rows.
 
+    Boosting has as many rounds as the model's, which early stopping has found.
+
     Args:
         model: Fitted to rows of the same columns.
         inputs: The rows.
@@ -153,8 +160,7 @@ def refit(
 
     labels = targets if model.head.task == "regression" else targets.astype(np.int64)
     again = _constant(inputs, labels, model.head) or clone(model.estimator)
-    if getattr(again, "early_stopping", None) is True and _has_single(labels, model.head):
-        # The rows that stop boosting are drawn by class, which takes two rows of each.
+    if getattr(again, "early_stopping", None) is True:
         again.set_params(early_stopping=False, max_iter=model.estimator.n_iter_)
     table = _categories(inputs)[0] if model.words_as_one else inputs.values
     _fit_estimator(again, table, labels, where="base.estimator")
@@ -269,7 +275,7 @@ def _folds(
 ) -> Iterator[tuple[Int64[np.ndarray, " rest"], Int64[np.ndarray, " held_out"]]]:
     from sklearn.model_selection import KFold, StratifiedKFold
 
-    number = min(FOLDS, len(labels))
+    number = min(FOLDS if len(labels) < MANY_ROWS else FOLDS_OF_MANY, len(labels))
     if number < 2:
         return iter(())
     state = derive_seed(seed, "folds") % 2**32

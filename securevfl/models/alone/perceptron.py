@@ -1,6 +1,9 @@
 """A perceptron on one table: its settings, its training with early stopping, and its margins."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
@@ -46,6 +49,26 @@ class BaselineConfig:
         checks.within(0, checks.MOST_LAYERS, layers_of_hidden=len(self.hidden))
 
 
+_STEPS_TO_WAIT: Final = 2000
+"""Optimizer steps that a network of the local baseline waits for a better metric, at least."""
+
+
+def patience_after(best_epoch: int, *, rows: int, config: BaselineConfig) -> int:
+    """Return how many epochs the local baseline's network waits after its best one.
+
+    Half as many as the best one took, since what improves slowly improves late; in steps no fewer
+    than :data:`_STEPS_TO_WAIT`, and never more than ``config.patience``. A network that was best in
+    its tenth of 137 steps an epoch then stops in the 25th, and not in the 50th.
+
+    Args:
+        best_epoch: Counted from 1.
+        rows: Training rows.
+        config: The training.
+    """
+    steps = max(1, -(-rows // config.batch_size))
+    return min(config.patience, max(-(-_STEPS_TO_WAIT // steps), best_epoch // 2))
+
+
 @torch.no_grad()
 def perceptron_outputs(
     model: MLP, inputs: Float[Tensor, "rows inputs"]
@@ -65,8 +88,19 @@ def train_perceptron(
     validation: Int[Tensor, " validation_rows"],
     config: BaselineConfig,
     seed: int,
+    patience: Callable[[int], int] | None = None,
 ) -> tuple[MLP, int, int]:
     """Train with early stopping on the validation rows.
+
+    Args:
+        inputs: All rows.
+        targets: Their labels as the head takes them.
+        head: The task.
+        train: Rows to learn from.
+        validation: Rows that choose the epoch.
+        config: The perceptron and its training.
+        seed: Run seed of initialisation, shuffling and dropout.
+        patience: Epochs to wait after a best one; default: ``config.patience`` after every one.
 
     Returns:
         The perceptron with the best epoch's weights, that epoch, and the epochs run.
@@ -93,7 +127,8 @@ def train_perceptron(
             learning_rate=config.learning_rate,
             weight_decay=config.weight_decay,
         )
-        while epoch < config.epochs and epoch - best_epoch < config.patience:
+        wait = config.patience
+        while epoch < config.epochs and epoch - best_epoch < wait:
             epoch += 1
             model.train()
             shuffled = train[torch.randperm(len(train), generator=order).to(train.device)]
@@ -105,6 +140,7 @@ def train_perceptron(
             metric = head.metric(outputs, known, threshold=head.choose_threshold(outputs, known))
             if best_epoch == 0 or head.is_better(metric, best):
                 best, best_epoch = metric, epoch
+                wait = config.patience if patience is None else patience(epoch)
                 weights = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(weights)
     return model, best_epoch, epoch
@@ -126,6 +162,8 @@ class NetworkModel:
     deviation: Float64[np.ndarray, " inputs"]
     """Standard deviations of the training rows, 1 where an input is constant."""
     head: TaskHead
+    best_epoch: int
+    """The epoch whose weights it has."""
     epochs: int
     """Epochs run."""
 
@@ -172,7 +210,7 @@ def fit_network(
     used = np.concatenate([train, validation])
     table = torch.from_numpy(((inputs.values[used] - mean) / deviation).astype(np.float32))
     places = torch.arange(len(used))
-    model, _, epochs = train_perceptron(
+    model, best_epoch, epochs = train_perceptron(
         table,
         torch.from_numpy(targets[used]),
         head,
@@ -180,6 +218,7 @@ def fit_network(
         validation=places[len(train) :],
         config=config,
         seed=seed,
+        patience=partial(patience_after, rows=len(train), config=config),
     )
     # Refuses outputs that are not finite.
     head.metrics(
@@ -191,5 +230,6 @@ def fit_network(
         mean=mean,
         deviation=deviation,
         head=head,
+        best_epoch=best_epoch,
         epochs=epochs,
     )

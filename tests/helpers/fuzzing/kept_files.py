@@ -327,6 +327,7 @@ def _model_seeds() -> list[bytes]:
         mean=np.zeros(2),
         deviation=np.ones(2),
         head=head,
+        best_epoch=1,
         epochs=1,
     )
     names = np.array(["Ann", None], dtype=object)

@@ -12,6 +12,7 @@ import pytest
 from skops.io._protocol import PROTOCOL
 
 from securevfl.core.errors import ConfigError
+from securevfl.models.alone import margins as margins_module
 from securevfl.models.alone.choice import (
     Alone,
     AverageModel,
@@ -23,8 +24,8 @@ from securevfl.models.alone.choice import (
     model_of,
     types_of,
 )
-from securevfl.models.alone.margins import MOST_ROUNDS, OwnInputs, cross_fit, fit_margins
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import MOST_ROUNDS, OwnInputs, cross_fit, fit_margins, refit
+from securevfl.models.alone.perceptron import BaselineConfig, fit_network, patience_after
 from securevfl.models.tasks import TaskHead
 
 BINARY = TaskHead(task="binary", chosen="accuracy")
@@ -279,3 +280,65 @@ def test_a_kept_estimator_calls_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sklearn\.utils\._testing\.check_output"):
         model_of(content, about, NUMBER)
     assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("best", "rows", "epochs"),
+    [
+        (1, 17_500, 15),  # 2,000 steps
+        (60, 17_500, 30),  # half of what the best took
+        (154, 17_500, 40),  # and never more than asked for
+        (1, 100, 40),
+    ],
+)
+def test_a_network_of_many_rows_waits_fewer_epochs(best: int, rows: int, epochs: int) -> None:
+    assert patience_after(best, rows=rows, config=BaselineConfig()) == epochs
+
+
+def test_a_network_that_learns_nothing_stops_early() -> None:
+    """Labels by chance: with an epoch of 250 steps it waits 8, and not 40."""
+    random = np.random.default_rng(0)
+    inputs = OwnInputs(values=random.normal(size=(600, 2)))
+    labels = random.normal(size=600).astype(np.float32)
+    config = BaselineConfig(hidden=(4,), batch_size=2)
+    found = fit_network(
+        inputs,
+        labels,
+        NUMBER,
+        train=np.arange(500),
+        validation=np.arange(500, 600),
+        seed=0,
+        config=config,
+    )
+    assert found.epochs == found.best_epoch + max(8, found.best_epoch // 2)
+
+
+def test_trees_of_folds_have_the_rounds_that_the_whole_table_stopped_at() -> None:
+    """They search for no end of their own, which would take a tenth of a fold's rows."""
+    random = np.random.default_rng(1)
+    inputs = OwnInputs(values=random.normal(size=(1500, 2)))
+    labels = (inputs.values[:, 0] ** 2).astype(np.float32)
+    whole = fit_margins("boosting", inputs, labels, NUMBER, seed=1)
+    part = refit(whole, inputs.take(np.arange(1200)), labels[:1200])
+    assert whole.estimator.do_early_stopping_
+    assert not part.estimator.do_early_stopping_
+    assert part.estimator.n_iter_ == whole.estimator.n_iter_ < MOST_ROUNDS
+
+
+def test_large_tables_have_fewer_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every training row is still held out of the model that its margin comes from."""
+    fitted: list[int] = []
+
+    def counted(model: object, inputs: OwnInputs, targets: np.ndarray) -> object:
+        fitted.append(len(targets))
+        return refit(model, inputs, targets)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(margins_module, "refit", counted)
+    random = np.random.default_rng(2)
+    for rows, sizes in ((9_999, 5), (10_002, 3)):
+        fitted.clear()
+        inputs = OwnInputs(values=random.normal(size=(rows, 1)))
+        labels = random.normal(size=rows).astype(np.float32)
+        cross_fit("linear", inputs, labels, NUMBER, train=np.arange(rows), seed=0)
+        assert len(fitted) == sizes
+        assert sum(fitted) == (sizes - 1) * rows
