@@ -377,6 +377,23 @@ def combine(source: dict[str, Any], tables: Tables) -> dict[str, float]:
     return {"combine": combined(config, tables.parties).test}
 
 
+def pooled(name: str, tables: Tables, seed: int) -> dict[str, float]:
+    """Return what the local baseline reaches where the primary has all parties' columns.
+
+    Args:
+        name: Of the set, whose rows are in the same order at all parties.
+        tables: Every party's.
+        seed: Of the split.
+    """
+    own, *others = tables.parties
+    names = (*own.feature_names, *(name for one in others for name in one.feature_names))
+    features = np.hstack([own.features, *(one.features for one in others)])
+    whole = replace(own, feature_names=names, features=features)
+    together = replace(tables, parties=[whole, *others])
+    found = Joint(together)(federation_of(name, together, seed, "none", "shares"))
+    return {"pooled": found["alone"]}
+
+
 def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, Found]:
     """Return every column's mean and deviation over seeds, by method and epsilon."""
     rows: dict[str, dict[str, list[dict[str, float]]]] = {}
@@ -392,6 +409,9 @@ def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, F
             beside = store.get(
                 f"{name} seed {seed} combine", source, partial(combine, source, tables)
             )
+        if options.pooled:
+            key = f"{name} seed {seed} pooled"
+            beside |= store.get(key, {}, partial(pooled, name, tables, seed))
         for method in options.methods:
             for epsilon in options.epsilons:
                 source = federation_of(name, tables, seed, epsilon, method, **encoder_settings)
@@ -445,6 +465,7 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="+", default=list(EPSILONS), help="numbers, or none")
     parser.add_argument("--label-epsilon", type=float, default=2.0, help="encoder.label_epsilon")
     parser.add_argument("--share", type=float, default=0.05, help="encoder.share of class means")
+    parser.add_argument("--pooled", action="store_true", help="of sets with rows in one order")
     parser.add_argument("--without-combine", action="store_true")
     parser.add_argument("--processes", action="store_true", help="every party its own process")
     parser.add_argument("--store", type=Path, help="file that keeps every run, to go on from")

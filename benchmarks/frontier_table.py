@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from beside_alone import panels_of, save
-from surviving import plan_of
+from surviving import any_code, plan_of
 
 from securevfl.lab.advice import noise_a_number, surviving_share
 
@@ -19,10 +19,13 @@ def surviving(epsilon: str, delta: float, secondaries: int) -> float:
     """Return the share of uncorrelated signals that is left behind a release's noise."""
     if epsilon == "none":
         return 1.0
+    return surviving_share(noise=_noise_at(epsilon, delta), secondaries=secondaries)
+
+
+def _noise_at(epsilon: str, delta: float) -> float:
     options = argparse.Namespace(delta=delta, secondaries=1, fitting=0.05)
     plan = plan_of("secondary-record", float(epsilon), options, disjoint=False)
-    noise = noise_a_number(plan, plan.noise_share_std())
-    return surviving_share(noise=noise, secondaries=secondaries)
+    return noise_a_number(plan, plan.noise_share_std())
 
 
 def print_table(what: str, found: Mapping[str, Found], delta: float, *, every_seed: bool) -> None:
@@ -36,6 +39,10 @@ def print_table(what: str, found: Mapping[str, Found], delta: float, *, every_se
     text = f"alone {first['alone']['mean']:.3f} ± {first['alone']['std']:.3f}"
     if "combine" in first:
         text += f", combine {first['combine']['mean']:.3f} ± {first['combine']['std']:.3f}"
+    if "pooled" in first:
+        pairs = zip(first["pooled"]["seeds"], first["alone"]["seeds"], strict=True)
+        gains = [both - own for both, own in pairs]
+        text += f", pooled trees on links {np.mean(gains):+.3f} ± {np.std(gains, ddof=1):.3f}"
     print(f"\n**{what}**, {number} seeds: {text}\n")
     epsilons = list(next(iter(found.values())))
     print(f"| gain over alone | {' | '.join(epsilons)} |\n| --- |{' --- |' * len(epsilons)}")
@@ -47,6 +54,9 @@ def print_table(what: str, found: Mapping[str, Found], delta: float, *, every_se
     shared = _shared(first)
     told = [f"{surviving(epsilon, delta, shared):.2f}" for epsilon in epsilons]
     print(f"| *survives, shared* | {' | '.join(told)} |")
+    if shared == 1:
+        most = [1.0 if at == "none" else any_code(_noise_at(at, delta)) for at in epsilons]
+        print(f"| *survives, any code* | {' | '.join(f'{one:.2f}' for one in most)} |")
     for method, by_epsilon in found.items():
         whole = by_epsilon.get("none", {"gain": {"mean": 0.0, "std": 0.0}})["gain"]
         if method == "principal" or whole["mean"] <= whole["std"]:

@@ -8,6 +8,7 @@ encoder takes.
 """
 
 import argparse
+import math
 
 from securevfl.dp.privacy import Privacy, UnitName
 from securevfl.dp.release_plan import FittingPlan, ReleasePlan
@@ -61,11 +62,29 @@ def rows_of(unit: UnitName, options: argparse.Namespace) -> list[tuple[str, list
         ("noise a number, blocks", [f"{_noise(plan):.2f}" for plan in own]),
         ("blocks, all in one number", shares(own)),
         ("blocks, four numbers alike", shares(own, numbers=4)),
+        ("blocks, any code", [f"{any_code(_noise(plan)):.2f}" for plan in own]),
         ("noise a number, shared", [f"{_noise(plan):.2f}" for plan in shared]),
         (f"shared by {k}, uncorrelated", shares(shared, together=k)),
         (f"shared by {k}, all alike", shares(shared, together=k, agreement=1.0)),
         ("secondaries for half", [str(one or "no number") for one in partners]),
     ]
+
+
+def any_code(noise: float) -> float:
+    """Return the most that any code of one record and any reader explain of a normal quantity.
+
+    A vector x of length 1 behind noise of standard deviation z a number, in any number of numbers,
+    tells at most ``E |x|^2 / (2 z^2) = 1 / (2 z^2)`` nats: the divergence from the noise alone,
+    averaged over x, is no less than the information. To explain the share r of a normal quantity
+    takes ``-1/2 ln(1 - r)`` nats, so r is at most ``1 - exp(-1 / z^2)``.
+
+    Args:
+        noise: z, in lengths of a record's vector, > 0.
+
+    References:
+        [CT06] sections 2.8 and 10.3.2.
+    """
+    return -math.expm1(-(noise**-2))
 
 
 def _noise(plan: ReleasePlan) -> float:
