@@ -4,7 +4,8 @@
 serves the model and asks one request after another. Beside it, in the same minute: a bare FastAPI
 endpoint that reads the same body and returns a constant, and boosted trees of the primary's columns
 alone behind the same endpoint. ``--load 60`` asks 50 times a second instead, kills the server in
-the middle and starts it again.
+the middle and starts it again. ``--customers 10000`` asks for so many customers who are not in the
+primary's table, one by one, at epsilon 8.
 """
 
 import argparse
@@ -34,34 +35,40 @@ TOKEN = "the-token-of-a-benchmark"
 PATIENCE_S = 180.0
 
 
-def write_tables(folder: Path, *, rows: int, promised: bool) -> Path:
-    """Write five made-up tables that link by two numeric keys, and their federation file."""
+def write_tables(folder: Path, *, rows: int, promised: bool, customers: int = 0) -> Path:
+    """Write five made-up tables that link by two numeric keys, and their federation file.
+
+    The secondaries know the primary's customers to come too, who are in ``customers.csv``.
+    """
     random = np.random.default_rng(0)
-    keys = random.uniform(0, 100, (rows, 2))
-    columns = {f"x{axis}": random.normal(size=rows) for axis in range(FEATURES)}
+    keys = random.uniform(0, 100, (rows + customers, 2))
+    columns = {f"x{axis}" for axis in range(FEATURES)}
     parties: list[dict[str, Any]] = []
     for number in range(SECONDARIES + 1):
         name = f"party-{number}" if number else "primary"
         noisy = keys + random.normal(scale=0.01, size=keys.shape)
         own = {"lon": noisy[:, 0], "lat": noisy[:, 1]}
-        own |= {column: random.normal(size=rows) for column in columns}
+        own |= {column: random.normal(size=rows + customers) for column in sorted(columns)}
         party: dict[str, Any] = {"name": name, "role": "secondary", "data": f"{name}.csv"}
         if not number:
             own["y"] = (own["x0"] > 0).astype(int)
             party |= {"role": "primary", "label": "y", "address": "127.0.0.1:0"}
         elif promised:
             party |= {"scaling": "bounds", "bounds": [-6, 6]}
-        pd.DataFrame(own).to_csv(folder / f"{name}.csv", index=False)
+        frame = pd.DataFrame(own)
+        if not number:
+            frame[rows:].drop(columns="y").to_csv(folder / "customers.csv", index=False)
+            frame = frame[:rows]
+        frame.to_csv(folder / f"{name}.csv", index=False)
         parties.append({**party, "key": ["lon", "lat"]})
     model: dict[str, Any] = {"family": "fet", "neighbours": 4, "hidden": 16, "heads": 2}
     linkage: dict[str, Any] = {"protection": "none"}
     privacy: dict[str, Any] = {"mechanism": "none", "encoder": "trained"}
-    prediction: dict[str, Any] = {}
     if promised:
         model = {"family": "fet", "neighbours": 4, "release": "pooled", "top": "additive"}
-        linkage |= {"choose": "records"}
+        # As far as keys of one customer are apart: farther records keep their release.
+        linkage |= {"choose": "records", "max_distance": 0.1}
         privacy = {"epsilon": 8.0, "delta": 1e-5, "encoder": "frozen", "links_per_record": 1}
-        prediction = {"epsilon": 1e6}
     source = {
         "federation": {"name": "served", "task": "binary", "seed": 1},
         "model": model,
@@ -69,7 +76,6 @@ def write_tables(folder: Path, *, rows: int, promised: bool) -> Path:
         "base": {"estimator": "none"},
         "privacy": privacy,
         "linkage": linkage,
-        "prediction": prediction,
         "party": parties,
     }
     path = folder / "fed.toml"
@@ -258,7 +264,7 @@ def rows_booked(folder: Path, run: Path) -> dict[str, int]:
     from securevfl.ledger.ledger import ledger_of_table
 
     simulated, booked = read_json(run / "metrics.json")["mode"] != "federated", {}
-    for table in sorted(folder.glob("*.csv")):
+    for table in (*folder.glob("primary.csv"), *sorted(folder.glob("party-*.csv"))):
         own = run / "parties" / table.stem / "ledger.jsonl"
         file = ChainedFile(own if simulated else ledger_of_table(table), read_only=True)
         file.close()
@@ -304,6 +310,48 @@ def under_load(folder: Path, run: Path, *, rate: float, seconds: float) -> dict[
     }
 
 
+def one_by_one(folder: Path, run: Path) -> dict[str, Any]:
+    """Ask for every customer who is not in the primary's table, and read what it cost."""
+    frame = pd.read_csv(folder / "customers.csv")
+    sent = [json.dumps({"row": row}).encode() for row in frame.to_dict("records")]
+    shown = {"Authorization": f"Bearer {TOKEN}"}
+    with served(run, folder) as server:
+        url = url_of(server)
+        wait_until_ready(url)
+        took = latencies(f"{url}/predict", sent[:1])
+        first = httpx.get(f"{url}/budget", headers=shown).json()["parties"]
+        took += latencies(f"{url}/predict", sent[1:])
+        last = httpx.get(f"{url}/budget", headers=shown).json()["parties"]
+        server.send_signal(signal.SIGTERM)
+        server.wait(PATIENCE_S)
+    p50, p95 = np.percentile(took, [50, 95]).round(1).tolist()
+    return {
+        "customers": len(sent),
+        "answered": len(took),
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "p50_ms_of_the_last_hundred": round(float(np.median(took[-100:])), 1),
+        "epsilon_after_the_first": {one["party"]: one["spent"] for one in first},
+        "epsilon_after_the_last": {one["party"]: one["spent"] for one in last},
+        "releases_per_record": last[0]["releases_per_record"],
+        "rows_booked": rows_booked(folder, run),
+        "records_released": records_released(run),
+    }
+
+
+def records_released(run: Path) -> dict[str, int]:
+    """Return how many of its records each secondary has released for predictions."""
+    from securevfl.ledger.chain import read_chain
+    from securevfl.ledger.record_counts import FILE
+
+    released = {}
+    for path in sorted(run.glob(f"parties/*/{FILE}")):
+        lines = read_chain(path)[1]
+        records = [one for line in lines if line["kind"] == "released" for one in line["records"]]
+        released[path.parent.name] = len(set(records))
+    return released
+
+
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -311,6 +359,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100, help="of each variant and batch")
     parser.add_argument("--promise", action="store_true", help="frozen encoders at an epsilon")
     parser.add_argument("--simulated", action="store_true", help="all parties in one process")
+    parser.add_argument("--customers", type=int, help="ask for so many instead, at epsilon 8")
     parser.add_argument("--load", type=float, metavar="SECONDS", help="ask for so long instead")
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second, with --load")
     parser.add_argument("--json", action="store_true")
@@ -321,15 +370,22 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as made:
         folder, run = Path(made), Path(made) / "run"
-        path = write_tables(folder, rows=asked.rows, promised=asked.promise)
+        path = write_tables(
+            folder,
+            rows=asked.rows,
+            promised=asked.promise or asked.customers is not None,
+            customers=asked.customers or 0,
+        )
         how = "simulate" if asked.simulated else "train"
         command = ("-m", "securevfl.cli.main", how, str(path), "--out", str(run))
         subprocess.run([sys.executable, *command], check=True, capture_output=True)
         if asked.load is not None:
             result: Any = under_load(folder, run, rate=asked.rate, seconds=asked.load)
+        elif asked.customers is not None:
+            result = one_by_one(folder, run)
         else:
             result = measure(folder, run, requests=asked.requests)
-    if asked.json or asked.load is not None:
+    if asked.json or isinstance(result, dict):
         print(json.dumps(result, indent=None if asked.json else 2))
         return
     print(f"load of this machine before and after: {os.getloadavg()}")

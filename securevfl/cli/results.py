@@ -272,11 +272,11 @@ def print_predictions(
         cost = " by the primary alone: nothing was sent, and no ledger was charged"
     print(f"securevfl: {len(predictions)} rows predicted{cost}", file=sys.stderr)
     if left is not None and predictions.used != "alone":
-        print(
-            f"securevfl: left of the limit for predictions: epsilon {left.left:.4g} of "
-            f"{left.budget:g}",
-            file=sys.stderr,
-        )
+        rest = f"left of the limit for predictions: epsilon {left.left:.4g} of {left.budget:g}"
+        if left.releases_per_record is not None:
+            most = left.releases_per_record
+            rest = f"no later prediction costs more; releases of a record in all of them: {most}"
+        print(f"securevfl: {rest}", file=sys.stderr)
     if predictions.without:
         print(f"securevfl: {_absence(predictions)}", file=sys.stderr)
     if predictions.metrics:

@@ -111,24 +111,6 @@ def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, An
     return filled, chosen
 
 
-def as_asked(source: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file as it was before :func:`resolved`, so that a changed one is resolved anew.
-
-    Args:
-        source: What :func:`resolved` returned.
-        chosen: The same.
-    """
-    if not chosen:
-        return dict(source)
-    said = {
-        table: {name: value for name, value in fields.items() if f"{table}.{name}" not in chosen}
-        if isinstance(fields, Mapping)
-        else fields
-        for table, fields in source.items()
-    }
-    return {**said, "encoder": {**said["encoder"], "method": AUTO}}
-
-
 def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the settings, by table and name, that did best where such a federation was measured.
 

@@ -187,6 +187,18 @@ class FederationConfig:
         return max(all_of_them - 1, self.privacy.colluding + 2) if least is None else least
 
     @property
+    def releases_per_record(self) -> int | None:
+        """N: rows of all predictions of a model that one record may be released in.
+
+        Secondaries count them. What is asked for may depend on the answers, and a record that is
+        gone makes room for no other one: how often each one is released bounds what all requests
+        show of it. None where every request is a release of its own.
+        """
+        if not (self.privacy.bounds_a_record and self.linkage.choose == "records"):
+            return None
+        return self.prediction.releases_per_record or self.privacy.links_per_record
+
+    @property
     def split(self) -> SplitKind:
         """How the primary's rows are split.
 

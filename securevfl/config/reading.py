@@ -95,7 +95,7 @@ def parse_federation(
 ) -> FederationConfig:
     """Check a parsed federation file; see :func:`read_federation`."""
     try:
-        config = _linkable(source)
+        config = linkable_config(source)
         if not only_linkage:
             rules.require_trainable(config)
         for name in source.get("methods", {}):
@@ -105,46 +105,20 @@ def parse_federation(
     return config
 
 
-def method_config(config: FederationConfig, name: str) -> FederationConfig:
-    """Return the federation as one method of a comparison trains it.
-
-    Raises:
-        ConfigError: If there is no such method, its ``[methods.NAME]`` table is wrong, or it does
-            not go with the rest of the file.
-        PrivacyError: If the privacy settings do not go with it.
-    """
-    source, _ = _method_source(config, name)
-    try:
-        trained = _linkable(source)
-        rules.require_trainable(trained)
-    except ConfigError as error:
-        raise ConfigError(f"method {name!r}: {error}") from None
-    return trained
-
-
-def method_adaptations(config: FederationConfig, name: str) -> tuple[str, ...]:
-    """Return what one method of a comparison has otherwise than the file says, in words.
-
-    Raises:
-        ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
-    """
-    return _method_source(config, name)[1]
-
-
 def require_method(config: FederationConfig, name: str) -> None:
     """Refuse a ``[methods.NAME]`` table whose settings are impossible in any file.
 
     Raises:
         ConfigError: Naming the method and the setting.
     """
-    source, _ = _method_source(config, name)
+    source, _ = method_source_of(config, name)
     try:
         read_sections(source, Findings())
     except ConfigError as error:
         raise ConfigError(f"method {name!r}: {error}") from None
 
 
-def _method_source(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def method_source_of(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the file as a method sees it, and what it has otherwise than the file says."""
     fields = frozenset(one.name for one in dataclasses.fields(sections.TrainingSettings))
     source, dropped = methods.method_source(config.source, name, training_fields=fields)
@@ -158,7 +132,8 @@ def _method_source(config: FederationConfig, name: str) -> tuple[dict[str, Any],
     return source, (*dropped, *changed)
 
 
-def _linkable(source: Mapping[str, Any]) -> FederationConfig:
+def linkable_config(source: Mapping[str, Any]) -> FederationConfig:
+    """Return what a parsed file says, checked for linking alone; see :func:`parse_federation`."""
     config = read_sections(source, Findings())
     rules.require_linkable(config)
     return config

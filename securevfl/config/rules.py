@@ -66,6 +66,11 @@ def require_linkable(config: FederationConfig) -> None:
     _require_roles(config)
     if linkage.choose == "records":
         _require_pooled_records(config)
+    if config.prediction.releases_per_record and config.releases_per_record is None:
+        raise ConfigError(
+            'prediction.releases_per_record: goes with noise, linkage.choose = "records" without '
+            "samples, and a unit of records or entities; leave it out"
+        )
     _require_maskable(config)
     _require_encodable(config)
 

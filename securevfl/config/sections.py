@@ -204,7 +204,12 @@ class PredictionSettings:
 
     epsilon: checks.Positive | None = None
     """Epsilon of all predictions of the model together, at ``privacy.delta`` and apart from
-    training. Default: ``privacy.epsilon`` once more. Every request is charged to each ledger."""
+    training. Default: ``privacy.epsilon`` once more."""
+
+    releases_per_record: checks.Count | None = None
+    """N: rows of all predictions that one record is released in; then it takes no part. All
+    requests together cost what N rows cost. Default where records choose behind noise, unsampled:
+    ``privacy.links_per_record``. Elsewhere every request is charged."""
 
     rows: checks.Count | None = None
     """Rows that all predictions of the model may ask for, counted in every ledger; default: any

@@ -171,6 +171,15 @@ class Privacy:
         )
 
     @property
+    def bounds_a_record(self) -> bool:
+        """Whether a record changes the rows that it is released in, and nothing else, for certain.
+
+        Then counting these rows bounds it. A secret sample has another bound for each record.
+        """
+        frozen = self.encoder == "frozen" and self.unit != "linked-row" and self.sampling_rate == 1
+        return frozen and self.mechanism != "none" and self.accounting == "sound"
+
+    @property
     def update_clip_norm(self) -> float:
         """``C_g``, clip norm of a row's gradient, for a dp-trained encoder."""
         return 1.0 if self.gradient_clip_norm is None else self.gradient_clip_norm

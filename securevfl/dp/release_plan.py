@@ -130,6 +130,12 @@ class ReleasePlan:
     fitting: FittingPlan | None = None
     """What every secondary's fitting of a frozen encoder takes; None fits nothing."""
 
+    releases_per_record: checks.Count | None = None
+    """N: rows that one record takes part in, at each secondary and over all requests for
+    predictions of a kept model, whatever is asked for. All of them together are then one release,
+    however many there are; ``min_active`` of the ``parties`` answer this one. None: what a record
+    can change is bounded by what is planned here."""
+
     def __post_init__(self) -> None:
         checks.require_limits(self)
         if self.min_active > self.parties:
@@ -153,6 +159,9 @@ class ReleasePlan:
             )
         if not self.contested and not self.pooled:
             raise ConfigError("contested: only pooled rows can do without a contest for slots")
+        bounded = self.privacy.bounds_a_record and not self.contested
+        if self.releases_per_record is not None and not bounded:
+            raise ConfigError("releases_per_record: a record must change its own rows alone")
 
     def check(self) -> None:
         """Refuse a plan whose guarantee would not hold.
@@ -352,7 +361,7 @@ class ReleasePlan:
                 noise_multiplier=multiplier * math.sqrt(self._rows_of_a_round / touched)
             )
         multiplier = noise_share_std / (self._change_over_noise() * math.sqrt(touched))
-        if rate < 1 and self._amplifies:
+        if rate < 1 and privacy.encoder == "frozen" and privacy.unit != "linked-row":
             # Changes at right angles grow as sqrt(j) in the j parties that drew the entity, not as
             # j, so the mixture over j would be too small; the full change bounds it.
             if privacy.unit == "entity" and not self.disjoint:
@@ -404,10 +413,6 @@ class ReleasePlan:
             total_epsilon=total_epsilon,
         )
 
-    @property
-    def _amplifies(self) -> bool:
-        return self.privacy.encoder == "frozen" and self.privacy.unit != "linked-row"
-
     def _row_change(self, active: int) -> float:
         trained = self.privacy.encoder != "frozen"
         # A trained encoder's weights, and with them all K vectors of any row, may change.
@@ -424,8 +429,22 @@ class ReleasePlan:
         )
 
     def _change_over_noise(self) -> float:
-        """Return the largest ``row change / sqrt(k_a - c)`` over the allowed ``k_a``."""
+        """Return the largest ``row change / sqrt(k_a - c)`` over the allowed ``k_a``.
+
+        Where records are counted, each secondary counts its own, and requests to different
+        secondaries may release an entity's k records N times each. In a row of ``k_a`` active
+        secondaries the squared change is at most ``k_a`` times the sum of those of its terms (equal
+        to it if they stand at right angles), over noise of ``tau^2 (k_a - c)``; there are k N terms
+        in all. So N rows with ``k k_a`` (or k) times one secondary's squared change bound it.
+        """
         colluding = self.privacy.colluding
+        if self.releases_per_record is not None:
+            active, terms = self.min_active, 1
+            if self.privacy.unit == "entity":
+                terms = self.parties * (1 if self.disjoint else active)
+            honest = honest_parties(active=active, colluding=colluding)
+            # Rounded as below: with all active, N = m costs to the last bit what training did.
+            return self._row_change(1) * math.sqrt(terms) / math.sqrt(honest)
         return max(
             self._row_change(active) / math.sqrt(honest_parties(active=active, colluding=colluding))
             for active in (self.min_active, self.parties)
@@ -434,6 +453,8 @@ class ReleasePlan:
     def _touched(self, row_releases: int, passes: int) -> int:
         """Return how many of the row releases one unit's data can change."""
         privacy = self.privacy
+        if self.releases_per_record is not None:
+            return self.releases_per_record
         if privacy.encoder == "trained":
             return row_releases
         match privacy.unit:
@@ -463,5 +484,8 @@ class ReleasePlan:
         return self._touched(self.row_releases, self.releases_per_row)
 
     def release_multiplier(self, noise_share_std: float) -> float:
-        """Return a dp-trained round's noise multiplier ``z_f``, at the worst number of parties."""
+        """Return the noise multiplier of a dp-trained round, or of a frozen run's one release.
+
+        At the worst number of active secondaries.
+        """
         return noise_share_std / (self._change_over_noise() * math.sqrt(self._measured_rows))

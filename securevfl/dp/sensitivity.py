@@ -207,13 +207,6 @@ def noise_share_std(*, sum_std: float, active: int, colluding: int = 0) -> float
     return sum_std / math.sqrt(honest_parties(active=active, colluding=colluding))
 
 
-def average_std(*, share_std: float, active: int) -> float:
-    """Return the standard deviation of the released average: ``tau / sqrt(k_a)``."""
-    checks.positive(share_std=share_std)
-    checks.whole_from(1, active=active)
-    return share_std / math.sqrt(active)
-
-
 # FedSim's bound: the probability tau that its attacker recovers a secondary's key exactly, if the
 # similarity is normalised with the scale sigma_0 and has Gaussian noise of deviation sigma. As
 # differential privacy the same noise has an epsilon in the millions. Neither is added to an

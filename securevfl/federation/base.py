@@ -63,11 +63,6 @@ def place_keys(table: PartyTable) -> list[int]:
     return [axis for axis, name in enumerate(table.key_names) if name not in ids]
 
 
-def places_of(table: PartyTable, keys: Float[Tensor, "rows keys"]) -> Float[Tensor, "rows places"]:
-    """Return the columns of a table's numeric keys that :func:`place_keys` names."""
-    return keys[:, torch.as_tensor(place_keys(table), device=keys.device, dtype=torch.int64)]
-
-
 def _places_of_words(table: PartyTable) -> tuple[tuple[int, ...], ...]:
     if table.schema is None:
         return ()

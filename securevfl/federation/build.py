@@ -31,7 +31,7 @@ from securevfl.federation.encoder_fitting import (
 from securevfl.federation.rounds import primaries
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
-from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease
+from securevfl.federation.rounds.release import CachedRelease, CountedRelease, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
@@ -140,8 +140,11 @@ def build_secondary(
     at_work = kept_bottom or bottom_at_work(plan, party, table, device=device)
     bottom, features = at_work.bottom, at_work.features
     records = {"features": torch.from_numpy(features), "keys": torch.from_numpy(linked.keys)}
-    kept, class_means = None, None
-    if plan.frozen:
+    kept, class_means, counted = None, None, None
+    most = plan.releases.releases_per_record
+    if most is not None:
+        counted = CountedRelease(linked.source, ledger, most)
+    elif plan.frozen:
         fit: Callable[[], None] | None = None
         if kept_bottom is None and isinstance(bottom, FittedBottom) and plan.releases.fitting:
             if plan.fits_class_means:
@@ -157,7 +160,7 @@ def build_secondary(
         name=party.name,
         features=records["features"].to(device),
         keys=records["keys"].to(device),
-        links=kept or linked.source,
+        links=counted or kept or linked.source,
         primary_rows=linked.primary_rows,
     )
     # The accounting speaks of rows that are means over K slots; what leaves is their sum.
@@ -165,7 +168,7 @@ def build_secondary(
     contribution = SecondaryRelease(
         plan.aggregation(),
         noise=NoiseBuffer(ExactDiscreteGaussian(units)) if units else None,
-        ledger=kept or ledger,
+        ledger=counted or kept or ledger,
     )
     privacy, gradient_noise = config.privacy, None
     if plan.learns and privacy.encoder == "dp-trained":

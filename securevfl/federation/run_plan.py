@@ -70,6 +70,9 @@ class PredictionBudget:
     """Rows that were asked for."""
     most_rows: int | None
     """How many may be; None: any number."""
+    releases_per_record: int | None
+    """N: rows that each record is released in at most, whatever is asked for. What that costs is
+    spent with the first answer, and no later one costs more. None: every request is charged."""
 
     @property
     def left(self) -> float | None:
@@ -100,6 +103,7 @@ def prediction_budget(
         budget=(config.prediction.epsilon or privacy.epsilon) if promised else None,
         rows=sum(session.row_releases for session in asked),
         most_rows=config.prediction.rows,
+        releases_per_record=config.releases_per_record,
     )
 
 
@@ -347,8 +351,9 @@ def plan_prediction(
     """Decide what one request for predictions releases: every new row once.
 
     Its noise is that of the model's training, which the top model has learned to live with. Its
-    epsilon is computed for what it releases, and charged apart from training's: all predictions of
-    one model together keep ``prediction.epsilon`` or, where there is none, the run's own again.
+    epsilon is computed for what it releases or, where secondaries count how often each record is
+    released, for all requests together; it is charged apart from training's. All predictions of
+    one model keep ``prediction.epsilon`` or, where there is none, the run's own again.
 
     Args:
         config: The federation file.
@@ -427,11 +432,13 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
     # Fewer active secondaries add less noise. What a request costs is reckoned for those that
     # answer it; of training, noise is made for as few as any session may have.
     some = facts.active if facts.predicts else None
-    secondaries = len(config.secondaries if some is None else some)
+    active = len(config.secondaries if some is None else some)
+    counted = config.releases_per_record if facts.predicts else None
+    # Where records are counted, an entity has its releases at every secondary, asked or not.
+    secondaries = active if counted is None else len(config.secondaries)
     released = facts.predicted_rows if facts.predicts else facts.rows
     if frozen or facts.predicts:
         rounds, row_releases, per_row = math.ceil(released / batch), released, 1
-        active = secondaries
     else:
         parts = (facts.train_rows, facts.validation_rows)
         spare = int(config.reserves_budget)
@@ -440,6 +447,11 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         row_releases = config.epochs * sum(parts) + (1 + spare) * facts.test_rows
         per_row = config.epochs + spare
         active = active_parties(range(config.least_in_training), config.model.party_dropout)
+    # A sum that is drawn back to norm C is rounded towards zero, which moves each coordinate of two
+    # neighbouring sums apart by less than one unit; the ring's coarsest, since the unit is only
+    # chosen once the noise is known.
+    _, width = config.family.cut_shape(config.model)
+    drawn_back = math.sqrt(width) * COARSEST_STEP / config.model.neighbours
     return ReleasePlan(
         privacy=privacy,
         parties=secondaries,
@@ -453,7 +465,8 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         contested=config.linkage.choose == "rows",
         disjoint=config.encoder is not None and config.encoder.in_blocks,
         fitting=None if facts.predicts else config.fitting,
-        rounding=0.0 if config.linkage.choose == "rows" else _projection_rounding(config),
+        rounding=0.0 if config.linkage.choose == "rows" else drawn_back,
+        releases_per_record=counted,
     )
 
 
@@ -477,14 +490,3 @@ def _aggregation_of(config: FederationConfig) -> type[Aggregation]:
             f"two pools a row's records"
         )
     return kind
-
-
-def _projection_rounding(config: FederationConfig) -> float:
-    """Return what rounding can add where a row's sum is drawn back to norm C.
-
-    A projected sum is rounded towards zero, which moves each coordinate of two neighbouring sums
-    apart by less than one unit; the ring's coarsest unit is taken, since the unit is only chosen
-    once the noise is known.
-    """
-    _, width = config.family.cut_shape(config.model)
-    return math.sqrt(width) * COARSEST_STEP / config.model.neighbours

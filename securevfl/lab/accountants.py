@@ -11,7 +11,7 @@ from securevfl.dp.budget import Budget
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.dp.release_plan import epsilon_as_published
-from securevfl.dp.sensitivity import average_std, honest_parties
+from securevfl.dp.sensitivity import honest_parties
 
 # exp() overflows float64 from 710 on.
 _LARGEST_EXPONENT: Final = 700.0
@@ -41,6 +41,13 @@ def amplified_epsilon(*, epsilon: float, sampling_rate: float) -> float:
         # The same in a form that cannot overflow; below, it would cancel for small rates.
         return epsilon + math.log(sampling_rate + (1 - sampling_rate) * math.exp(-epsilon))
     return math.log1p(sampling_rate * math.expm1(epsilon))
+
+
+def average_std(*, share_std: float, active: int) -> float:
+    """Return the standard deviation of the released average: ``tau / sqrt(k_a)``."""
+    checks.positive(share_std=share_std)
+    checks.whole_from(1, active=active)
+    return share_std / math.sqrt(active)
 
 
 def sampled_gaussian_epsilon(

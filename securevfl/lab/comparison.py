@@ -8,13 +8,20 @@ from typing import Any, Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.methods import ALONE, IN_ONE_PLACE, method_family
-from securevfl.config.reading import method_adaptations, method_config
 from securevfl.config.rules import require_covered_channels
 from securevfl.core import checks, files
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.tables import PartyTable
-from securevfl.lab.one_run import LeftOut, Recipe, Run, Task, run_digest
+from securevfl.lab.one_run import (
+    LeftOut,
+    Recipe,
+    Run,
+    Task,
+    method_adaptations,
+    method_config,
+    run_digest,
+)
 from securevfl.lab.pooled_methods import require_fitting
 from securevfl.lab.run_figures import (
     by_name,

@@ -625,6 +625,7 @@ def _refused(run: TrainedRun, figures: Mapping[str, Any]) -> str:
         rounds=passes * once.rounds,
         row_releases=passes * once.row_releases,
         releases_per_row=passes,
+        releases_per_record=None,
     )
     epsilon = several.epsilon(plan.noise_share_std)
     own_numbers = '[encoder] layout = "blocks"'

@@ -15,7 +15,8 @@ import torch
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings, method_family
-from securevfl.config.reading import method_config, parse_federation
+from securevfl.config.reading import linkable_config, method_source_of, parse_federation
+from securevfl.config.rules import require_trainable
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.core.progress import Observer
@@ -57,6 +58,32 @@ class Run:
     def folder(self, study: Path) -> Path:
         """Return this run's own folder."""
         return study / "runs" / self.name / f"seed-{self.seed}"
+
+
+def method_config(config: FederationConfig, name: str) -> FederationConfig:
+    """Return the federation as one method of a comparison trains it.
+
+    Raises:
+        ConfigError: If there is no such method, its ``[methods.NAME]`` table is wrong, or it does
+            not go with the rest of the file.
+        PrivacyError: If the privacy settings do not go with it.
+    """
+    source, _ = method_source_of(config, name)
+    try:
+        trained = linkable_config(source)
+        require_trainable(trained)
+    except ConfigError as error:
+        raise ConfigError(f"method {name!r}: {error}") from None
+    return trained
+
+
+def method_adaptations(config: FederationConfig, name: str) -> tuple[str, ...]:
+    """Return what one method of a comparison has otherwise than the file says, in words.
+
+    Raises:
+        ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
+    """
+    return method_source_of(config, name)[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from securevfl.config.methods import JOINED, BoostingConfig, FedCVTConfig, Setti
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import features_of, own_inputs, places_of, train_alone
+from securevfl.federation.base import features_of, own_inputs, place_keys, train_alone
 from securevfl.federation.build import primary_data
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
@@ -200,6 +200,11 @@ def train_combined(
         # [FedSim] section 6.1, "Dataset": common features are inputs of this method alone.
         inputs = solo_inputs(inputs, places_of(primary, data.keys))
     return _fit(inputs, config, data, settings)
+
+
+def places_of(table: PartyTable, keys: Float[Tensor, "rows keys"]) -> Float[Tensor, "rows places"]:
+    """Return the columns of a table's numeric keys that are places or times."""
+    return keys[:, torch.as_tensor(place_keys(table), device=keys.device, dtype=torch.int64)]
 
 
 def joined_inputs(

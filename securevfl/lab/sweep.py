@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from securevfl.config.encoder import as_asked
+from securevfl.config.encoder import AUTO
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels
@@ -71,6 +71,24 @@ class Point:
             text = str(error)
             raise type(error)(text if text.startswith(where) else f"{where}: {text}") from None
         return Recipe(source=changed, method=None), config
+
+
+def as_asked(source: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file as it was before ``auto`` chose, so that a changed one is resolved anew.
+
+    Args:
+        source: The file with what was chosen.
+        chosen: What was chosen.
+    """
+    if not chosen:
+        return dict(source)
+    said = {
+        table: {name: value for name, value in fields.items() if f"{table}.{name}" not in chosen}
+        if isinstance(fields, Mapping)
+        else fields
+        for table, fields in source.items()
+    }
+    return {**said, "encoder": {**said["encoder"], "method": AUTO}}
 
 
 def source_of(config: FederationConfig) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 A run is all sessions with one id: the first, and those that resumed it. Runs add up, and so do a
 run's sessions; but sessions of a frozen run that continue one and the same release (the same
 links, secret sample and encoder) are parts of one fixed answer, and cost what the answer costs.
+Requests for predictions of a model whose secondaries count the releases of each record are parts of
+one adaptive answer: together they cost what the promised number of releases costs.
 """
 
 import math
@@ -18,7 +20,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.settings import read_settings
 from securevfl.dp.accountant import epsilon_of
-from securevfl.dp.events import Release
+from securevfl.dp.events import GaussianRelease, Release
 from securevfl.dp.labels import LabelRelease
 from securevfl.dp.privacy import Privacy, UnitName
 from securevfl.dp.release_plan import ReleasePlan
@@ -111,6 +113,9 @@ class Session:
     model: str = ""
     """Id of the run whose kept model predicts in this session; empty for a session that trains."""
 
+    counts: str | None = None
+    """Where records are counted: the head of what counts them, at the last release; None at the
+    primary, which has no records."""
     fits: int = 0
     """Fittings of a frozen encoder."""
     rounds: int = 0
@@ -139,9 +144,22 @@ class Session:
         return self.plan.privacy.encoder == "frozen"
 
     @property
+    def counts_records(self) -> bool:
+        """Whether all requests to the model are parts of one answer, in which records are counted.
+
+        The session then goes on with one request after another.
+        """
+        return self.plan.releases_per_record is not None
+
+    @property
     def spent(self) -> bool:
         """Whether anything was released or fitted."""
         return self.fits + self.rounds > 0
+
+    def goes_on_with(self, plan: ReleasePlan) -> bool:
+        """Return whether another request with that plan is under the same promise."""
+        sizes = {name: getattr(plan, name) for name in ("rounds", "rows_per_round", "row_releases")}
+        return self.counts_records and replace(self.plan, **sizes) == plan
 
     def book(self, *, round_number: int, rows: int, passes: int, purpose: str) -> None:
         """Count a round."""
@@ -377,6 +395,7 @@ class LedgerBook:
             passes=entry["passes"],
             purpose=entry["purpose"],
         )
+        session.counts = str(entry["counts"]) if "counts" in entry else None
         if session.frozen:
             session.released += ranges_from(entry["released"], rows=entry["rows"])
 
@@ -443,11 +462,21 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
         else:
             own.append(session)
     events, asked = [], Counter[Release]()
+    counted: dict[str, list[Session]] = {}
     for part in (one for own in parts.values() for one in own):
-        if part.model:
+        if part.counts_records:
+            counted.setdefault(part.model, []).append(part)
+        elif part.model:
             # Requests are many and alike: equal releases are composed as one made so often.
             asked.update(part.events())
         else:
             events += part.events()
     events += [replace(event, count=event.count * times) for event, times in asked.items()]
+    for own in counted.values():
+        # No record was released more often than the largest N that was promised, and never with
+        # less noise over its effect than in the session that had the least.
+        most = max(one.plan.releases_per_record or 0 for one in own)
+        plans = [(replace(one.plan, releases_per_record=most), one.noise_share_std) for one in own]
+        least = min(plan.release_multiplier(share_std) for plan, share_std in plans)
+        events.append(GaussianRelease(noise_multiplier=least))
     return epsilon_of(events, delta=delta)

@@ -193,7 +193,8 @@ class ChainedFile:
             PrivacyError: If a line was altered, removed or put in, or all of them were.
         """
         self.path = path
-        self._durable = durable
+        self.durable = durable
+        """Whether a line outlives a crash of the machine."""
         self.entries: list[dict[str, Any]] = []
         """What the file held when it was opened, in order, without the chain's own fields; empty
         where they were taken."""
@@ -365,7 +366,7 @@ class ChainedFile:
             rest = memoryview(whole)
             while rest:
                 rest = rest[os.write(handle, rest) :]
-            if self._durable:
+            if self.durable:
                 os.fsync(handle)
         except OSError as error:
             with contextlib.suppress(OSError):

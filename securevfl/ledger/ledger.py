@@ -23,6 +23,7 @@ from securevfl.core.checks import strict_json
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
 from securevfl.core.formatting import finite_or_none
 from securevfl.data.sources.settings import file_behind
+from securevfl.data.tables import KeyTable
 from securevfl.dp.labels import LabelTotal, labels_total
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import (
@@ -36,6 +37,7 @@ from securevfl.ledger.book import (
     ranges_of,
 )
 from securevfl.ledger.chain import MOST_LEVELS, ChainedFile, now
+from securevfl.ledger.record_counts import RecordCounts
 
 # A ledger's file with what its lines say.
 
@@ -137,7 +139,8 @@ def require_planned(own: Session, after: Session, *, what: str) -> None:
         BudgetExceededError: If it would pass its plan.
     """
     plan = own.plan
-    if (
+    # Where records are counted, no number of rounds or rows shows more of any of them.
+    if not own.counts_records and (
         after.rounds > plan.rounds
         or after.row_releases > plan.row_releases
         or after.passes > plan.releases_per_row
@@ -201,10 +204,12 @@ def over_budget(
     """
     now, before = spent
     if own.model:
+        most = own.plan.releases_per_record
+        less = f"lower releases_per_record = {most}" if most else "ask for all rows in one request"
         return BudgetExceededError(
             f"{own.party}: {what} would bring all predictions of this model to epsilon = "
             f"{epsilon:.4f}, over the {budget:g} that they may spend ({before:.4f} is spent); "
-            f"raise prediction.epsilon in every party's file, or ask for all rows in one request"
+            f"raise prediction.epsilon in every party's file, or {less}"
         )
     had = f", {before:.4f} of it before the run was resumed" if before else ""
     limit = f"privacy.epsilon = {budget:g}"
@@ -291,6 +296,8 @@ class Ledger:
             PrivacyError: If the file was altered, or the run was charged for another unit before.
         """
         self.party = party
+        self.records: RecordCounts | None = None
+        """What counts a secondary's records, where each has a number of releases."""
         self._file = file if isinstance(file, LedgerFile) else LedgerFile(file, durable=durable)
         self._book = self._file.book
         self.others = self._book.others  # as the file was when it was opened
@@ -321,6 +328,8 @@ class Ledger:
     def begin(self, plan: ReleasePlan, *, run: str) -> None:
         """Begin another session in the same file, with the noise of the one before it.
 
+        Where records are counted, the session that is under way goes on with the request.
+
         Args:
             plan: What it will release.
             run: Its own id.
@@ -329,6 +338,11 @@ class Ledger:
             BudgetExceededError: If the budget does not cover all of it; nothing is written then.
             StorageError: If the disk takes no more.
         """
+        if self._own.goes_on_with(plan):
+            own, self._uses = self._own, ReleaseCounts()
+            own.plan, own.passes, own.last_round = plan, 0, 0
+            self.require_room(rounds=plan.rounds, row_releases=plan.row_releases, passes=1)
+            return
         before = self.run, self._own, self._uses, self._covered
         same = {name: getattr(self._own, name) for name in _OF_A_FILE}
         own = Session(run=run, time=now(), plan=plan, **same)
@@ -398,8 +412,12 @@ class Ledger:
 
     @property
     def spent(self) -> float:
-        """Epsilon of this run, at its delta: of all its sessions together; rounded up."""
-        return epsilon_of_sessions(self._sessions, delta=self._delta)
+        """Epsilon of this run, at its delta: of all its sessions together; rounded up.
+
+        Where records are counted, all requests to the model are one run.
+        """
+        own = self.budgeted if self._own.counts_records else self._sessions
+        return epsilon_of_sessions(own, delta=self._delta)
 
     @property
     def total(self) -> float:
@@ -493,6 +511,7 @@ class Ledger:
                 "purpose": purpose,
                 "epsilon": finite_or_none(epsilon),
                 **({"released": ranges_of(rows)} if self._own.frozen else {}),
+                **({"counts": self.records.head} if self.records else {}),
             }
         )
         self._own.book(round_number=round_number, rows=len(rows), passes=passes, purpose=purpose)
@@ -518,6 +537,21 @@ class Ledger:
         )
         self._own.fits += 1
         return epsilon
+
+    def count_records(self, folder: Path, keys: KeyTable) -> None:
+        """Hold what counts in how many rows of predictions each record was released.
+
+        Args:
+            folder: The secondary's own in the run folder.
+            keys: Of its records.
+
+        Raises:
+            ConfigError: If the file cannot be opened, or is in use.
+            PrivacyError: If it is missing, damaged, or not of the same time as this ledger.
+        """
+        if self.records is None:
+            last = next((one.counts for one in reversed(self.budgeted) if one.counts), None)
+            self.records = RecordCounts(folder, self._file, keys, last=last)
 
     def require_same_release(self, digest: str) -> None:
         """Book what a frozen run makes its release with, and hold later sessions to the same.
@@ -557,7 +591,9 @@ class Ledger:
             )
 
     def close(self) -> None:
-        """Let the file go; later charges raise."""
+        """Let the files go; later charges raise."""
+        if self.records is not None:
+            self.records.close()
         self._file.close()
 
     @property

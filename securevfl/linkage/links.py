@@ -119,10 +119,13 @@ class LinkTable:
         """Return the links of at most that distance; the others' slots hold no record."""
         if limit == math.inf:
             return self  # no link is farther, and a copy of many links takes much memory
-        near = self.distances <= limit
+        return self.only(self.distances <= limit)
+
+    def only(self, kept: Bool[np.ndarray, "rows links"]) -> "LinkTable":
+        """Return some of the links; the others' slots hold no record, wherever they are."""
         return LinkTable(
-            indices=np.where(near, self.indices, NO_RECORD),
-            distances=np.where(near, self.distances, np.inf),
+            indices=np.where(kept, self.indices, NO_RECORD),
+            distances=np.where(kept, self.distances, np.inf),
         )
 
     def most_uses(self, num_records: int) -> int:

@@ -227,6 +227,8 @@ def _predictions(config: FederationConfig, asked: Sequence[Session], *, party: s
     budget = prediction_budget(config, asked, party=party)
     requests = "1 request" if len(asked) == 1 else f"{len(asked):,} requests"
     so_far = f"So far {requests} of {budget.rows:,} rows"
+    if budget.releases_per_record is not None:
+        so_far = f"So far {budget.rows:,} rows, each record in {budget.releases_per_record} at most"
     if budget.budget is None:
         return f"{so_far}. Nothing bounds what predictions show: no noise is added."
     most = "" if budget.most_rows is None else f", and ask for at most {budget.most_rows:,} rows"

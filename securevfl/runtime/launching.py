@@ -24,7 +24,7 @@ from securevfl.federation.checkpoint import has_begun
 from securevfl.federation.rounds.party_workers import WorkerGroup
 from securevfl.federation.session.membership import idle_helpers
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure
-from securevfl.launch.spawn import KeptProcesses, keeping, reserved_port, run_party_processes
+from securevfl.launch.spawn import reserved_port, run_party_processes
 from securevfl.launch.torchrun import Started, started
 from securevfl.runtime.party import PartySession, party_session, run_helper, serve_as_helper
 from securevfl.runtime.predictions import Predictions
@@ -194,43 +194,6 @@ def predict_in_processes(
     return dict(told)
 
 
-@contextmanager
-def others_in_processes(
-    config: FederationConfig, options: RunOptions
-) -> Iterator[tuple[FederationConfig, Identity, KeptProcesses]]:
-    """Keep every party but the primary running in its own process, answering for its kept model.
-
-    Args:
-        config: The federation file; addresses and identities are replaced by this run's own.
-        options: Of the run that trained. Observed are every party's warnings, and restarts of
-            parties that have ended.
-
-    Yields:
-        The federation file as these parties have it, the primary's identity, and the processes.
-
-    Raises:
-        ConfigError: If one cannot be started.
-
-    Reveals:
-        Between the processes: what a real federation reveals. This machine holds all of it.
-    """
-
-    def on_event(_name: str, report: Mapping[str, Any]) -> None:
-        event = _event_of(report)
-        if isinstance(event, progress.Warned):
-            options.observe(event)
-
-    def on_end(name: str, why: str) -> None:
-        options.observe(progress.Warned(text=f"{name}: {why}; it is started again"))
-
-    primary = config.primary.name
-    with _parties_here(config) as here:
-        left_out = {primary, *idle_helpers(config)}
-        commands = here.commands(options, of_all=["--serve"], without=left_out)
-        with keeping(commands, on_event=on_event, on_end=on_end) as kept:
-            yield here.config, here.identities[primary], kept
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _PartiesHere:
     """A federation whose parties are processes of this machine, with identities of their own."""
@@ -286,7 +249,7 @@ class _PartiesHere:
 
 
 @contextmanager
-def _parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
+def parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
     """Give every party an identity, and the primary a port that is kept for it.
 
     Raises:
@@ -329,7 +292,7 @@ def _run_parties(
     def on_event(name: str, report: Mapping[str, Any]) -> None:
         if name == primary and report.get("event") == OUTCOME_EVENT:
             outcome.update(_figures_of(report))
-        event = _event_of(report)
+        event = event_of(report)
         again.heard(name, event)
         if event is not None and (name == primary or isinstance(event, _OF_ALL)):
             options.observe(event)
@@ -342,7 +305,7 @@ def _run_parties(
         gone = {one["party"] for one in absences if one["to_epoch"] is None}
         return not outcome or name in gone
 
-    with _parties_here(config) as here:
+    with parties_here(config) as here:
         files.require_writable_folder(run_folder)
         commands = here.commands(options, of_all=of_all, of_primary=more, without=without)
         if options.resume:
@@ -365,7 +328,7 @@ def _figures_of(report: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in report.items() if key != "event"}
 
 
-def _event_of(report: Mapping[str, Any]) -> progress.ProgressEvent | None:
+def event_of(report: Mapping[str, Any]) -> progress.ProgressEvent | None:
     """Return what a party reports as progress; None of other reports."""
     return progress.event_of(str(report.get("event")), _figures_of(report))
 

@@ -141,7 +141,13 @@ def request_of(
     """
     assert model.primary is not None, "the primary asks"
     kept = model.primary.keys
-    keys = new if kept is None else _joined(kept.take(_not_again(kept, new)), new)
+    keys = new
+    if kept is not None:
+        others = kept.take(_not_again(kept, new)).columns
+        joined = {
+            name: np.concatenate([others[name], column]) for name, column in new.columns.items()
+        }
+        keys = KeyTable(name=new.name, columns=joined)
     everybody = tuple(config.ranks[party.name] for party in config.secondaries)
     facts = run_plan.prediction_facts(
         run=run_plan.new_run(),
@@ -355,17 +361,6 @@ def _not_again(kept: KeyTable, new: KeyTable) -> Int64[np.ndarray, " others"]:
     )
     again[maybe] = mine.isin(theirs)
     return np.flatnonzero(~again)
-
-
-def _joined(first: KeyTable, second: KeyTable) -> KeyTable:
-    """Return the rows of two key tables, one below the other."""
-    return KeyTable(
-        name=second.name,
-        columns={
-            name: np.concatenate([first.columns[name], column])
-            for name, column in second.columns.items()
-        },
-    )
 
 
 # Sessions: requests for predictions of one model, one after another.
@@ -623,8 +618,9 @@ class SimulatedSession(SessionWithPartners):
         self, plan: RunPlan, spec: LinkSpec, request: Request, observe: Observer
     ) -> Iterator[LinkedRequest]:
         observe(Stage(text="linking", of=len(self._secondaries)))
+        keys = {name: keys_of(spec.keys, kept.table) for name, kept in self._secondaries.items()}
         ledgers = {
-            name: files.open_prediction(plan, model=self.model.run)
+            name: files.open_prediction(plan, model=self.model.run, keys=keys.get(name))
             for name, files in self._files.items()
         }
         link = Linker(spec, request.keys)
@@ -632,7 +628,7 @@ class SimulatedSession(SessionWithPartners):
         with ExitStack() as built:
             for name, kept in self._secondaries.items():
                 scale = kept.model.similarity_scale
-                linked = link(keys_of(spec.keys, kept.table), similarity_scale=scale)
+                linked = link(keys[name], similarity_scale=scale)
                 secondary = kept.linked(plan, linked, ledgers[name], observe=observe)
                 built.callback(secondary.close)
                 parties[plan.ranks[name]] = secondary

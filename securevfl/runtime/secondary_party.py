@@ -399,15 +399,16 @@ class _Requests:
         party, config, job = session.party, session.party.config, session.party.job
         require_same_parties(config, star.facts, request)
         plan = plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
+        spec = prediction_spec(config, model, active=star.facts.active)
+        keys = keys_of(spec.keys, self._kept.table)
         # Before any message: a ledger that does not cover the request gives no answer.
-        ledger = party.files.open_prediction(plan, model=model.run)
+        ledger = party.files.open_prediction(plan, model=model.run, keys=keys)
         session.ready(frozen=False)
         sum_to = session.sum_to(plan)
         sum_to.bind(request.to_message().digest(), request.active)
-        spec = prediction_spec(config, model, active=star.facts.active)
         place = LinkageInput(
             spec=spec,
-            keys=keys_of(spec.keys, self._kept.table),
+            keys=keys,
             data_root=job.data_root,
             cache=LinkCache(None),
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
@@ -10,13 +11,13 @@ from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
-from securevfl.federation.session.membership import active_without
-from securevfl.launch.spawn import KeptProcesses
-from securevfl.runtime.launching import others_in_processes
+from securevfl.federation.session.membership import active_without, idle_helpers
+from securevfl.launch.spawn import KeptProcesses, keeping
+from securevfl.runtime import launching
 from securevfl.runtime.party import PartySession, party_session
 from securevfl.runtime.predicting import NamedRows, PredictionSession
 from securevfl.runtime.primary_party import PredictingPrimary, predicting
-from securevfl.runtime.run_options import PartyJob
+from securevfl.runtime.run_options import PartyJob, RunOptions
 from securevfl.runtime.run_tables import rows_of_frame, schema_of
 from securevfl.runtime.trained_run import TrainedRun
 from securevfl.serving.api import Served
@@ -161,7 +162,7 @@ def opened(run: TrainedRun, *, observe: Observer, without_lost: bool = False) ->
             yield found
     else:
         with (
-            others_in_processes(run.config, run.options(observe)) as (config, place, processes),
+            _others_in_processes(run.config, run.options(observe)) as (config, place, processes),
             between_processes(
                 replace(run.primary_job(observe), config=config),
                 identity=place,
@@ -259,3 +260,40 @@ def _rows(config: FederationConfig, model: SavedModel) -> RowFormat:
     if not keys.are_numbers:
         texts = dict(zip(config.primary.key, keys.kinds.values(), strict=True))
     return RowFormat.of(schema_of(model), texts)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _others_in_processes(
+    config: FederationConfig, options: RunOptions
+) -> Iterator[tuple[FederationConfig, Identity, KeptProcesses]]:
+    """Keep every party but the primary running in its own process, answering for its kept model.
+
+    Args:
+        config: The federation file; addresses and identities are replaced by this run's own.
+        options: Of the run that trained. Observed are every party's warnings, and restarts of
+            parties that have ended.
+
+    Yields:
+        The federation file as these parties have it, the primary's identity, and the processes.
+
+    Raises:
+        ConfigError: If one cannot be started.
+
+    Reveals:
+        Between the processes: what a real federation reveals. This machine holds all of it.
+    """
+
+    def on_event(_name: str, report: Mapping[str, Any]) -> None:
+        event = launching.event_of(report)
+        if isinstance(event, Warned):
+            options.observe(event)
+
+    def on_end(name: str, why: str) -> None:
+        options.observe(Warned(text=f"{name}: {why}; it is started again"))
+
+    primary = config.primary.name
+    with launching.parties_here(config) as here:
+        left_out = {primary, *idle_helpers(config)}
+        commands = here.commands(options, of_all=["--serve"], without=left_out)
+        with keeping(commands, on_event=on_event, on_end=on_end) as kept:
+            yield here.config, here.identities[primary], kept

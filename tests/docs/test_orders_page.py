@@ -48,7 +48,7 @@ def test_every_line_does_what_it_says(
         ended = securevfl(capfd, *words[1:])
         assert ended.code == 0, (words, ended.err)
         if words[1] == "predict":
-            assert "left of the limit for predictions: epsilon " in ended.err
+            assert "no later prediction costs more" in ended.err
         said[words[2] if words[1] == "ledger" else words[1]] = ended.out
         if words[1] == "init":
             file = tmp_path / "orders.toml"
@@ -69,8 +69,13 @@ def test_every_line_does_what_it_says(
         assert list(found.columns) == ["order", "prediction", "probability_yes"]
     assert "total of 2 runs" in said["show"]
     assert "verdict: good" in said["verify"]
+    before = securevfl(capfd, "ledger", "show", "customers.csv", "--json").out
     again = securevfl(capfd, *commands[-3][1:])
-    assert again.code == 4, again.err
+    assert again.code == 0, again.err
+    assert "no later prediction costs more" in again.err
+    after = securevfl(capfd, "ledger", "show", "customers.csv", "--json").out
+    spent = [json.loads(text)["units"][0]["epsilon"] for text in (before, after)]
+    assert spent[0] == spent[1]
 
 
 def test_the_notebook_is_the_page() -> None:

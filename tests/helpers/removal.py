@@ -299,8 +299,9 @@ class WholeRun:
     def ratios(self, other: "WholeRun") -> dict[str, float]:
         """Return by mechanism how far its sums moved, over what its promise counts on.
 
-        A frozen encoder's rows are one answer over all rounds of a session; all others' are one a
-        round. What the secondaries' rows moved by adds up, as it does in the primary's sum.
+        A frozen encoder's rows are one answer over all rounds of a session, and of all requests
+        where records are counted; all others' are one a round. What the secondaries' rows moved by
+        adds up, as it does in the primary's sum.
         """
         moved: defaultdict[tuple[Any, ...], Any] = defaultdict(lambda: 0.0)
         found: defaultdict[str, float] = defaultdict(float)
@@ -318,6 +319,8 @@ class WholeRun:
         for (session, number), change in moved.items():
             plan = self.plans[session]
             one = 0 if plan.config.privacy.encoder == "frozen" else number
+            if plan.releases.releases_per_record is not None:
+                session = len(self.plans) - 1
             answers[session, one] += float((change * plan.cut.ring.granularity).square().sum())
         # Where nothing is promised, nothing bounds them.
         for (session, _), squares in answers.items():
@@ -500,8 +503,9 @@ def whole_run(
     folder: Path,
     *,
     before: WholeRun | None = None,
+    requests: Sequence[Sequence[int]] = ((0, 1, 2),),
 ) -> WholeRun:
-    """Simulate a run and one request for predictions of the primary's first rows.
+    """Simulate a run and requests for predictions of the primary's own rows.
 
     Both runs draw noise, samples and labels from the same keys.
 
@@ -510,6 +514,7 @@ def whole_run(
         tables: Every party's, as read.
         folder: Of the run.
         before: The other run, whose answers behind noise are said again.
+        requests: Rows of each, by number.
     """
     listener = Listener(before)
     with ExitStack() as patches:
@@ -545,9 +550,10 @@ def whole_run(
         listener.hear(
             "history", [{k: v for k, v in one.items() if k not in timed} for one in result.history]
         )
-        new = tables[config.primary.name].take(np.arange(3))
         run = trained_run.TrainedRun(config=config, place=folder, tables=tables)
-        with run.session(unheard) as session:
-            answer = session.ask(predicting.NamedRows.all_of(new))
-        listener.hear("predictions", answer.values.tolist())
+        for rows in requests:
+            new = tables[config.primary.name].take(np.array(rows))
+            with run.session(unheard) as session:
+                answer = session.ask(predicting.NamedRows.all_of(new))
+            listener.hear("predictions", answer.values.tolist())
     return listener.heard

@@ -23,7 +23,6 @@ from securevfl.dp.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noi
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.sensitivity import (
-    average_std,
     expected_recoveries,
     honest_parties,
     noise_share_std,
@@ -31,7 +30,7 @@ from securevfl.dp.sensitivity import (
     similarity_noise_std,
     sum_sensitivity,
 )
-from securevfl.lab.accountants import amplified_epsilon
+from securevfl.lab.accountants import amplified_epsilon, average_std
 
 Inputs = Mapping[str, Any]
 Results = dict[str, float]

@@ -144,6 +144,49 @@ def require_finite(name: str, value: torch.Tensor, *, round_number: int) -> None
         )
 
 
+# Requests for predictions where each record has a number of releases: counted, charged, released.
+
+
+@dataclass(eq=False)
+class CountedRelease:
+    """One secondary's answers to requests: a record that had its releases leaves its slot empty.
+
+    The row then has the other records, or noise alone, and nobody is told. What one record adds to
+    all answers together, whatever is asked for and in whatever order, is at most N times what it
+    adds to a row: docs/privacy.md, section 3.
+    """
+
+    links: LinkSource
+    """Which records chose which rows of the request."""
+    ledger: Ledger
+    """The secondary's own, which counts how often each record was released."""
+    most: int
+    """N, rows that a record may be released in."""
+    _charged: LinkTable | None = field(default=None, init=False)
+    """The records that take part in the round that is paid for."""
+
+    def charge(
+        self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
+    ) -> float:
+        """Count the round's records, then book it; see :meth:`Ledger.charge`.
+
+        Raises:
+            PrivacyError: If the counts were altered under this process.
+        """
+        links = self.links.link(rows)
+        assert self.ledger.records is not None, "a number of releases is kept by counting them"
+        admitted = self.ledger.records.admit(links.indices, most=self.most)
+        epsilon = self.ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
+        self._charged = links.only(admitted)
+        return epsilon
+
+    def link(self, rows: Int64[np.ndarray, " chosen"]) -> LinkTable:
+        """Return the links of the round that is charged, without those that had their releases."""
+        assert self._charged is not None, "charged before"
+        assert len(rows) == self._charged.num_rows, "the same rows"
+        return self._charged
+
+
 # What a secondary of a frozen run keeps, so that a run that was cut makes one release and not
 # two.
 

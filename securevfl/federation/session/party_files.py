@@ -10,6 +10,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import StorageError
 from securevfl.core.files import EventLog
+from securevfl.data.tables import KeyTable
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.run_plan import PredictionBudget, RunPlan, prediction_budget
 from securevfl.ledger.book import Outlook
@@ -136,30 +137,34 @@ class PartyFiles:
             self._held = LedgerFile(self.ledger_path(), durable=not self.simulated)
         return self._held
 
-    def open_prediction(self, plan: RunPlan, *, model: str) -> Ledger:
+    def open_prediction(self, plan: RunPlan, *, model: str, keys: KeyTable | None = None) -> Ledger:
         """Open the ledger for one request for predictions, or go on in it with another request.
 
         Args:
             plan: What the request releases.
             model: Id of the run whose model predicts.
+            keys: A secondary's, whose records are counted where the plan has a number of releases.
 
         Raises:
             ConfigError: If another run is at work on this table.
             BudgetExceededError: If the request does not fit into what predictions may spend, or
                 into what the owner of the table allows; nothing was sent then.
+            PrivacyError: If it cannot be known how often records were released.
         """
-        releases, most = plan.releases, self.config.prediction.rows
-        if self._ledger is not None:
-            require_rows(self._ledger.budgeted, most, more=releases.row_releases)
-            self._ledger.begin(releases, run=plan.facts.run)
-            return self._ledger
-        file, self._held = self.hold_ledger(), None  # a ledger that fails lets it go
-        self._ledger = self._opened(file, plan, model=model)
-        require_rows(self._ledger.budgeted, most, more=releases.row_releases)
-        self._ledger.require_room(
-            rounds=releases.rounds, row_releases=releases.row_releases, passes=1
-        )
-        return self._ledger
+        releases, most, ledger = plan.releases, self.config.prediction.rows, self._ledger
+        if ledger is not None:
+            require_rows(ledger.budgeted, most, more=releases.row_releases)
+            ledger.begin(releases, run=plan.facts.run)
+        else:
+            file, self._held = self.hold_ledger(), None  # a ledger that fails lets it go
+            ledger = self._ledger = self._opened(file, plan, model=model)
+            require_rows(ledger.budgeted, most, more=releases.row_releases)
+            ledger.require_room(
+                rounds=releases.rounds, row_releases=releases.row_releases, passes=1
+            )
+        if keys is not None and releases.releases_per_record is not None:
+            ledger.count_records(self.folder, keys)
+        return ledger
 
     def prediction_budget(self, model: str) -> PredictionBudget:
         """Return what predictions of a model have spent here; the ledger is held from now on.

@@ -280,14 +280,6 @@ class Shapes:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def by_rows(self, values: np.ndarray) -> list[np.ndarray]:
-        """Cut what has one entry for each row of each block."""
-        return cut(values, self.rows)
-
-    def by_records(self, values: np.ndarray) -> list[np.ndarray]:
-        """Cut what has one entry for each record of each block."""
-        return cut(values, self.records)
-
     def by_pairs(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut what has one entry for each pair of each block, into (rows, records)."""
         parts = cut(values, self.rows * self.records)

@@ -33,6 +33,7 @@ from securevfl.linkage.protections.blocks import (
     Turn,
     cells_of,
     comparing_cost,
+    cut,
     flat,
     most_pairs,
 )
@@ -260,7 +261,7 @@ class Blockwise(Coordinated):
                     return message
                 blocks = RecordBlocks.from_message(message, num_records=len(units))
                 shapes = Shapes.of(blocks.sizes, most_pairs=most, sender=coordinator)
-                records = shapes.by_records(blocks.records)
+                records = cut(blocks.records, shapes.records)
                 asked.admit(records, shapes.rows, sender=coordinator)
                 words = share(shapes, records, blocks.due)
                 lines.send(DistanceShare(share=flat(words)).to_message(), coordinator)
@@ -320,7 +321,7 @@ class Blockwise(Coordinated):
             shapes = Shapes.of(blocks.sizes, most_pairs=most, sender=coordinator, none_ends=True)
             if not len(shapes):
                 return
-            rows = shapes.by_rows(blocks.rows)
+            rows = cut(blocks.rows, shapes.rows)
             asked.admit(rows, shapes.records, sender=coordinator)
             capped = spec.choice.links_per_record is not None
             seeking = int((shapes.records if capped else shapes.rows).sum())

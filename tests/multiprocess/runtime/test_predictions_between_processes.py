@@ -81,3 +81,48 @@ def test_a_secondary_whose_owner_allows_no_more_refuses_before_anything_is_sent(
         ledger = ledger_of_table(tmp_path / f"{name}.csv")
         assert '"charge"' not in ledger.read_text()
     assert not (tmp_path / "many.csv").exists()
+
+
+def test_a_record_is_released_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    """Over requests and processes: then its rows have noise alone, which is tiny here.
+
+    Noise of a thousandth of the change on outputs of order 1: that two answers behind noise alone
+    are further apart than 0.02 takes more than ten deviations, 1e-23.
+    """
+    path = write_federation(
+        tmp_path,
+        model={"release": "pooled", "top": "additive", "hidden": 6},
+        privacy={
+            "noise_multiplier": 1e-3,
+            "delta": 1e-5,
+            "encoder": "frozen",
+            "links_per_record": 1,
+        },
+        linkage={"choose": "records", "max_distance": 0.5},
+        **SMALL,
+    )
+    text = path.read_text(encoding="utf-8")
+    bounds = 'role = "secondary"\nscaling = "bounds"\nbounds = [-5, 5]'
+    path.write_text(text.replace('role = "secondary"', bounds), encoding="utf-8")
+    config, run, rows = trained(path)
+    whole = pd.read_csv(rows)
+    asked = {"first": whole[:25], "other": whole[25:], "again": whole[:25], "all": whole}
+    found, spent = {}, []
+    for name, some in asked.items():
+        some.to_csv(rows, index=False)
+        answer = in_processes(config, run, rows)
+        found[name], _ = answer.probabilities, spent.append(answer.epsilon)
+    once = np.concatenate([found["first"], found["other"]])
+    moved = np.abs(once - found["all"]).max(axis=1)
+    assert (moved > 0.02).mean() > 0.5
+    assert np.abs(found["again"] - found["all"][:25]).max() < 0.02
+    assert len(set(spent)) == 1
+    for name in PARTIES[1:]:
+        lines = [
+            json.loads(line)
+            for line in (run / "parties" / name / "records-ledger.jsonl").read_text().splitlines()
+        ]
+        released = [one["records"] for one in lines if one["kind"] == "released"]
+        assert [len(one) > 0 for one in released] == [True, True, False, False, False]
+        together = [record for some in released for record in some]
+        assert len(together) == len(set(together))

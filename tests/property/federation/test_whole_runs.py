@@ -1,9 +1,9 @@
-"""One record removed or exchanged, through a whole run and a request: what every party receives.
+"""One record removed or exchanged, through a whole run and requests: what every party receives.
 
-Tables as read, split, links, fits and class sums, rounds of training, validation and test, and one
-request for predictions. Sums before noise keep to the change that their noise is made for, in units
-of the ledger's sensitivity; given the same answers behind noise, all else that any party receives
-is the same to the bit.
+Tables as read, split, links, fits and class sums, rounds of training, validation and test, and
+requests for predictions, several where secondaries count how often a record is released. Sums
+before noise keep to the change that their noise is made for, in units of the ledger's sensitivity;
+given the same answers behind noise, all else that any party receives is the same to the bit.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from helpers.removal import WholeRun, whole_run
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.data.tables import PartyTable
+from securevfl.ledger.record_counts import RecordCounts
 from securevfl.runtime.run_tables import read_tables
 
 ROWS = 48
@@ -69,6 +70,12 @@ RUNS: dict[str, dict[str, Any]] = {
         "encoder": {"method": "random"},
         "privacy": {**PRIVACY, "unit": "entity"},
     },
+    "entity, counted": {
+        "model": DIRECTIONS,
+        "encoder": {"method": "random"},
+        "privacy": {**PRIVACY, "unit": "entity"},
+        "linkage": RECORDS_CHOOSE,
+    },
 }
 MECHANISMS = {
     "random": {"rows"},
@@ -80,6 +87,7 @@ MECHANISMS = {
     # Labels alone have a promise.
     "assist": set(),
     "entity": {"rows"},
+    "entity, counted": {"rows"},
 }
 
 
@@ -119,20 +127,45 @@ def require_kept(name: str, here: WholeRun, there: WholeRun, *, changes: int) ->
     return ratios
 
 
+REQUESTS = ((0, 1, 2), (2, 1), (0,), tuple(range(ROWS)), (40, 0, 7), (0, 1, 2))
+"""Of a counted model: rows once more, one by one, and all of them."""
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_a_record_moves_no_more_than_its_promise_counts(name: str, tmp_path: Path) -> None:
     """Removed: by the sensitivity at most. Exchanged: by a removal and an addition."""
     config, tables = federation(tmp_path, name)
-    here = whole_run(config, tables, tmp_path / "here")
-    assert len(here.plans) == 2, "a run and a request"
-    touched = {"bank-1", "bank-2"} if name == "entity" else {"bank-1"}
+    requests = REQUESTS[:1] if config.releases_per_record is None else REQUESTS
+    here = whole_run(config, tables, tmp_path / "here", requests=requests)
+    assert len(here.plans) == 1 + len(requests), "a run and requests"
+    touched = {"bank-1", "bank-2"} if config.privacy.unit == "entity" else {"bank-1"}
     furthest: dict[str, float] = {}
     for record, change, many in ((0, without, 1), (7, exchanged, 2)):
         other = tables | {party: change(tables[party], record) for party in touched}
-        there = whole_run(config, other, tmp_path / change.__name__, before=here)
+        folder = tmp_path / change.__name__
+        there = whole_run(config, other, folder, before=here, requests=requests)
         ratios = require_kept(name, here, there, changes=many)
         furthest = {what: max(one, furthest.get(what, 0)) for what, one in ratios.items()}
         assert here.parties_moved(there) <= touched
         if config.privacy.encoder == "frozen":
             assert max(here.rows_moved(there).values()) <= many * CAP
     assert all(ratio > 0.02 for ratio in furthest.values()), furthest
+
+
+def test_records_that_are_not_counted_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: without the filter the same requests show more than was booked."""
+    admit = RecordCounts.admit
+
+    def for_ever(counts: RecordCounts, records: np.ndarray, *, most: int) -> np.ndarray:
+        del most
+        return admit(counts, records, most=10**9)
+
+    monkeypatch.setattr(RecordCounts, "admit", for_ever)
+    config, tables = federation(tmp_path, "principal")
+    again = (tuple(range(ROWS)),) * 4
+    here = whole_run(config, tables, tmp_path / "here", requests=again)
+    other = tables | {"bank-1": without(tables["bank-1"], 0)}
+    there = whole_run(config, other, tmp_path / "there", before=here, requests=again)
+    assert here.ratios(there)["rows"] > 1.2

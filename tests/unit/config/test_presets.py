@@ -8,8 +8,9 @@ from helpers.federations import write_federation
 
 from securevfl.config.methods import known_methods, method_family
 from securevfl.config.presets import methods_with_presets, preset
-from securevfl.config.reading import method_config, read_federation
+from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
+from securevfl.lab.one_run import method_config
 from securevfl.models.fedsim import FedSimConfig
 from securevfl.models.registry import FAMILIES
 

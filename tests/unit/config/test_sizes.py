@@ -45,6 +45,7 @@ TAKES_NO_ROOM = {
     "seed",
     "labelled_rows",  # compared with the table's
     "rows",
+    "releases_per_record",
     "least_secondaries",
     "smallest_leaf",
     "average_positions_every",

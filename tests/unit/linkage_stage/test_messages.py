@@ -9,7 +9,7 @@ import pytest
 from helpers.linking import hidden_spec
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.protections.blocks import RecordBlocks, RowBlocks, Shapes, Turn
+from securevfl.linkage.protections.blocks import RecordBlocks, RowBlocks, Shapes, Turn, cut
 from securevfl.linkage.protections.hashes import Codes
 from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
 from securevfl.linkage.protections.shares import DealerTurn
@@ -38,13 +38,13 @@ def read_similarities(message: Message, rows: int) -> OwnSimilarities:
 def read_records(message: Message) -> list[np.ndarray]:
     blocks = RecordBlocks.from_message(message, num_records=3)
     shapes = Shapes.of(blocks.sizes, most_pairs=9, sender=message.sender)
-    return shapes.by_records(blocks.records)
+    return cut(blocks.records, shapes.records)
 
 
 def read_rows_of_blocks(message: Message, num_rows: int) -> list[np.ndarray]:
     blocks = RowBlocks.from_message(message, num_rows=num_rows)
     shapes = Shapes.of(blocks.sizes, most_pairs=9, sender=message.sender, none_ends=True)
-    return shapes.by_rows(blocks.rows)
+    return cut(blocks.rows, shapes.rows)
 
 
 def read_turn(message: Message) -> Shapes:

@@ -78,6 +78,13 @@ def behind_noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("noise"), **FROZEN)
 
 
+@pytest.fixture(scope="module")
+def charged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the same, where rows choose: every request is charged."""
+    sections = {name: value for name, value in FROZEN.items() if name != "linkage"}
+    return trained(tmp_path_factory.mktemp("charged"), **sections)
+
+
 @pytest.fixture
 def copied(plain: Path, tmp_path: Path) -> Path:
     """Return a copy of the run without noise, to be damaged."""
@@ -203,9 +210,9 @@ def test_links_beside_the_training_rows_are_those_of_training(behind_noise: Path
 
 
 def test_a_request_is_charged_and_a_second_is_refused_before_anything_is_released(
-    tmp_path: Path, behind_noise: Path
+    tmp_path: Path, charged: Path
 ) -> None:
-    shutil.copytree(behind_noise.parent, tmp_path / "own")
+    shutil.copytree(charged.parent, tmp_path / "own")
     run = tmp_path / "own/run"
     rows = rows_of(run)
     ledgers = [run / f"parties/{name}/ledger.jsonl" for name in ("agency", "bank-1", "bank-2")]
@@ -225,10 +232,8 @@ def test_a_request_is_charged_and_a_second_is_refused_before_anything_is_release
         assert "charge" not in more
 
 
-def test_a_larger_budget_for_predictions_can_be_given_later(
-    tmp_path: Path, behind_noise: Path
-) -> None:
-    shutil.copytree(behind_noise.parent, tmp_path / "own")
+def test_a_larger_budget_for_predictions_can_be_given_later(tmp_path: Path, charged: Path) -> None:
+    shutil.copytree(charged.parent, tmp_path / "own")
     run = tmp_path / "own/run"
     rows = rows_of(run)
     predicted(run, rows)
@@ -362,9 +367,9 @@ def test_round_numbers_of_earlier_requests_are_used(behind_noise: Path) -> None:
 
 
 def test_predictions_of_one_model_share_a_budget_that_training_does_not_touch(
-    behind_noise: Path, tmp_path: Path
+    charged: Path, tmp_path: Path
 ) -> None:
-    config, plan = request_plan(behind_noise, rows=240, predicted_rows=40)
+    config, plan = request_plan(charged, rows=240, predicted_rows=40)
     ledger = Ledger(
         tmp_path / "table.ledger.jsonl",
         party="bank-1",

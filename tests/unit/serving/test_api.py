@@ -22,6 +22,7 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
+from securevfl.ledger.ledger import summary_of
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.predicting import PredictionSession
 from securevfl.runtime.trained_run import predict, trained_run
@@ -37,6 +38,8 @@ PROMISED = {
     "linkage": {"choose": "records"},
 }
 ROW = {"lon": 5.0, "lat": 5.0, "x0": 0.5, "x1": -0.5, "x2": 0.0}
+CHARGED = {name: value for name, value in PROMISED.items() if name != "linkage"}
+"""Where rows choose, every request costs."""
 LAST_OF_LEDGER = "parties/agency/ledger.jsonl"
 
 
@@ -60,6 +63,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def promised(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("promised"), **PROMISED)
+
+
+@pytest.fixture(scope="module")
+def charged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("charged"), **CHARGED)
 
 
 def opened(run: Path, **prediction: Any) -> Opened:
@@ -313,8 +321,32 @@ def test_no_more_predictions_than_the_rate_are_taken(plain: Path) -> None:
         assert client.get("/budget").status_code == 200
 
 
-def test_a_spent_budget_is_said_and_nothing_more_is_booked(promised: Path, tmp_path: Path) -> None:
+def test_a_service_answers_customer_after_customer_at_one_promise(
+    promised: Path, tmp_path: Path
+) -> None:
+    """200 of them, one by one and over two starts: epsilon is that of the first answer."""
     run = shutil.copytree(promised.parent, tmp_path / "copy") / "run"
+    customers = pd.read_csv(run.parent / "agency.csv").drop(columns="y").to_dict("records")
+    cost, told = set(), []
+    for part in (range(100), range(100, 200)):
+        with client_of(opened(run), gather_s=0.0) as client:
+            for number in part:
+                row = customers[number % len(customers)]
+                answer = client.post("/predict", json={"row": row})
+                assert answer.status_code == 200
+                cost.add(answer.json()["epsilon"])
+            told += client.get("/budget").json()["parties"]
+    assert len(cost) == 1
+    assert 0 < cost.pop() <= BUDGET
+    assert len({one["spent"] for one in told}) == 1
+    assert {one["releases_per_record"] for one in told} == {1}
+    assert sum(charges(run)) == 200
+    summary = summary_of(run / LAST_OF_LEDGER)
+    assert len([one for one in summary.runs if one.row_releases == 100]) == 2
+
+
+def test_a_spent_budget_is_said_and_nothing_more_is_booked(charged: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(charged.parent, tmp_path / "copy") / "run"
     with client_of(opened(run)) as client:
         first = client.post("/predict", json={"row": ROW})
         assert first.status_code == 200

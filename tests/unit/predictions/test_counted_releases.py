@@ -1,0 +1,145 @@
+"""A model whose secondaries count releases: what a file may ask for, and what all of it costs."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import tomli_w
+from helpers.federations import save, write_federation
+
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import BudgetExceededError, ConfigError
+from securevfl.ledger.ledger import summary_of
+from securevfl.runtime.entry import simulate
+from securevfl.runtime.predictions import Predictions
+from securevfl.runtime.trained_run import predict
+
+PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "encoder": "frozen", "links_per_record": 2}
+
+
+def write(folder: Path, **sections: Any) -> Path:
+    """Write a federation whose secondaries count releases."""
+    settings = {
+        "model": {"release": "pooled", "top": "additive", "hidden": 6},
+        "privacy": PRIVACY,
+        "linkage": {"choose": "records"},
+        "training": {"epochs": 1},
+        **sections,
+    }
+    source = tomllib.loads(write_federation(folder, rows=60, **settings).read_text())
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-5, 5]}
+    return save(folder, source)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("counted")
+    simulate(write(folder), out=folder / "run")
+    return folder
+
+
+@pytest.fixture
+def run(kept: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run that has answered nothing yet."""
+    shutil.copytree(kept, tmp_path / "copy")
+    return tmp_path / "copy/run"
+
+
+def asked(
+    run: Path, some: slice, *, without: tuple[str, ...] = (), **prediction: Any
+) -> Predictions:
+    """Ask for some of the primary's rows, under other settings of what predictions may spend."""
+    source = tomllib.loads((run / "federation.toml").read_text())
+    source["prediction"] = prediction
+    path = run.parent / "now.toml"
+    path.write_text(tomli_w.dumps(source))
+    rows = run.parent / "new.csv"
+    pd.read_csv(run.parent / "agency.csv").iloc[some].drop(columns="y").to_csv(rows, index=False)
+    config = read_federation(path)
+    return predict(run, rows, federation=config, data_root=run.parent, without=without)
+
+
+def totals(run: Path) -> list[float | None]:
+    found = []
+    for name in ("agency", "bank-1", "bank-2"):
+        (unit,) = summary_of(run / f"parties/{name}/ledger.jsonl").units
+        found.append(unit.epsilon)
+    return found
+
+
+def test_by_default_a_record_is_released_as_often_as_in_training(run: Path) -> None:
+    """At the same noise that is the same epsilon once more, booked whole with one row."""
+    assert read_federation(run / "federation.toml").releases_per_record == 2
+    first = asked(run, slice(0, 1))
+    assert first.epsilon is not None
+    assert 7.99 < first.epsilon <= 8.0
+    once = totals(run)
+    for start in range(0, 60, 20):
+        assert asked(run, slice(start, start + 20)).epsilon == first.epsilon
+    assert totals(run) == once
+    lines = [
+        json.loads(line) for line in (run / "parties/bank-1/ledger.jsonl").read_text().splitlines()
+    ]
+    charges = [line for line in lines if line.get("purpose") == "predict"]
+    assert sum(line["rows"] for line in charges) == 61
+    assert len({line["counts"] for line in charges}) == len(charges)
+
+
+def test_fewer_releases_cost_less_and_more_are_refused_with_advice(run: Path) -> None:
+    one = asked(run, slice(0, 5), releases_per_record=1).epsilon
+    assert one is not None
+    assert one < 6.0
+    with pytest.raises(BudgetExceededError, match=r"or lower releases_per_record = 3"):
+        asked(run, slice(0, 5), releases_per_record=3)
+    assert asked(run, slice(0, 5), releases_per_record=2).epsilon == pytest.approx(8.0, rel=1e-3)
+
+
+def test_a_larger_promise_takes_the_place_of_the_smaller_one(run: Path) -> None:
+    """They do not add up: no record is released more often than the larger one says."""
+    first = asked(run, slice(0, 5), releases_per_record=1).epsilon
+    second = asked(run, slice(0, 5), releases_per_record=4, epsilon=30.0).epsilon
+    assert first is not None
+    assert second is not None
+    assert second > first
+    trained_and_asked = totals(run)
+    # A promise that is made smaller again spends nothing more, and takes nothing back.
+    asked(run, slice(0, 5), releases_per_record=1, epsilon=30.0)
+    assert totals(run) == trained_and_asked
+
+
+def test_without_a_secondary_the_promise_costs_more_and_once(run: Path) -> None:
+    """Half as many add half of the noise; requests to all are covered by it as well."""
+    with pytest.raises(BudgetExceededError, match=r"raise prediction\.epsilon"):
+        asked(run, slice(0, 5), without=("bank-2",))
+    all_of_them = asked(run, slice(0, 5)).epsilon
+    fewer = asked(run, slice(5, 9), without=("bank-2",), epsilon=30.0).epsilon
+    assert all_of_them is not None
+    assert fewer is not None
+    assert fewer > all_of_them
+    before = totals(run)
+    asked(run, slice(0, 20), epsilon=30.0)
+    asked(run, slice(0, 20), epsilon=30.0, without=("bank-2",))
+    assert totals(run) == before
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"linkage": {"choose": "rows"}},
+        {"privacy": {**PRIVACY, "unit": "linked-row"}},
+        {"privacy": {**PRIVACY, "sampling_rate": 0.5}},
+        {
+            "privacy": {"mechanism": "none", "encoder": "frozen", "links_per_record": 1},
+        },
+    ],
+)
+def test_elsewhere_every_request_is_charged(sections: dict[str, Any], tmp_path: Path) -> None:
+    config = read_federation(write(tmp_path, **sections))
+    assert config.releases_per_record is None
+    with pytest.raises(ConfigError, match=r"prediction\.releases_per_record: goes with"):
+        read_federation(write(tmp_path, prediction={"releases_per_record": 1}, **sections))
