@@ -154,7 +154,8 @@ class CodeReader(nn.Module):
 
     def _nearness(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows sums"]:
         """Return the density of each release under each sum, relative to the row's largest."""
-        squares = torch.cdist(released.double(), self.sums).square()
+        # Less the release's own square, which is the same for all sums.
+        squares = self.sums.square().sum(dim=1) - 2 * released.double() @ self.sums.T
         variance = self.noise_std.square().clamp_min(_SMALLEST)
         return ((squares.amin(dim=1, keepdim=True) - squares) / (2 * variance)).exp()
 

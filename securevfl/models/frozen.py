@@ -101,9 +101,9 @@ class PiecewiseLinear(nn.Module):
         self, values: Float64[Tensor, "*records columns"]
     ) -> Float64[Tensor, "*records columns"]:
         """Return the heights at the values."""
-        widths = self.centres.diff()
-        slopes = self.heights.diff(dim=-1) / widths
-        # A sum over cells in place of a search, which could not be exported.
+        # Differences written out, and a sum over cells in place of a search: both can be exported.
+        widths = self.centres[1:] - self.centres[:-1]
+        slopes = (self.heights[:, 1:] - self.heights[:, :-1]) / widths
         along = (values.unsqueeze(-1) - self.centres[:-1]).clamp_min(0).minimum(widths)
         return self.heights[:, 0] + (along * slopes).sum(dim=-1)
 

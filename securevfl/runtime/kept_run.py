@@ -258,6 +258,8 @@ def _parts_of(split: RowSplit, rows: int) -> np.ndarray:
 
 
 def _names(config: FederationConfig, table: PartyTable, numbers: int) -> list[str]:
+    if config.scores:
+        return ["score_sin", "score_cos"]
     if config.encoder is not None and config.encoder.method == "class-means":
         # Each class has its number (federation.class_means); a regression's have no names.
         return [f"class_means_{one}" for one in table.classes or range(numbers)]

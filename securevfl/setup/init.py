@@ -78,7 +78,7 @@ def _model(proposal: Proposal) -> str:
         why_so_many = "K: an id is at most one record of a secondary"
     hidden = "# FILL IN: hidden = " + _aside("how many classes the label has")
     if proposal.classes is not None:
-        halves = "one for the label's lower half, one for its upper"
+        halves = "a score of lower or upper half, sent as an angle"
         each = halves if proposal.task == "regression" else "one number for each class"
         hidden = f"hidden = {proposal.classes}" + _aside(each)
     return _lines(

@@ -144,6 +144,32 @@ def test_the_tied_top_is_exported(finished: Path, tmp_path: Path, capfd: Capture
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 
+def test_scores_have_names_and_are_exported(tmp_path: Path, capfd: Capture) -> None:
+    """Both halves as ONNX; one number a record is sent as two, the sine and cosine of an angle."""
+    path = write_class_means(
+        tmp_path,
+        labels="randomised",
+        dealer=False,
+        privacy=FROZEN,
+        federation={"task": "regression"},
+    )
+    source = tomllib.loads(path.read_text())
+    source["model"]["hidden"] = 2
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    config = read_federation(save(tmp_path, source))
+    tables, run = read_tables(config, tmp_path), tmp_path / "run"
+    simulate_federation(config, tables, RunOptions(run_folder=run), with_alone=False)
+    done = securevfl(capfd, "model", "export", run, "--json")
+    assert done.code == 0, done.err
+    assert [one["party"] for one in json.loads(done.out)["exported"]] == [
+        "agency",
+        "bank-1",
+        "bank-2",
+    ]
+    assert {"score_sin", "score_cos"} <= set(sv.features(run, data_root=tmp_path).columns)
+
+
 def test_tables_in_memory_vote_by_one_word() -> None:
     """``encoder="auto"`` needs no model; defaults of other arguments are not taken for wishes."""
     draw = np.random.default_rng(0)
