@@ -342,10 +342,23 @@ class Advice:
             return f"worth it: at epsilon {found} partners of such information gain clearly"
         told = f" at the file's epsilon {planned:g}" if own else " at any epsilon tried"
         if clear:
-            return f"not worth it{told}: a clear gain at epsilon {found} alone"
+            return (
+                f"not worth it{told}: a clear gain at epsilon {found} alone; that promise, or more "
+                f"training rows, would make it so"
+            )
         if "unclear" in (own or [one.outcome for one in played]):
             return f"perhaps{told}: a gain that chance may explain; more rows or --seeds tell more"
-        return f"not worth it{told}: partners of such information gain nothing that is sure"
+        free = next((one for one in self.rehearsed if one.epsilon is None), None)
+        if free is not None and free.outcome == "clear":
+            return (
+                f"not worth it{told}: the noise hides what partners of such information gain "
+                f"without it; more training rows, more partners or a larger epsilon would make it "
+                f"so"
+            )
+        return (
+            f"not worth it{told}: partners of such information gain nothing that is sure, even "
+            f"without noise; only partners who know other things would make it so"
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it for ``--json``."""

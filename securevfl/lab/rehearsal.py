@@ -309,7 +309,8 @@ def _simulated(
             cast.tables,
             RunOptions(run_folder=Path(folder)),
             with_alone=with_alone,
-            with_placebo=True,
+            # Where the primary alone answers, there is no gain for a placebo to explain.
+            with_placebo="joint",
             own=OwnModels(fitted=fitted),
         )
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -328,7 +327,8 @@ class SimulationSettings(TypedDict, total=False):
     device: str
     """``"cpu"`` (the default) or ``"cuda"``."""
     progress: bool | None
-    """Whether progress is shown on standard error; default: where that is a terminal."""
+    """Whether progress is shown on standard error: a bar on a terminal, a line for each stage
+    elsewhere. Default true."""
 
 
 _OF_FILES: Final = ("data_root", "resume")
@@ -389,7 +389,8 @@ def simulate(
         raise ConfigError("resume: needs out, the folder of the run to continue")
     with contextlib.ExitStack() as failing:
         hearing = CallbackObserver(
-            callbacks, _shown(config, settings.get("progress"), observe, failing)
+            callbacks,
+            _shown(config, observe, failing) if settings.get("progress") is not False else observe,
         )
         failing.enter_context(hearing.until_the_end())
         place: Path | TemporaryFolder = Path(out) if out is not None else TemporaryFolder()
@@ -500,15 +501,8 @@ def _require_known(settings: SimulationSettings) -> None:
             raise ConfigError(f"{name}: no such setting of simulate(){meant}")
 
 
-def _shown(
-    config: FederationConfig,
-    progress: bool | None,
-    observe: Observer,
-    stack: contextlib.ExitStack,
-) -> Observer:
-    """Return an observer that shows progress too, if that is wanted or a terminal is there."""
-    if not (sys.stderr.isatty() if progress is None else progress):
-        return observe
+def _shown(config: FederationConfig, observe: Observer, stack: contextlib.ExitStack) -> Observer:
+    """Return an observer that shows progress too."""
     metric = metrics_of(config.federation.task, config.training.metric)[0].name
     bars = stack.enter_context(RunProgress(metric=metric))
 

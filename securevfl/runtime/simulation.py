@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from torch import Tensor
@@ -18,6 +18,7 @@ from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, epsilon_in_words
 from securevfl.core.progress import Observer, Stage, Warned, told, unheard
+from securevfl.core.threads import few_threads
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data, save_secondary
@@ -159,7 +160,7 @@ def simulate_federation(
     *,
     own: OwnModels = OwnModels(),  # noqa: B008 - frozen
     with_alone: bool = True,
-    with_placebo: bool = False,
+    with_placebo: bool | Literal["joint"] = False,
     pretrain_only: bool = False,
 ) -> RunResult:
     """Run all parties of a federation in this process.
@@ -171,7 +172,8 @@ def simulate_federation(
         own: Models from Python.
         with_alone: Find the best model of the primary alone too; None is reported for it otherwise.
         with_placebo: Train once more with each partner's rows permuted against its keys, and report
-            how much of the gain comes from the partners.
+            how much of the gain comes from the partners. ``"joint"``: only where the joint model
+            answers.
         pretrain_only: End when pretraining is done; the metrics are its figures.
 
     Raises:
@@ -187,6 +189,9 @@ def simulate_federation(
         for text in table_warnings(config, party, tables[party.name]):
             options.observe(Warned(text=text))
     with contextlib.ExitStack() as held:
+        if options.device.type == "cpu":
+            numbers = sum(table.features.size + table.keys.size for table in tables.values())
+            held.enter_context(few_threads(numbers * config.model.neighbours))
         simulation = _Simulation(config, tables, options, held)
         run = simulation.begin(own)
         run.pretraining = simulation.pretrain(run)
@@ -197,7 +202,9 @@ def simulate_federation(
             return RunResult(metrics=figures, history=[], losses=[], ledger=[])
         run.train()
         simulation.keep(run.plan)
-        if with_placebo and run.tested is not None:
+        answers = run.choice is None or run.choice.decision.used == "joint"
+        wanted = answers if with_placebo == "joint" else with_placebo
+        if wanted and run.tested is not None:
             options.observe(Stage(text="placebo: the same training with partners' rows permuted"))
             run.placebo = _placebo(config, tables, options, replace(own, fitted=run.base))
         found = run.finish(

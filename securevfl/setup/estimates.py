@@ -244,6 +244,46 @@ def _shares(spec: KeySpec, both: Sequence[KeyTable], *, least: tuple[int, int]) 
     return _Shares(rows=linked / len(texts[0]), different=different)
 
 
+# Whether the nearest record is the right one, and further ones stand in for nothing.
+
+# A second record that is farther than so many times the first is another one's.
+_FARTHER: Final = 4.0
+_NEARLY_ALL: Final = 0.9
+
+
+def one_is_right(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> float | None:
+    """Return the share of linked rows whose nearest record is far nearer than the next one.
+
+    Of rows whose keys fell at random in a plane, a sixteenth are so.
+
+    Args:
+        spec: How the federation links.
+        primary: The primary's keys.
+        own: The secondary's.
+
+    Returns:
+        None where it can't be found out, or most rows have no such record: K then stays.
+
+    Reveals:
+        Nothing leaves the process, which holds both tables. No run does this between processes: K
+        is a setting of the file.
+    """
+    if own.num_rows < 2:
+        return None
+    if not spec.keys.metric.quick and primary.num_rows * own.num_rows > _MOST_PAIRS:
+        primary = _some(primary, _MOST_PAIRS // own.num_rows)
+    spec = dataclasses.replace(spec, cache=None)
+    try:
+        distances = Linker(spec, primary).metric(own).nearest(None, 2).distances
+    except SecureVflError:
+        return None  # check names what is wrong with them
+    first, second = distances[np.isfinite(distances[:, 0])].T
+    if not len(first):
+        return None
+    share = float(((second > 0) & (_FARTHER * first <= second)).mean())
+    return share if share >= _NEARLY_ALL else None
+
+
 # About how many links a federation will have, found by linking where all tables are here.
 
 _LEAST: Final = 200
@@ -266,6 +306,10 @@ class ExpectedLinks:
 
     better: BetterSpelling | None = None
     """Settings by which more rows have a record of an equal key."""
+
+    one_right: float | None = None
+    """Share of linked rows for which one record is right, where that is nearly all of them, and
+    they have more links."""
 
     doubts: tuple[str, ...] = ()
     """What to think of before training on such links."""
@@ -296,6 +340,7 @@ class ExpectedLinks:
             "all_records": self.all_records,
             "share": self.share,
             "better": None if self.better is None else dataclasses.asdict(self.better),
+            "one_right": self.one_right,
             "doubts": list(self.doubts),
         }
 
@@ -325,6 +370,12 @@ class ExpectedLinks:
                     "more of them, for more noise than that gains at the same epsilon"
                 )
             found.append(text)
+        if self.one_right is not None:
+            found.append(
+                f"{name}: for {self.one_right:.0%} of the linked rows one record is far nearer "
+                f"than the next, and {config.model.neighbours} links blur it; set "
+                f"model.neighbours = 1"
+            )
         return found
 
 
@@ -368,6 +419,7 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
         share=share,
         enough=enough,
         better=better,
+        one_right=one_is_right(spec, primary, own) if config.model.neighbours > 1 else None,
         doubts=tuple(link_warnings(spec, own, counts, meet=linked.meet)),
     )
 

@@ -23,7 +23,13 @@ from securevfl.data.tables import KeyTable
 from securevfl.dp.statement import bounded
 from securevfl.linkage.stage.party_keys import read_keys
 from securevfl.setup import proposed_columns
-from securevfl.setup.estimates import WHAT_MORE_COSTS, better_spelling, expected_links, rows_served
+from securevfl.setup.estimates import (
+    WHAT_MORE_COSTS,
+    better_spelling,
+    expected_links,
+    one_is_right,
+    rows_served,
+)
 from securevfl.setup.proposal import ColumnUse, Proposal, Wishes, propose
 
 # A proposal as the text of a federation file, with a reason for every choice.
@@ -75,7 +81,9 @@ def _model(proposal: Proposal) -> str:
         reads, why = "true", "the primary's model may read where its own rows are"
     why_so_many = "K: a row's sum is cut to what K records can say"
     if proposal.keys.neighbours == 1:
-        why_so_many = "K: an id is at most one record of a secondary"
+        why_so_many = "K: the nearest record is far nearer than the next"
+        if proposal.keys.metric == "exact":
+            why_so_many = "K: an id is at most one record of a secondary"
     hidden = "# FILL IN: hidden = " + _aside("how many classes the label has")
     if proposal.classes is not None:
         halves = "a score of lower or upper half, sent as an angle"
@@ -389,6 +397,10 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
         first, *there = (
             replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
         )
+    if there and all(one_is_right(spec, first, own) is not None for own in there):
+        proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
+        config = _parsed(federation_text(proposal))
+        spec = link_spec(config)
     served = {own.name: rows_served(spec, first, own) for own in there}
     doubts = list(proposal.keys.doubts)
     for own in there:

@@ -109,13 +109,15 @@ def test_the_estimators_name_a_promise_that_is_none() -> None:
         model.fit(bank.drop(columns="y"), bank["y"])
 
 
-def test_progress_is_shown_where_it_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_unless_it_is_not_wanted(capfd: pytest.CaptureFixture[str]) -> None:
     bank, bureau = frames()
     asked = {"primary": bank, "secondaries": [bureau], "label": "y", "key": "id", **FREE}
-    sv.simulate(model=MODEL, **asked)
+    sv.simulate(model=MODEL, progress=False, **asked)
     assert capfd.readouterr() == ("", "")
-    run = sv.simulate(model=MODEL, progress=True, **asked)
-    assert "links of secondary-1: 60 of 60 rows" in capfd.readouterr().err
+    run = sv.simulate(model=MODEL, **asked)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "links of secondary-1: 60 of 60 rows" in err
     for text in (repr(run), run._repr_html_()):
         assert "binary" in text
         assert len(text) < 2000

@@ -12,6 +12,7 @@ import tomli_w
 from helpers.command_line import securevfl
 from helpers.federations import FROZEN
 
+import securevfl as sv
 from securevfl.config.linkage import parse_linkage
 from securevfl.config.reading import parse_federation, read_federation
 from securevfl.core.errors import ConfigError
@@ -221,3 +222,76 @@ def test_longitudes_up_to_360_are_the_same_places(tmp_path: Path, capfd: Capture
     links = json.loads(ended.out)["links"]["shop"]
     assert links["median_distance"] < 0.01
     assert not [text for text in links["doubts"] if "below or above" in text]
+
+
+def near_places(folder: Path, *, off: float, metric: str = "great-circle") -> Path:
+    """Write two tables of the same places, the secondary's off by so many degrees; K is 5."""
+    path = places(folder, key=["lon", "lat"])
+    shop = pd.read_csv(folder / "shop.csv")
+    random = np.random.default_rng(8)
+    shop[["lon", "lat"]] += off * random.normal(size=(len(shop), 2))
+    shop.to_csv(folder / "shop.csv", index=False)
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    source["model"]["neighbours"] = 5
+    source["linkage"]["metric"] = metric
+    path.write_text(tomli_w.dumps(source), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("off", "metric", "said"),
+    [(0.0, "great-circle", True), (0.01, "euclidean", True), (5.0, "great-circle", False)],
+)
+def test_five_links_where_one_is_right_are_named(
+    tmp_path: Path, capfd: Capture, off: float, metric: str, said: bool
+) -> None:
+    """Exact and nearly exact places are one record's; places by chance are nobody's."""
+    path = near_places(tmp_path, off=off, metric=metric)
+    ended = securevfl(capfd, "check", path, "--json")
+    assert ended.code == 0, ended.out
+    warnings = json.loads(ended.out)["warnings"]
+    assert bool([text for text in warnings if "set model.neighbours = 1" in text]) == said
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("neighbours = 5", "neighbours = 1"),
+        encoding="utf-8",
+    )
+    again = json.loads(securevfl(capfd, "check", path, "--json").out)["warnings"]
+    assert not [text for text in again if "model.neighbours" in text]
+
+
+@pytest.mark.parametrize(("off", "neighbours"), [(0.01, 1), (5.0, 4)])
+def test_init_takes_one_link_where_one_is_right(
+    tmp_path: Path, capfd: Capture, off: float, neighbours: int
+) -> None:
+    near_places(tmp_path, off=off)
+    out = tmp_path / "proposed.toml"
+    tables = ("--primary", tmp_path / "bank.csv", "--secondary", tmp_path / "shop.csv")
+    ended = securevfl(capfd, "init", *tables, "--label", "y", "--bounds", "b=-5,5", "--out", out)
+    assert ended.code == 0, ended.err
+    assert tomllib.loads(out.read_text(encoding="utf-8"))["model"]["neighbours"] == neighbours
+
+
+def test_one_right_link_beats_five_that_stand_in_for_it() -> None:
+    """A regression on a column that only the right record has: K = 1 has half the error."""
+    random = np.random.default_rng(3)
+    rows = 400
+    place, value = random.uniform(size=(rows, 2)), random.normal(size=rows)
+    keys = ["lon", "lat"]
+    mine = pd.DataFrame(place, columns=keys).assign(y=value + 0.1 * random.normal(size=rows))
+    theirs = pd.DataFrame(place + 1e-5, columns=keys).assign(value=value)
+    errors = {}
+    for neighbours in (1, 5):
+        run = sv.simulate(
+            primary=mine,
+            secondaries=[theirs],
+            label="y",
+            key=keys,
+            model=sv.models.AvgSim(neighbours=neighbours),
+            privacy=sv.dp.Privacy(mechanism="none"),
+            training=sv.TrainingSettings(epochs=30, patience=30),
+            base="none",
+            with_alone=False,
+            progress=False,
+        )
+        errors[neighbours] = run.metrics["test"]
+    assert errors[1] < 0.5 * errors[5], errors
