@@ -32,7 +32,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 NAMES: Final = (
-    *("frames", "messages", "federation", "source", "ledger", "state", "links", "model"),
+    *("frames", "messages", "federation", "source", "ledger", "counts"),
+    *("state", "links", "model"),
     *("text-tables", "columnar-tables", "http"),
 )
 _HEAD: Final = struct.Struct("<QQQ")

@@ -401,6 +401,8 @@ def _print_privacy(console: Console, found: "Check") -> None:
     say(console, "promise: ", privacy["statement"])
     if privacy["labels"] is not None:
         say(console, "labels: ", privacy["labels"])
+    if privacy["predictions"] is not None:
+        say(console, "predictions: ", privacy["predictions"])
 
 
 def _print_costs(console: Console, found: "Check") -> None:

@@ -217,8 +217,7 @@ class PredictionSettings:
 
     least_secondaries: checks.Count | None = None
     """Fewest secondaries that may answer. Default with noise: ``privacy.colluding`` plus one;
-    without noise as few as a training round may have. Where one answers alone, the primary sees its
-    numbers, behind its own noise if any."""
+    without noise as few as a training round may have."""
 
     def __post_init__(self) -> None:
         checks.require_limits(self)

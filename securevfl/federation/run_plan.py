@@ -107,6 +107,21 @@ def prediction_budget(
     )
 
 
+def predictions_in_words(config: FederationConfig) -> str | None:
+    """Return what later predictions may show of a record; None where nothing bounds it."""
+    privacy, most = config.privacy, config.releases_per_record
+    if privacy.mechanism == "none":
+        return None
+    budget = config.prediction.epsilon or privacy.epsilon
+    within = "" if budget is None else f", within epsilon = {budget:g} in addition to training"
+    if most is None:
+        return f"every request is charged{within}."
+    return (
+        f"all of them together release each record in at most {most} of their rows{within}. A "
+        f"record that had them takes no part any more: its rows have other records, or noise alone."
+    )
+
+
 # What a run will do: its rows, its releases and the format of what crosses the cut.
 
 RUN_ID_DIGITS: Final = 32

@@ -10,6 +10,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.formatting import written
+from securevfl.federation.run_plan import predictions_in_words
 from securevfl.federation.session.membership import absences_in_words
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.ledger import lines_of_run
@@ -151,6 +152,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         links=run_folder.links_of_run(metrics),
         privacy=privacy,
         promised=_promised(privacy),
+        predictions=predictions_in_words(config),
         figures=figures,
         learned=_learned(run, metrics),
         keys_in_clear=keys_in_clear(config.linkage.protection, config.primary.key),

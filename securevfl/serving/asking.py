@@ -1,8 +1,8 @@
 """One thread asks the parties, and everybody who waits meanwhile is asked for together.
 
 A session answers one request at a time. What comes in while it works, and for a moment longer, goes
-into the next one as a whole: that is quicker, and where a promise is made, cheaper: all rows of a
-request are released once, and cost what one of them costs by the unit "linked-row".
+into the next one as a whole: that is quicker, and cheaper where every request is charged: all rows
+of a request are released once.
 """
 
 import queue

@@ -34,7 +34,13 @@ from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
 from securevfl.federation.class_means.class_labels import label_release
 from securevfl.federation.encoder_fitting import build_encoder
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
+from securevfl.federation.run_plan import (
+    RunFacts,
+    RunPlan,
+    plan_run,
+    predictions_in_words,
+    run_facts,
+)
 from securevfl.linkage.stage.candidates import repeated_key_warnings
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
 from securevfl.models.registry import family_names
@@ -449,6 +455,7 @@ class Check:
             "clip_norm": self.plan.config.privacy.clip_norm,
             "statement": releases.statement(tau).text,
             "labels": self._labels(),
+            "predictions": predictions_in_words(self.plan.config),
         }
 
     def _labels(self) -> str | None:

@@ -20,11 +20,14 @@ from helpers.fuzzing.target import Broken, Target
 from securevfl.config.reading import parse_federation, read_federation
 from securevfl.core.errors import SecureVflError
 from securevfl.data.sources.settings import read_source
+from securevfl.data.tables import KeyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.ledger.chain import Chain, read_chain
+from securevfl.ledger.chain import Chain, ChainedFile, read_chain
 from securevfl.ledger.countersigning import require_signed
 from securevfl.ledger.ledger import Ledger, lines_of_run, summary_of
+from securevfl.ledger.record_counts import FILE as RECORDS
+from securevfl.ledger.record_counts import RecordCounts
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 RUN: Final = "1" * 32
@@ -242,6 +245,35 @@ def _all_of(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
+_KEYS: Final = KeyTable(name="bank", columns={"id": np.arange(6, dtype=np.float64)})
+
+
+def _counts_of(place: Path) -> RecordCounts:
+    return RecordCounts(place, ChainedFile(None), _KEYS, last=None)
+
+
+@cache
+def _counts_seeds() -> list[bytes]:
+    place = folder()
+    counts = _counts_of(place)
+    for links in ([[0, 1], [2, -1]], [[-1, -1]], [[0, 5]]):
+        counts.admit(np.array(links), most=2)
+    counts.close()
+    data = (place / RECORDS).read_bytes()
+    (place / RECORDS).unlink()
+    return [moded(mode, data) for mode in (0, SEALED)]
+
+
+def _read_counts(data: bytes) -> None:
+    mode, content = data[:1], data[1:]
+    path = folder() / RECORDS
+    path.write_bytes(_chained(content) if mode and mode[0] & SEALED else content)
+    try:
+        _counts_of(path.parent).close()
+    finally:
+        path.unlink()
+
+
 def _altered_lines(data: bytes, random: Random) -> bytes:
     """Alter a line's content, put one twice, leave one out, or exchange two."""
     mode, lines = data[:1], data[1:].split(b"\n")
@@ -282,6 +314,13 @@ FILES: Final = (
         seeds=_ledger_seeds,
         read=_read_ledger,
         words=(b"NaN", b"Infinity", b"1e999", b"[" * 2000, b"\n", b"{}"),
+        mutate=_altered_lines,
+    ),
+    Target(
+        name="counts",
+        seeds=_counts_seeds,
+        read=_read_counts,
+        words=(b"NaN", b"1e999", b"[" * 2000, b"\n", b"{}", b"-1", b"true"),
         mutate=_altered_lines,
     ),
 )
