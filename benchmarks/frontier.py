@@ -443,11 +443,10 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
 
 def by_seed(found: Found) -> dict[str, dict[str, dict[str, list[float]]]]:
     """Return every column's values by seed, by method and epsilon."""
+    kept = ("alone", "gain", "partners", "used", "pooled")
     return {
         method: {
-            epsilon: {
-                name: columns[name]["seeds"] for name in ("alone", "gain", "partners", "used")
-            }
+            epsilon: {name: columns[name]["seeds"] for name in kept if name in columns}
             for epsilon, columns in by_epsilon.items()
         }
         for method, by_epsilon in found.items()

@@ -40,7 +40,15 @@ WITHOUT_NOISE: Final = {
 """Tables that joint models without noise were compared on, by file."""
 
 FRONTIER: Final = {
-    "frontier-mfeat6": "mfeat, 6 parties",
+    "frontier-earnings": "earnings above 15,000 (Treatment), AUC",
+    "frontier-visits": "more than 4 visits (OFP), AUC",
+    "frontier-computers": "computers' prices, RMSE",
+    "frontier-diamonds": "diamonds' prices, RMSE",
+    "frontier-fate_breast": "fate_breast, AUC",
+    "frontier-diabetes": "diabetes, RMSE",
+    "frontier-digits": "digits, 5 parties, accuracy",
+    "frontier-mfeat6": "mfeat, 6 parties, accuracy",
+    "frontier-fate_vehicle": "fate_vehicle, accuracy",
 }
 """Tables of accuracy against epsilon, by file."""
 
@@ -142,11 +150,19 @@ def frontier() -> str:
     files = {title: measured(name) for name, title in FRONTIER.items()}
     for title, found in files.items():
         (of,) = found.figures.values()
-        title = f"{title} ({spread(of['none']['alone'])}), {len(found.seeds)} seeds"
+        base = of["none"]
+        digits = 3 if statistics.mean(base["alone"]) < 100 else 1
+        title = f"{title} ({spread(base['alone'], digits=digits)})"
+        pooled = ""
+        if "pooled" in base:
+            better = -1 if "RMSE" in title else 1
+            pairs = zip(base["pooled"], base["alone"], strict=True)
+            pooled = gain([better * (both - alone) for both, alone in pairs], digits=digits)
         for name in ("gain", "partners"):
-            cells = [gain(of[epsilon][name]) for epsilon in epsilons]
-            rows.append([title if name == "gain" else "*from partners*", *cells])
-    head = ["table (local baseline)", "no noise", *epsilons[1:]]
+            cells = [gain(of[epsilon][name], digits=digits) for epsilon in epsilons]
+            first = [title, pooled] if name == "gain" else ["*from partners*", ""]
+            rows.append([*first, *cells])
+    head = ["table (local baseline)", "pooled trees", "no noise", *epsilons[1:]]
     return f"{table(head, rows)}\n{_sources(files.values())}"
 
 
