@@ -135,7 +135,8 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         "model": {
             "family": "fet",
-            "neighbours": _NEIGHBOURS,
+            # An id is at most one record of a secondary.
+            "neighbours": 1 if metric == "exact" else _NEIGHBOURS,
             "hidden": classes,
             "heads": 1,
             "release": "pooled",

@@ -58,9 +58,11 @@ def test_what_the_file_says_is_kept_and_not_called_chosen(tmp_path: Path) -> Non
     assert not {"model.neighbours", "model.family", "encoder.labels"} & set(config.chosen)
 
 
-@pytest.mark.parametrize("metric", ["levenshtein", "exact"])
-def test_keys_that_are_no_numbers_are_no_inputs(metric: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("metric", "links"), [("levenshtein", 4), ("exact", 1)])
+def test_keys_that_are_no_numbers_are_no_inputs(metric: str, links: int, tmp_path: Path) -> None:
+    """And equal ids are linked one to one."""
     config = read(tmp_path, linkage={"protection": "none", "metric": metric})
+    assert config.model.neighbours == links
     assert not config.model.keys_as_features
     assert config.chosen["model.keys_as_features"] is False
     assert "model.keys_as_features" not in read(tmp_path).chosen
