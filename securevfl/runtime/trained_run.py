@@ -319,7 +319,7 @@ def predict(
 ) -> Predictions:
     """Predict new rows of the primary with the model that a run has saved.
 
-    Every call is a request: under a promise, every party's ledger is charged for it. A run that was
+    Every call is a request: under a promise, every party's ledger must cover it. A run that was
     simulated predicts in this process, one that was trained on this machine in a process a party;
     with ``identity``, this is the primary, and the other parties join from elsewhere
     (``securevfl party --serve``).

@@ -1,1 +1,1 @@
-"""A kept model behind an HTTP API: rows in, predictions out, every request charged."""
+"""A kept model behind an HTTP API: rows in, predictions out, within the ledgers."""

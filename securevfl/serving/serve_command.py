@@ -56,7 +56,7 @@ def serve(
         bool, typer.Option("--json", help="Print where it serves as a JSON object.")
     ] = False,
 ) -> None:
-    """Answer requests for predictions over HTTP; every party's ledger is charged."""
+    """Answer requests for predictions over HTTP, within what every party's ledger allows."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(

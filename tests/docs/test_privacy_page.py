@@ -45,7 +45,7 @@ def test_the_statement_that_is_explained_is_the_programs() -> None:
 
 
 def test_the_calculators_answer_is_the_one_that_is_shown() -> None:
-    """The bank's command, figures and statement, but for line breaks."""
+    """The bank's command and figures, to where the statement that is explained above begins."""
     (block,) = re.findall(r"\$ (securevfl budget .*?--compare)\n(.*?)```", PAGE, flags=re.DOTALL)
     arguments = shlex.split(block[0].replace("\\\n", " "))[1:]
 
@@ -57,7 +57,10 @@ def test_the_calculators_answer_is_the_one_that_is_shown() -> None:
         timeout=PATIENCE_S,
     ).stdout
 
-    assert printed.split() == block[1].split()
+    shown, rest = block[1].split("...")
+    assert rest.split() == []
+    assert shown.split() == printed.split()[: len(shown.split())]
+    assert "Suppose the primary together with any 1 of the 2 secondaries" in shown
 
 
 def test_odds_and_suspicions_are_computed() -> None:
