@@ -46,9 +46,7 @@ FRONTIER: Final = {
     "frontier-diamonds": "diamonds' prices, RMSE",
     "frontier-fate_breast": "fate_breast, AUC",
     "frontier-diabetes": "diabetes, RMSE",
-    "frontier-digits": "digits, 5 parties, accuracy",
     "frontier-mfeat6": "mfeat, 6 parties, accuracy",
-    "frontier-fate_vehicle": "fate_vehicle, accuracy",
 }
 """Tables of accuracy against epsilon, by file."""
 
@@ -241,7 +239,8 @@ def _sources(files: Iterable[Measured]) -> str:
     ran: dict[str, list[str]] = {}
     for found in files:
         ran.setdefault(found.ran, []).append(f"    {found.command}\n")
-    return "".join(f"{on}:\n\n{''.join(commands)}" for on, commands in ran.items())
+    lists = (f"{on}:\n\n{''.join(dict.fromkeys(commands))}" for on, commands in ran.items())
+    return "\n".join(lists)
 
 
 def _over_baseline(found: Measured, method: str) -> list[float]:
