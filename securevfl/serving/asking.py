@@ -154,7 +154,6 @@ class Asker:
             asked = self._next()
             if asked:
                 self._answer(session, asked)
-                self._budgets = session.budgets()
             elif self._ending.is_set():
                 return
             else:
@@ -188,6 +187,8 @@ class Asker:
             frame = pd.concat([one.frame for one in asked], ignore_index=True)
             rows = self._model.rows(frame)
             predictions = session.ask(rows, observe=unheard)
+            # Before the answer: a client that has it may ask what is left.
+            self._budgets = session.budgets()
         except (DataError, BudgetExceededError) as error:
             if len(asked) > 1 and not session.broken:
                 # One alone may fit where all together do not, and the fault may be of one.

@@ -66,7 +66,7 @@ def test_a_secondary_has_a_page_of_its_own(
         assert private not in page
     other = (run / "parties" / "bank-2" / "report.html").read_text(encoding="utf-8")
     assert "has set no limit" in other
-    assert "0 requests of 0 rows" in page
+    assert "So far 0 rows, each record in 1 at most" in page
 
     (own / "report.html").unlink()
     assert str(own / "report.html") in securevfl(capfd, "report", own).out
@@ -90,7 +90,7 @@ def test_a_secondary_has_a_page_of_its_own(
     )
     assert asked.code == 0, asked.err
     asked_page = (own / "report.html").read_text(encoding="utf-8")
-    assert "1 request of 20 rows" in asked_page
+    assert "So far 20 rows, each record in 1 at most" in asked_page
 
 
 def test_a_folder_without_a_secondary_gets_one_line(

@@ -224,9 +224,8 @@ def by_request(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CountedRelease, "link", lambda own, rows: own.links.link(rows))
 
 
-@pytest.mark.parametrize(
-    "hole", [no_filter, by_request, pytest.param(forgetful, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("hole", [no_filter, by_request, forgetful])
 def test_a_hole_is_found(hole: Callable[[pytest.MonkeyPatch], None]) -> None:
     """The games see it when what they are about is taken out."""
     with pytest.MonkeyPatch.context() as patch:

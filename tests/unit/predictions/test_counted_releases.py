@@ -6,13 +6,16 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
 from helpers.federations import save, write_federation
 
+from securevfl.cli.results import print_predictions
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError
+from securevfl.federation.run_plan import PredictionBudget, predictions_in_words
 from securevfl.ledger.ledger import summary_of
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.predictions import Predictions
@@ -143,3 +146,36 @@ def test_elsewhere_every_request_is_charged(sections: dict[str, Any], tmp_path: 
     assert config.releases_per_record is None
     with pytest.raises(ConfigError, match=r"prediction\.releases_per_record: goes with"):
         read_federation(write(tmp_path, prediction={"releases_per_record": 1}, **sections))
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (None, "left of the limit for predictions: epsilon 5 of 8"),
+        (2, "no later prediction costs more; releases of a record in all of them: 2"),
+    ],
+)
+def test_the_console_says_what_later_requests_may_cost(
+    most: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = Predictions(rows=[1], values=np.array([0.5]), probabilities=None, classes=None)
+    left = PredictionBudget(
+        party="bank-1",
+        unit="secondary-record",
+        delta=1e-5,
+        spent=3.0,
+        budget=8.0,
+        rows=1,
+        most_rows=None,
+        releases_per_record=most,
+    )
+    print_predictions(answer, Path("out.csv"), left=left, as_json=False)
+    assert said in capsys.readouterr().err
+
+
+def test_a_check_says_how_often_predictions_release_a_record(tmp_path: Path) -> None:
+    counted = predictions_in_words(read_federation(write(tmp_path)))
+    assert counted is not None
+    assert "each record in at most 2 of their rows, within epsilon = 8" in counted
+    charged = predictions_in_words(read_federation(write(tmp_path, linkage={"choose": "rows"})))
+    assert charged == "every request is charged, within epsilon = 8 in addition to training."
