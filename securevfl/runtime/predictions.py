@@ -51,7 +51,8 @@ class Predictions(Summarised):
     """Of the rows, where they came with labels."""
 
     epsilon: float | None = None
-    """Highest cost of the request at any party; None: no bound, or nothing."""
+    """Highest cost of the request at any party, or of all predictions of the model together, where
+    each record has a number of releases; None: no bound, or nothing."""
 
     used: Used = "joint"
     """Which model answered: the joint one, or the primary's local one (``alone``), which costs

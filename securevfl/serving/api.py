@@ -65,8 +65,9 @@ class Answer(BaseModel):
 
     predictions: list[Predicted]
     epsilon: float | None = Field(
-        description="What the request to the parties cost, which others may have shared; null: no "
-        "bound, or no promise"
+        description="What the request to the parties cost, which others may have shared, or what "
+        "all predictions cost, where each record has a number of releases; null: no bound, or no "
+        "promise"
     )
     used: Used = Field(
         description="What answered: the joint model, or the primary alone, which sends nothing and "
