@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from securevfl.models.pairs import FeatureSimConfig as FeatureSim
     from securevfl.models.pairs import Top1SimConfig as Top1Sim
     from securevfl.models.registry import register
+    from securevfl.models.split import split_model
 
 __all__ = [
     "Assist",
@@ -42,6 +43,7 @@ __all__ = [
     "Top",
     "Top1Sim",
     "register",
+    "split_model",
 ]
 
 __getattr__, __dir__ = on_first_use(__name__, __file__, __all__)

@@ -254,8 +254,9 @@ def require_installed(family: AnyFamily, *, by: str) -> None:
     if family in _REGISTERED.values():
         raise ConfigError(
             f"model.family: {family.name!r} is registered in this process only, and {by} starts "
-            f"others; make it an entry point of {GROUP!r} (docs/extending.md), or stay in this "
-            f"process (simulate, or compare with one job)"
+            f"others; put its class into an installed package whose pyproject.toml says under "
+            f'[project.entry-points."{GROUP}"]: {family.name} = "MODULE:CLASS" '
+            f"(docs/extending.md), or stay in this process (simulate, or compare with one job)"
         )
 
 
