@@ -1,10 +1,18 @@
-"""FeT on handwritten digits from Python: five parties in one process, with a privacy budget.
+"""FeT on handwritten digits from Python: five parties in one process, and epsilon 8.
 
 One table is split between a primary, which has the labels, and four secondaries, by FeT's own
 protocol: features are dealt out at random, and what parties have in common is a blurred key, so
-rows are linked to their nearest records instead of being joined.
+rows are linked to their nearest records instead of being joined. ``encoder="auto"`` takes the
+settings that do best behind so much noise: class means, released once a row.
 
-Run: ``python examples/digits_fet.py [--smoke] [--epsilon 32] [--seed 0]``
+Run: ``python examples/digits_fet.py [--smoke] [--epsilon 8] [--seed 0] [--device cuda]``;
+it begins with::
+
+    test accuracy, joint: 0.830
+    test accuracy, alone: 0.763  (average)
+    joint improves on the local baseline by 0.067 accuracy (95 % interval 0.033 to 0.098), of
+      which 0.072 (0.039 to 0.106) from the partners; the local baseline is an average of its
+      models
 """
 
 import argparse
@@ -19,49 +27,21 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     options = _parser().parse_args(arguments)
     X, y = load_digits(return_X_y=True)
     if options.smoke:
-        X, y = X[:600], y[:600]
+        X, y = X[:900], y[:900]
     parties = sv.datasets.split_table(X, y, parties=5, key_dim=4, key_noise=0.05, seed=options.seed)
-
-    # Every secondary releases one vector a row. Encoders are frozen: they were not trained on
-    # private records, so that a row can be released once and then reused.
-    model = sv.models.FeT(
-        neighbours=4,
-        dropout=0.3,
-        release="pooled",
-        frozen_map="linear",
-        keys_as_features=False,
-    )
-    # Each record chooses the one row that it is nearest to, and can change no other.
-    linkage = sv.LinkageSettings(protection="none", choose="records")
-    privacy = sv.dp.Privacy(
-        epsilon=options.epsilon,
-        delta=1e-5,
-        unit="secondary-record",
-        encoder="frozen",
-        links_per_record=1,
-    )
-    training = sv.TrainingSettings(
-        epochs=10 if options.smoke else 120,
-        batch_size=64,
-        learning_rate=2e-3 if options.smoke else 5e-4,
-        patience=15,
-        split="random",
-    )
     run = sv.simulate(
         parties,
-        model,
-        privacy=privacy,
-        linkage=linkage,
-        training=training,
+        privacy=sv.dp.Privacy(epsilon=options.epsilon, delta=1e-5),
+        encoder="auto",
         # Pixels count ink from 0 to 16. The bounds were known before anyone saw a record; a mean
         # and a deviation would be statistics of private records, and not covered by epsilon.
         bounds=[0.0, 16.0],
         seed=options.seed,
-        observe=_show,
+        device=options.device,
     )
 
     figures = run.metrics
-    print(f"\ntest accuracy, joint: {figures['test']:.3f}  (best epoch {figures['best_epoch']})")
+    print(f"test accuracy, joint: {figures['test']:.3f}")
     print(f"test accuracy, alone: {figures['alone_test']:.3f}  ({figures['alone']['chosen']})")
     print(figures["gain"]["verdict"])
     print(f"\n{figures['privacy']['statement']}")
@@ -74,20 +54,12 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     }
 
 
-def _show(event: sv.progress.ProgressEvent) -> None:
-    if isinstance(event, sv.progress.EpochDone):
-        spent = "" if event.epsilon is None else f", epsilon {event.epsilon:.3g}"
-        print(
-            f"epoch {event.epoch:>2}: loss {event.loss:.3f}, "
-            f"validation accuracy {event.validation:.3f}{spent}"
-        )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="FeT on handwritten digits, five parties.")
-    parser.add_argument("--smoke", action="store_true", help="a third of the rows, 10 epochs")
-    parser.add_argument("--epsilon", type=float, default=32.0, help="what a record may cost")
+    parser.add_argument("--smoke", action="store_true", help="half of the rows")
+    parser.add_argument("--epsilon", type=float, default=8.0, help="what a record may cost")
     parser.add_argument("--seed", type=int, default=0, help="of the split, models and shuffling")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     return parser
 
 

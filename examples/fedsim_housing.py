@@ -13,6 +13,7 @@ import dataclasses
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,21 +25,18 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     options = _parser().parse_args(arguments)
     parties = [_sample(table, options.rows) for table in sv.datasets.load_folder("house_kc")]
     neighbours = min(50, parties[1].num_rows)
-    # No noise, no promise: this shows what the model is worth. docs/fedsim.md says what each
-    # party sees; linkage.similarity_noise puts noise on the similarities.
-    privacy = sv.dp.Privacy(mechanism="none")
-    training = sv.TrainingSettings(epochs=options.epochs, batch_size=128)
-    methods: dict[str, sv.models.FamilySettings] = {
-        "fedsim": sv.models.FedSim(neighbours=neighbours),
-        "top1sim": sv.models.Top1Sim(),
+    # No noise, no promise: this shows what the model is worth.
+    given: dict[str, Any] = {
+        "privacy": sv.dp.Privacy(mechanism="none"),
+        "training": sv.TrainingSettings(epochs=options.epochs, batch_size=128),
+        "device": options.device,
     }
+    fedsim, top1sim = sv.models.FedSim(neighbours=neighbours), sv.models.Top1Sim()
     errors = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.out or Path(temporary)
-        for name, model in methods.items():
-            run = sv.simulate(
-                parties, model, privacy=privacy, training=training, out=folder / name, seed=0
-            )
+        for name, model in {"fedsim": fedsim, "top1sim": top1sim}.items():
+            run = sv.simulate(parties, model, out=folder / name, **given)
             errors[name], errors["alone"] = run.metrics["test"], run.metrics["alone_test"]
         explanation = json.loads((folder / "fedsim" / "explanation.json").read_text())
 
@@ -51,13 +49,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         print(f"  {similarity[place]:+5.1f}  weight {weight[place]:5.2f}")
     places = np.sum(explanation["merge_importance"], axis=1)
     tenth = max(1, len(places) // 10)
-    print(f"\nthe nearest {tenth} of {len(places)} links are {_share(places, tenth):.0%} of")
-    print("what the merge gate reads (integrated gradients)")
+    share = places[:tenth].sum() / max(places.sum(), 1e-12)
+    print(f"\nof what the merge gate reads, {share:.0%} is of the {tenth} nearest links")
     return errors
-
-
-def _share(places: np.ndarray, first: int) -> float:
-    return float(places[:first].sum() / max(places.sum(), 1e-12))
 
 
 def _sample(table: sv.data.PartyTable, rows: int | None) -> sv.data.PartyTable:
@@ -74,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="FedSim on house prices, two parties.")
     parser.add_argument("--rows", type=int, help="rows of each table; default: all")
     parser.add_argument("--epochs", type=int, default=8, help="passes over the training rows")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--out", type=Path, help="keep run folders there")
     return parser
 

@@ -19,17 +19,35 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.usefixtures("fixed_noise")
 def test_digits_example_reaches_its_window(capsys):
-    """The smoke run lands between chance and the ceiling, and prints what it promises.
+    """The smoke run gains at epsilon 8, and prints what it promises.
 
-    With fresh noise the joint accuracy had mean 0.855 and deviation 0.017 over 20 runs.
+    Its accuracies were 0.856 together and 0.717 alone.
     """
     figures = runpy.run_path(str(EXAMPLES / "digits_fet.py"))["main"](["--smoke"])
-    assert 0.76 < figures["joint"] < 0.95
-    assert 0.60 < figures["alone"] < 0.95
-    assert figures["epsilon"] == pytest.approx(32.0, rel=0.01)
+    assert figures["alone"] + 0.05 < figures["joint"] < 0.95
+    assert 0.60 < figures["alone"] < 0.85
+    assert 7.9 < figures["epsilon"] <= 8.0
     said = " ".join(capsys.readouterr().out.split())
     assert "whether any one record (linked to" in said
     assert "is in any one secondary's table" in said
+
+
+def test_the_budget_shows_what_sampling_saves(tmp_path, capsys):
+    """A tenth of the records needs about a ninth of the noise; the plot is a file."""
+    plot = tmp_path / "sampling.svg"
+    example = runpy.run_path(str(EXAMPLES / "budget.py"))
+    noise = example["main"](["--out", str(plot)])
+    assert noise[0.1] < noise[1.0] / 8
+    assert plot.read_text(encoding="utf-8").startswith("<?xml")
+    for line in capsys.readouterr().out.splitlines():
+        assert line in example["__doc__"]
+
+
+@pytest.mark.multiprocess
+def test_paillier_links_as_plaintext_does():
+    """Between processes, on few rows."""
+    found = runpy.run_path(str(EXAMPLES / "paillier_linkage.py"))["main"](["--rows", "30"])
+    assert found["paillier"] == found["none"]
 
 
 def test_fedhssl_example_learns_from_few_labels(capsys):
