@@ -200,6 +200,8 @@ SETS: dict[str, Set] = {
     "fate_vehicle": pair("fate_vehicle", None),
     "sklearn": pair("sklearn", 8_000),
     "diabetes": pair("diabetes", None),
+    "house_kc": pair("house_kc", 4_000),
+    "hdb": pair("hdb", 6_000),
 }
 LABELS = ("plaintext", "randomised", "shares")
 METHODS = ("principal", *LABELS)

@@ -46,6 +46,8 @@ FRONTIER: Final = {
     "frontier-diamonds": "diamonds' prices, RMSE",
     "frontier-fate_breast": "fate_breast, AUC",
     "frontier-diabetes": "diabetes, RMSE",
+    "frontier-house_kc": "house_kc, 4,000 rows, RMSE",
+    "frontier-hdb": "hdb, 6,000 rows, RMSE",
     "frontier-mfeat6": "mfeat, 6 parties, accuracy",
 }
 """Tables of accuracy against epsilon, by file."""
