@@ -98,7 +98,7 @@ class PrincipalFitting:
 # A class-mean encoder: a secondary adds up its records by class, and fits its directions or scores.
 
 # Records whose columns are mapped together, to bound memory.
-_CHUNK: Final = 4096
+_CHUNK: Final = 1024
 
 
 def _projection_of(
@@ -172,7 +172,7 @@ class ClassMeansFitting:
         return self._kept is not None and self._kept.settled
 
     def begin(self, *, leaves: bool) -> None:
-        """Charge the fitting, before anything of it is computed; map a score encoder's columns.
+        """Charge the fitting, before anything of it is computed.
 
         Args:
             leaves: Whether noised class sums leave this party, to be answered by the primary.
@@ -189,9 +189,6 @@ class ClassMeansFitting:
                 "they are not made again with other noise: start another run with another --out, "
                 "which is charged to the table's total"
             )
-        if isinstance(self.bottom, frozen.ScoreBottom):
-            ranks = self._ranks(self.bottom.numbers, frozen.COLUMN_EDGES)
-            self.bottom.fit_columns(ranks)
 
     def _by_record(
         self, compute: Callable[[Tensor], Tensor]
@@ -212,13 +209,17 @@ class ClassMeansFitting:
         return noised_ranks(self._by_record(compute), edges, noise_multiplier=multiplier)
 
     def _records(self) -> Float64[np.ndarray, "records numbers"]:
-        """Return the records as class sums count them."""
+        """Return the records as class sums count them; fits a score encoder's columns first."""
         if isinstance(self.bottom, frozen.ScoreBottom):
+            self.bottom.fit_columns(self._ranks(self.bottom.numbers, frozen.COLUMN_EDGES))
             return self._by_record(self.bottom.records)
         return self.features @ self._projection
 
     def vectors(self) -> Int64[np.ndarray, "rows numbers"]:
-        """Return the vector of each of the primary's rows, in units of the format."""
+        """Return the vector of each of the primary's rows, in units of the format.
+
+        After :meth:`begin`, and once a fit.
+        """
         rows = np.arange(self.plan.facts.rows, dtype=np.int64)
         return self.format.row_vectors(self._records(), self.links.link(rows).indices)
 

@@ -525,7 +525,6 @@ def whole_run(
             (predicting, "build_secondary", listener.built),
             (Secondary, "answer", listener.spoken),
             (Secondary, "learn", listener.spoken),
-            (encoder_fitting.ClassMeansFitting, "begin", listener.spoken),
             (encoder_fitting.ClassMeansFitting, "vectors", listener.spoken),
             (encoder_fitting.ClassMeansFitting, "finish", listener.finished),
             (SecondaryRelease, "units", listener.units),

@@ -438,22 +438,21 @@ class ClassMeansSecondary:
         lines, class_means, bins = self.lines, self.fitting, bins_of(self.plan.config)
         dealer = self.plan.config.helper("dealer")
         assert dealer is not None, "checked with the federation file"
-        # Parties wait for their turns; their sums are made meanwhile, and stay here until then.
-        vectors = class_means.vectors()
+        rows = self.plan.facts.rows
         said = channels.receive_from(
-            lines, self._primary, ClassMeansShifted, rows=len(vectors), bins=bins
+            lines, self._primary, ClassMeansShifted, rows=rows, bins=bins
         ).said
         what = dealt_sums.DealtFor(
             run=self.plan.facts.run,
             secondary=self.plan.ranks[class_means.name],
-            rows=len(vectors),
+            rows=rows,
             bins=bins,
-            numbers=vectors.shape[1],
+            numbers=class_means.format.shape[1],
         )
         message = lines.receive(dealer.name, ClassMeansKind.CLASS_MEANS_SEED)
         seed = ClassMeansSeed.from_message(message, what=what).seed
-        pieces = dealt_sums.masked(vectors, said, seed, what)
         class_means.begin(leaves=True)
+        pieces = dealt_sums.masked(class_means.vectors(), said, seed, what)
         noise = ClassMeansNoise(words=dealt_sums.masked_noise(class_means.noise(), seed, what))
         lines.send(noise.to_message(), self._primary)
         for words in pieces:

@@ -18,6 +18,7 @@ from helpers.fixed_entropy import fixed_entropy
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
+from securevfl.federation.build import build_top
 from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.models.fitted_top import TiedTop
 from securevfl.runtime.run_options import RunOptions
@@ -167,7 +168,20 @@ def test_scores_have_names_and_are_exported(tmp_path: Path, capfd: Capture) -> N
         "bank-1",
         "bank-2",
     ]
-    assert {"score_sin", "score_cos"} <= set(sv.features(run, data_root=tmp_path).columns)
+    released = sv.features(run, data_root=tmp_path)[["score_sin", "score_cos"]]
+
+    # The reader knows what was released: units and noise, together, give the releases' power.
+    model = load_model(run / "parties" / "agency" / FOLDER, config, party="agency")
+    top = build_top(config, tables["agency"], model.head)
+    model.into(top)
+    assert isinstance(top, TiedTop)
+    assert top.reader is not None
+    longest = float(torch.linalg.vector_norm(top.reader.sums, dim=1).max())
+    assert longest == pytest.approx(config.privacy.clip_norm, rel=0.02), "all alike, one link"
+    noise = released.attrs["securevfl"]["noise_deviation"]
+    assert float(top.reader.noise_std) == pytest.approx(noise)
+    power = float(top.reader.shares @ top.reader.sums.square().sum(dim=1)) + 2 * noise**2
+    assert float(np.square(released).sum(axis=1).mean()) == pytest.approx(power, rel=0.1)
 
 
 def test_tables_in_memory_vote_by_one_word() -> None:
