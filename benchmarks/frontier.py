@@ -296,6 +296,7 @@ class Store:
         if key not in self.found:
             self.found[key] = make()
             if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
                 line = json.dumps({"key": key, "result": self.found[key]})
                 with self.path.open("a", encoding="utf-8") as file:
                     file.write(f"{line}\n")
