@@ -41,10 +41,10 @@ class Moves:
         """Look over the shoulder of what stands in for a GPU."""
         moved, factory = labels._moved, labels._factory
 
-        def watched_move(tensor: Any, device: Any) -> Any:
+        def watched_move(tensor: Any, device: Any, **more: Any) -> Any:
             if labels.device_of(tensor) != device:
                 self.note()
-            return moved(tensor, device)
+            return moved(tensor, device, **more)
 
         def watched_factory(original: Callable[..., Any], name: str) -> Callable[..., Any]:
             make = factory(original, name)

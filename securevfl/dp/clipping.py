@@ -6,7 +6,7 @@ B = rows of the batch, L = positions, K = links of a row, H = width.
 from typing import Any, Final, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from securevfl.core import checks
@@ -31,12 +31,12 @@ def clip_rows(
     Differentiable, a zero row included; NaN stays NaN, for the codec to refuse.
 
     Args:
-        representation: One party's representation of a batch, float32 or float64.
+        representation: One party's representation of a batch, floats of any width.
         clip_norm: C, in the units of the representation, > 0.
 
     Raises:
         ConfigError: If ``clip_norm`` is not finite and positive.
-        EncodingRangeError: If ``representation`` has half precision.
+        EncodingRangeError: If ``representation`` is not of floats.
 
     References:
         [FeT] Algorithm 1, line 8; the average there takes the unclipped R, which protects nothing.
@@ -53,12 +53,12 @@ def clip_records(
     replacing one record then moves the mean by at most 2C/K, and the mean's norm is at most C.
 
     Args:
-        representation: One vector per link, float32 or float64.
+        representation: One vector per link, floats of any width.
         clip_norm: C, in the units of the representation, > 0.
 
     Raises:
         ConfigError: If ``clip_norm`` is not finite and positive.
-        EncodingRangeError: If ``representation`` has half precision.
+        EncodingRangeError: If ``representation`` is not of floats.
     """
     return _clip(representation, clip_norm, dim=(2,))
 
@@ -69,12 +69,12 @@ def clip_gradients(
     """Scale each row's gradient down to an L2 norm over all parameters of at most ``clip_norm``.
 
     Args:
-        gradients: One gradient of all parameters a primary row, float32 or float64.
+        gradients: One gradient of all parameters a primary row, floats of any width.
         clip_norm: C_g, in the units of the gradient, > 0.
 
     Raises:
         ConfigError: If ``clip_norm`` is not finite and positive.
-        EncodingRangeError: If ``gradients`` have half precision.
+        EncodingRangeError: If ``gradients`` are not floats.
 
     References:
         [ACG16] Algorithm 1 (arXiv:1607.00133v2), where an example is what a row is here.
@@ -82,31 +82,38 @@ def clip_gradients(
     return _clip(gradients, clip_norm, dim=(1,))
 
 
-def is_finite(value: Tensor) -> bool:
-    """Whether no element is NaN or infinite."""
+def widened(value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return floats in at least 32 bits; differentiable."""
+    return value.float() if value.itemsize < 4 else value
+
+
+def is_finite(value: Tensor) -> Bool[Tensor, ""]:
+    """Return whether no element is NaN or infinite, on the value's device."""
     if value.numel() == 0:
-        return True
+        return torch.tensor(True, device=value.device)
     # NaN wins over every number here, and this is a tenth of the time of testing each element.
-    return bool(torch.isfinite(torch.stack(torch.aminmax(value.detach()))).all())
+    return torch.isfinite(torch.stack(torch.aminmax(value.detach()))).all()
 
 
-def finite_or_zero(value: Tensor, *, dim: tuple[int, ...]) -> tuple[Tensor, int]:
+def finite_or_zero(value: Tensor, *, dim: tuple[int, ...]) -> tuple[Tensor, Int64[Tensor, ""]]:
     """Set every slice along ``dim`` that has NaN or infinity to zero; return how many had.
 
     Differentiable; the slices that are set to zero give no gradient to ``value``.
     """
-    if is_finite(value):
-        return value, 0
+    if value.device.type == "cpu" and is_finite(value):
+        return value, torch.tensor(0)
     whole = torch.isfinite(value).all(dim=dim, keepdim=True)
-    return torch.where(whole, value, 0.0), int((~whole).sum())
+    return torch.where(whole, value, 0.0), (~whole).sum()
 
 
 def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> Tensor:
     checks.positive(clip_norm=clip_norm)
-    if representation.dtype not in (torch.float32, torch.float64):
+    if not representation.is_floating_point():
         raise EncodingRangeError(
-            f"representation must be float32 or float64 to be clipped, got {representation.dtype}"
+            f"representation must be floats to be clipped, got {representation.dtype}"
         )
+    # A model that computes in half precision is clipped and encoded in single.
+    representation = widened(representation)
     target = clip_norm * (1 - _MARGIN)
     # What is exported is traced through torch's own operations, and needs no gradient.
     if not (torch.is_grad_enabled() and representation.requires_grad):

@@ -36,6 +36,7 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 from jaxtyping import Int32
 from torch import Tensor
 
+from securevfl.core.devices import to_device
 from securevfl.core.errors import ConfigError
 
 # The tables behind exact discrete Gaussian samples, and the decisions that need 256 bits.
@@ -281,7 +282,7 @@ class ExactDiscreteGaussian:
                 accepted = np.delete(spare, self._draw(spare))[: len(rejected)]
                 out[rejected[: len(accepted)]] = accepted
                 rejected = rejected[len(accepted) :]
-        return torch.from_numpy(out).view(tuple(shape)).to(device)
+        return to_device(torch.from_numpy(out).view(tuple(shape)), torch.device(device))
 
     def _new_key(self) -> bytes:
         if self._insecure_seed is None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from securevfl.core.devices import reads
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import RoundKind, RoundPlan, Share
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan
@@ -206,7 +207,8 @@ class ReplyOverStar:
         Reveals:
             What :meth:`Reply.add` reveals.
         """
-        self.sum_to(words.cpu(), round_number=round_number, active=self.ranks)
+        (known,) = reads().host(words)
+        self.sum_to(known, round_number=round_number, active=self.ranks)
 
 
 def serve(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.models.family import Aggregate, Present, Preset, RowFeatures, RowKeys, Similarities
-from securevfl.models.layers import ByteDropout, RankPrior, is_traced, rank_scores
+from securevfl.models.layers import ByteDropout, RankPrior, known_full, rank_scores
 from securevfl.models.pairs import (
     PAPER_TRAINING,
     ManyLinksSettings,
@@ -197,7 +197,8 @@ class SortGate(nn.Module):
         else:
             score = (weights if self.by == "weight" else similarities).detach()
             score = score.masked_fill(~present, float("-inf"))
-            if not is_traced() and bool((score[:, 1:] <= score[:, :-1]).all()):
+            in_order = score[:, 1:] <= score[:, :-1]
+            if known_full(in_order):
                 return pairs
         if torch.onnx.is_in_onnx_export():
             # ONNX has no stable sort; its TopK keeps equal scores in their order.
@@ -422,7 +423,7 @@ class FedSimTop(nn.Module):
         assert similarities is not None, "the family asks for similarities"
         similarity, present = mean_similarities(similarities)
         weights = self._weights(similarity)
-        if is_traced() or not bool(present.all()):
+        if not known_full(present):
             weights = weights * present.unsqueeze(-1)
         pairs = self.pairs(features, keys, aggregate) * weights
         out: Tensor = self.sort(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, Final, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
 from securevfl.core import checks
@@ -223,13 +223,17 @@ def rank_scores(links: int, *, decay: float) -> Tensor:
     return -decay * torch.arange(1, links + 1).log()
 
 
-# Tracing.
+# Shortcuts by values.
 
 
-def is_traced() -> bool:
-    """Return whether torch is tracing, so that shortcuts by values would become permanent."""
+def known_full(mask: Bool[Tensor, "*shape"]) -> bool:
+    """Return whether all of a mask is known to be true, so that what it hides need not be hidden.
+
+    It is not known of a GPU, which would have to be waited for, nor while torch is tracing, since
+    the shortcut would become permanent.
+    """
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    return tracing
+    return not tracing and mask.device.type == "cpu" and bool(mask.all())
 
 
 # Alignment of positional encodings, within a party and between two.

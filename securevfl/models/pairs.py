@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from securevfl.core import checks
 from securevfl.models import family
 from securevfl.models.frozen import FrozenBottom
-from securevfl.models.layers import MLP, is_traced
+from securevfl.models.layers import MLP, known_full
 
 # Settings of the split network of one pair of records.
 
@@ -108,7 +108,7 @@ def mean_similarities(
         one.
     """
     absent = similarities.isnan()
-    if not is_traced() and not bool(absent.any()):
+    if known_full(~absent):
         mean = similarities.mean(dim=1)
         return mean, torch.ones_like(mean, dtype=torch.bool)
     count = (~absent).sum(dim=1)

@@ -16,6 +16,7 @@ from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from securevfl.core import checks
+from securevfl.core.devices import reads
 from securevfl.core.errors import ConfigError, EncodingRangeError, ProtocolError
 
 # How reals become elements of the ring Z_2^64: precision, lanes, and the range that must hold.
@@ -206,13 +207,17 @@ def require_row_norms(
     """
     if units.numel() == 0:
         return
-    largest = _largest_square(units.reshape(units.shape[0], -1))
     limit = clip_norm * 2.0**fmt.precision_bits
-    if not largest <= limit**2:
-        raise EncodingRangeError(
-            f"a row has norm {largest**0.5 * fmt.granularity:g}, over clip_norm {clip_norm:g}; "
-            f"clip before encoding"
-        )
+
+    def check(square: Tensor) -> None:
+        largest = float(square)
+        if not largest <= limit**2:
+            raise EncodingRangeError(
+                f"a row has norm {largest**0.5 * fmt.granularity:g}, over clip_norm "
+                f"{clip_norm:g}; clip before encoding"
+            )
+
+    reads().add(_largest_square(units.reshape(units.shape[0], -1)), check)
 
 
 def encode(
@@ -232,7 +237,7 @@ def encode(
 
     Raises:
         EncodingRangeError: If a number leaves the format's range. The whole tensor is checked
-            before anything is returned, so a lane can never wrap into its neighbour.
+            before anything is sent, so a lane can never wrap into its neighbour.
     """
     _require_range(units, fmt, scale=1, what="a noised value")
     flat = units.reshape(-1)
@@ -267,14 +272,18 @@ def decode_sum(
     bound = parties_active * fmt.bound_units
     # The unsigned difference lies in int32's range, so the wrapping one of 32-bit lanes is right.
     units = lanes - bound
-    if elements:
-        low, high = (int(end) for end in torch.aminmax(units))
+
+    def check(ends: Tensor) -> None:
+        low, high = ends.tolist()
         if low < -bound or high > bound:
             raise ProtocolError(
                 f"the sum decodes to {max(-low, high)} units, over the {bound} that "
                 f"{parties_active} contributions can make: masks did not cancel, "
                 f"and which party sent other words than its own no sum tells"
             )
+
+    if elements:
+        reads().add(torch.stack(torch.aminmax(units)), check)
     return units
 
 
@@ -331,11 +340,11 @@ def _lanes_of(words: Int64[Tensor, "words"], fmt: RingFormat) -> Int32[Tensor, "
     return thirds.view(-1)
 
 
-def _largest_square(rows: Int32[Tensor, "rows width"]) -> float:
+def _largest_square(rows: Int32[Tensor, "rows width"]) -> Tensor:
     # Squares of numbers up to C * 2^p, and their sums up to its square, are exact in float64.
     if rows.is_cuda:
         wide = rows.to(torch.float64)
-        return float(torch.linalg.vecdot(wide, wide).max())
+        return torch.linalg.vecdot(wide, wide).max()
     numbers = rows.numpy()
     at_a_time = max(1, _PIECE // max(1, rows.shape[1]))
     # Numpy converts, and multiplies in pieces of this size, twice as fast as torch.
@@ -346,18 +355,22 @@ def _largest_square(rows: Int32[Tensor, "rows width"]) -> float:
         exact = scratch[: len(piece)]
         exact[:] = piece
         largest = max(largest, float(np.vecdot(exact, exact).max()))
-    return largest
+    return torch.tensor(largest, dtype=torch.float64)
 
 
 def _require_range(values: Tensor, fmt: RingFormat, *, scale: float, what: str) -> None:
     if values.numel() == 0:
         return
-    # A power of two as scale makes the products exact.
-    low, high = (end.item() * scale for end in torch.aminmax(values))
-    # Written so that NaN, which aminmax passes on, fails.
-    if not (-fmt.bound_units <= low and high <= fmt.bound_units):
-        worst = max(low, high, key=abs) if low == low else low
-        raise EncodingRangeError(
-            f"{what} is {worst * fmt.granularity:g}, outside the bound "
-            f"{fmt.bound_units * fmt.granularity:g} of the fixed-point ring; nothing was sent"
-        )
+
+    def check(ends: Tensor) -> None:
+        # A power of two as scale makes the products exact.
+        low, high = (end * scale for end in ends.tolist())
+        # Written so that NaN, which aminmax passes on, fails.
+        if not (-fmt.bound_units <= low and high <= fmt.bound_units):
+            worst = max(low, high, key=abs) if low == low else low
+            raise EncodingRangeError(
+                f"{what} is {worst * fmt.granularity:g}, outside the bound "
+                f"{fmt.bound_units * fmt.granularity:g} of the fixed-point ring; nothing was sent"
+            )
+
+    reads().add(torch.stack(torch.aminmax(values.detach())), check)

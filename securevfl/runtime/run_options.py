@@ -58,12 +58,26 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f'device: must be "cpu" or "cuda", got {name!r}') from None
+        raise _no_device(name) from None
+    if device.type == "mps":
+        raise ConfigError(
+            "device: mps has no float64, in which a promise's bound on norms is kept; use "
+            "--device cpu"
+        )
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f'device: must be "cpu" or "cuda", got {name!r}')
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda was asked for, and torch finds no GPU; use --device cpu")
+        raise _no_device(name)
+    if device.type == "cuda":
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= there:
+            found = f"{there} of them, counted from 0" if there else "no GPU"
+            raise ConfigError(
+                f"device: {name} was asked for, and torch finds {found}; use --device cpu"
+            )
     return device
+
+
+def _no_device(name: str) -> ConfigError:
+    return ConfigError(f'device: must be "cpu", "cuda" or a GPU such as "cuda:1", got {name!r}')
 
 
 # Warnings before a run.

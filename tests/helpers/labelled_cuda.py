@@ -10,8 +10,12 @@ waits for; here that is refused, so that every copy is one that the code names.
 Since values are real, whole runs go through, with all that they decide by values; torch's own
 ``FakeTensorMode`` has no values, and a build of torch without CUDA cannot move a module with it.
 
-What it does not see: operations of threads that are not :func:`watched`, speed,
-memory, kernels, rounding, and what a transfer without a wait would break.
+A copy to the host without a wait has other numbers in it until the device was waited for, and
+:func:`waits` counts how often that was, with all that waits by itself: reading a number, sizes that
+depend on values, copies from memory that is not pinned.
+
+What it does not see: operations of threads that are not :func:`watched`, speed, memory, kernels,
+rounding.
 """
 
 import contextlib
@@ -116,11 +120,60 @@ class _Move(torch.autograd.Function):
         return _moved(gradient, ctx.back), None
 
 
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+def _moved(tensor: Tensor, device: torch.device, *, waits: bool = True) -> Tensor:
     if device_of(tensor) == device:
         return tensor
     moved: Tensor = _Move.apply(tensor, device)  # type: ignore[no-untyped-call]
+    to_host = device == CPU
+    if waits or not (to_host or getattr(tensor.untyped_storage(), "labelled_pinned", False)):
+        _waits.update(["copy"])
+    elif to_host:
+        _under_way.append((moved, moved.clone()))
+        moved.fill_(_NOT_YET)
     return moved
+
+
+_NOT_YET = 73
+"""Fills a copy that has not been waited for."""
+
+_under_way: list[tuple[Tensor, Tensor]] = []
+_waits: Counter[str] = Counter()
+
+
+def waits() -> Counter[str]:
+    """Return how often the host has waited for the device since it is there, and for what."""
+    return Counter(_waits)
+
+
+class _Stream:
+    """The device's one stream."""
+
+    def synchronize(self) -> None:
+        """Wait for it: what was copied without a wait is there now."""
+        _waits.update(["synchronize"])
+        for moved, value in _under_way:
+            moved.copy_(value)
+        _under_way.clear()
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    assert device_of(tensor) == CPU, "only memory of the host is pinned"
+    pinned = tensor.clone()
+    pinned.untyped_storage().labelled_pinned = True  # type: ignore[attr-defined]
+    return pinned
+
+
+# Operations whose result the host must know before it goes on.
+_READS_A_NUMBER = ("_local_scalar_dense", "is_nonzero", "equal")
+_SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
+
+
+def _count_wait(name: str, args: tuple[Any, ...]) -> None:
+    by_mask = name == "index" and any(
+        isinstance(one, Tensor) and one.dtype == torch.bool for one in args[1]
+    )
+    if by_mask or name in _READS_A_NUMBER + _SIZED_BY_VALUES:
+        _waits.update([name])
 
 
 _TRUE_GENERATOR = torch.Generator
@@ -203,6 +256,8 @@ class _Labels(TorchDispatchMode):
                 _require_generator(given, device, str(func))
         out = func(*args, **kwargs)
         _done[str(device)] += 1
+        if device == CUDA:
+            _count_wait(func._schema.name.partition("::")[2], args)
         if device != CPU:
             # Without inputs it is torch's own work, and goes with whatever it meets first.
             known = {one.untyped_storage()._cdata for one in inputs}
@@ -246,11 +301,12 @@ def _to(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         other = kwargs.get("other", args[0] if args else None)
         if isinstance(other, Tensor):
             device, dtype, form = device_of(other), other.dtype, torch.preserve_format
+            without_wait = False
         else:
-            device, dtype, _, form = torch._C._nn._parse_to(*args, **kwargs)
+            device, dtype, without_wait, form = torch._C._nn._parse_to(*args, **kwargs)
             form = torch.preserve_format if form is None else form
         place = device_of(self) if device is None else _place(device)
-        moved = _moved(self, place)
+        moved = _moved(self, place, waits=not without_wait)
         again = copy and moved is self
         return original(
             moved, dtype=self.dtype if dtype is None else dtype, copy=again, memory_format=form
@@ -339,12 +395,15 @@ def labelled_cuda() -> Iterator[torch.device]:
         patch.object(tensor, "is_cpu", property(lambda one: device_of(one) == CPU), create=True),
         patch.object(tensor, "to", _to(tensor.to)),
         patch.object(tensor, "cpu", lambda one, **_: _moved(one, CPU)),
+        patch.object(tensor, "pin_memory", _pinned),
         patch.object(tensor, "cuda", lambda one, *_, **__: _moved(one, CUDA)),
         patch.object(tensor, "type_as", lambda one, other: one.to(other)),
         patch.object(tensor, "__deepcopy__", _deepcopy(tensor.__deepcopy__)),
         patch.object(torch, "as_tensor", _as_tensor),
         patch.object(torch, "Generator", _Generator),
         patch.object(torch.cuda, "is_available", lambda: True),
+        patch.object(torch.cuda, "device_count", lambda: 1),
+        patch.object(torch.cuda, "current_stream", lambda _device=None: _Stream()),
         patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         patch.object(torch.cuda, "get_rng_state", _get_rng_state),
         patch.object(torch.cuda, "set_rng_state", _set_rng_state),
@@ -365,6 +424,8 @@ def labelled_cuda() -> Iterator[torch.device]:
     ]
     with _GUARD, contextlib.ExitStack() as stack:
         _done.clear()
+        _waits.clear()
+        _under_way.clear()
         for one in patches:
             stack.enter_context(one)
         stack.enter_context(watched())

@@ -97,11 +97,12 @@ def make_secondary(
     validator: RequestValidator | None = None,
     bottom: nn.Module | None = None,
     row_by_row: bool = False,
+    device: str = "cpu",
 ) -> Secondary:
     """Make a secondary with random records, links and weights."""
     random = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    bottom = bottom or LinearBottom(dropout)
+    bottom = (bottom or LinearBottom(dropout)).to(device)
     indices = random.integers(-1, RECORDS, (ROWS, LINKS))
     indices = -np.sort(-indices, axis=1)
     distances = np.where(indices >= 0, 1.0, np.inf)
@@ -109,8 +110,8 @@ def make_secondary(
     return Secondary(
         SecondaryData(
             name=f"bank-{seed}",
-            features=torch.from_numpy(random.normal(size=(RECORDS, FEATURES))).float(),
-            keys=torch.zeros(RECORDS, 2),
+            features=torch.from_numpy(random.normal(size=(RECORDS, FEATURES))).float().to(device),
+            keys=torch.zeros(RECORDS, 2, device=device),
             links=FixedLinks(table=LinkTable(indices=indices, distances=distances)),
             primary_rows=ROWS,
         ),
@@ -121,7 +122,7 @@ def make_secondary(
             ledger=ledger or NoCharge(),
         ),
         validator=validator or AnyRound(frozen=frozen),
-        dropout=DropoutStream(seed, "bank", device=torch.device("cpu")),
+        dropout=DropoutStream(seed, "bank", device=torch.device(device)),
         optimizer=None
         if frozen
         else PacedOptimizer(torch.optim.SGD(bottom.parameters()), learning_rate=0.5),

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from securevfl.core.conventions import stream
+from securevfl.core.devices import read_together, to_device
 from securevfl.core.errors import DataError, ProtocolError
 from securevfl.core.progress import Observer, Warned
 from securevfl.data.rows import RowSplit
@@ -374,7 +375,7 @@ class LearnerWithRecords:
     _present: Tensor | None = field(default=None, init=False)
     _cross_losses: list[Tensor] = field(default_factory=list, init=False)
     _local_losses: list[Tensor] = field(default_factory=list, init=False)
-    _spreads: dict[str, float] = field(default_factory=dict, init=False)
+    _spreads: dict[str, Tensor] = field(default_factory=dict, init=False)
 
     @property
     def weight(self) -> int:
@@ -402,17 +403,16 @@ class LearnerWithRecords:
         Reveals:
             Nothing by itself.
         """
-        index = torch.as_tensor(records, device=self.features.device)
-        present = index >= 0
-        width = self.learner.settings.projection_width
-        out = torch.zeros(len(index), width, device=self.features.device)
+        device = self.features.device
+        present = np.flatnonzero(records >= 0)
+        out = torch.zeros(len(records), self.learner.settings.projection_width, device=device)
         # One row alone has no batch statistics, and is left out.
-        self._present = present if int(present.sum()) >= 2 else None
+        self._present = to_device(present, device) if len(present) >= 2 else None
         if self._present is not None:
-            vectors = self.learner.project(self.features[index[present]])
+            vectors = self.learner.project(self.features[to_device(records[present], device)])
             require_finite("a projection", vectors, round_number=round_number)
             self._spreads["cross"] = spread(unit(vectors))
-            out[present] = vectors
+            out[self._present] = vectors
         return out
 
     def learn_cross(self, targets: list[Float[Tensor, "batch width"]]) -> None:
@@ -431,7 +431,7 @@ class LearnerWithRecords:
             shuffled = order.permutation(self.own)
             target = None
             for part in even_batches(shuffled, batch_size=settings.batch_size):
-                index = torch.as_tensor(part, device=self.features.device)
+                index = to_device(part, self.features.device)
                 loss, target = self.learner.learn_local(self.features[index])
                 self._local_losses.append(loss)
             assert target is not None
@@ -441,14 +441,18 @@ class LearnerWithRecords:
         """Return this iteration's losses and spreads so far."""
         return IterationFigures(
             cross_loss=_mean(self._cross_losses),
-            cross_spread=self._spreads.get("cross"),
+            cross_spread=_known(self._spreads.get("cross")),
             local_loss=_mean(self._local_losses),
-            local_spread=self._spreads.get("local"),
+            local_spread=_known(self._spreads.get("local")),
         )
 
 
 def _mean(losses: list[Tensor]) -> float | None:
-    return float(torch.stack(losses).mean()) if losses else None
+    return _known(torch.stack(losses).mean() if losses else None)
+
+
+def _known(value: Tensor | None) -> float | None:
+    return None if value is None else float(value)
 
 
 # Watch for encoders that give nearly the same answer for every record.
@@ -569,12 +573,14 @@ class PretrainingSecondary:
         number = batch.round_number
         if not self._plain:
             reply.prepare(self._cut.words(len(batch.rows)), round_number=number)
-        vectors = self.project(batch.rows, round_number=number)
-        if self._plain:
-            reply.send(Projections(round_number=number, vectors=vectors.cpu().numpy()))
-        else:
-            reply.add(projection_words(vectors, self._cut), round_number=number)
-        received = torch.from_numpy(batch.sent).to(self.data.features.device)
+        with read_together() as known:
+            vectors = self.project(batch.rows, round_number=number)
+            if self._plain:
+                (sent,) = known.host(vectors)
+                reply.send(Projections(round_number=number, vectors=sent.numpy()))
+            else:
+                reply.add(projection_words(vectors, self._cut), round_number=number)
+        received = to_device(batch.sent, self.data.features.device)
         self.learning.learn_cross([unit(received)])
 
     def project(
@@ -604,7 +610,7 @@ class PretrainingSecondary:
 
     def _load_mean(self, mean: Mean, _reply: Reply) -> None:
         device = self.data.features.device
-        values = {name: torch.from_numpy(one).to(device) for name, one in mean.values.items()}
+        values = {name: to_device(one, device) for name, one in mean.values.items()}
         self.learning.learner.load_shared(values)
 
     def _end(self, end: IterationEnd, _reply: Reply) -> Next:

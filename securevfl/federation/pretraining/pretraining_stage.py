@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from securevfl.config.federation import FederationConfig
 from securevfl.core import progress
 from securevfl.core.conventions import stream
+from securevfl.core.devices import read_together, reads, to_device
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import read_json, write_json
 from securevfl.data.tables import PartyTable
@@ -312,9 +313,10 @@ class PretrainingRun:
             parts = even_batches(shuffled, batch_size=settings.batch_size)
             for done, rows in enumerate(parts, 1):
                 number = self.rounds.next()
-                own = self.learning.project(rows, round_number=number)
-                sent = self.projection_mechanism(own, round_number=number)
-                targets = self.exchange_projections(rows, sent, round_number=number)
+                with read_together():
+                    own = self.learning.project(rows, round_number=number)
+                    sent = self.projection_mechanism(own, round_number=number)
+                    targets = self.exchange_projections(rows, sent, round_number=number)
                 self.learning.learn_cross(targets)
                 self.observe(
                     progress.PretrainingRound(iteration=iteration + 1, done=done, of=len(parts))
@@ -337,14 +339,15 @@ class PretrainingRun:
             To every secondary: the row ids and ``sent``. To the primary: the average alone, which
             of one secondary is that secondary's; in a plain exchange every secondary's.
         """
-        batch = CrossBatch(round_number=round_number, rows=rows, sent=sent.detach().cpu().numpy())
+        (known,) = reads().host(sent)
+        batch = CrossBatch(round_number=round_number, rows=rows, sent=known.numpy())
         if self.learning.learner.settings.exchange == "plain":
             answers = self.peers.ask(batch, Projections, shape=tuple(sent.shape))
-            return [torch.from_numpy(one.vectors).to(sent.device) for one in answers]
+            return [to_device(one.vectors, sent.device) for one in answers]
         parties = len(self.peers.ranks)
         cut = projection_cut(sent.shape[1], parties=parties)
-        own = cut.zeros(len(rows)).to(sent.device)
-        total = self.peers.total(batch, own, round_number=round_number)
+        words = self.peers.total(batch, cut.zeros(len(rows)), round_number=round_number)
+        total = to_device(words, sent.device)
         return [cut.decode(total, rows=len(rows), active=parties)]
 
     def _aggregate(self) -> None:

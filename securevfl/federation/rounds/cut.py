@@ -101,7 +101,7 @@ class Aggregation(ABC):
     _clipped_over: ClassVar[tuple[int, ...]]
     """Dimensions that the clip takes together."""
 
-    def finite(self, representation: CutRows) -> tuple[CutRows, int]:
+    def finite(self, representation: CutRows) -> tuple[CutRows, Int64[Tensor, ""]]:
         """Set to zero what the clip takes together and is not finite; return how many were.
 
         One record then moves no more than the clip allows: zero is inside every ball.
@@ -261,9 +261,9 @@ def with_iso_noise(values: Float[Tensor, "*shape"], scale: float) -> Float[Tenso
     if not scale:
         return values
     rows = values.detach().reshape(len(values) if values.dim() else 1, -1)
-    longest = float(torch.linalg.vector_norm(rows, dim=1).max())
+    longest = torch.linalg.vector_norm(rows, dim=1).max()
     # Never from the run's seed: every party knows it, and could take the noise off again.
     generator = torch.Generator(device=values.device)
     generator.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
     noise = torch.randn(values.shape, generator=generator, device=values.device, dtype=values.dtype)
-    return values + scale * longest / math.sqrt(rows.shape[1]) * noise
+    return values + scale / math.sqrt(rows.shape[1]) * longest * noise

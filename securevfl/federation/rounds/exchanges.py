@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from securevfl.core.devices import read_together, to_device
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import Observer, RowsReleased
 from securevfl.federation.checkpoint import DamagedError, StateFolder
@@ -96,11 +97,15 @@ class RoundExchange(Exchange):
         """
         under_way: deque[RoundPlan] = deque()
         for plan in plans:
-            self.peers.tell(plan, plan.active)
-            under_way.append(plan)
-            if len(under_way) == self.peers.ahead:
-                first = under_way.popleft()
-                yield first, self.average(first)
+            average = None
+            # Secondaries of this process, if any, and the primary wait for their device once.
+            with read_together():
+                self.peers.tell(plan, plan.active)
+                under_way.append(plan)
+                if len(under_way) == self.peers.ahead:
+                    average = self.average(under_way[0])
+            if average is not None:
+                yield under_way.popleft(), average
         for plan in under_way:
             yield plan, self.average(plan)
 
@@ -110,8 +115,9 @@ class RoundExchange(Exchange):
         Reveals:
             To the primary: that average.
         """
-        own = self.cut.zeros(len(plan.rows)).to(self.device)
-        total = self.peers.add_up(own, plan.active, round_number=plan.round_number)
+        own = self.cut.zeros(len(plan.rows))
+        summed = self.peers.add_up(own, plan.active, round_number=plan.round_number)
+        total = to_device(summed, self.device)
         return self.cut.decode(total, rows=len(plan.rows), active=len(plan.active))
 
 
@@ -361,7 +367,7 @@ class ReleasedRows(Exchange):
     def average(self, plan: RoundPlan) -> CutRows:
         """Return the stored aggregates of a round's rows."""
         rows = torch.as_tensor(plan.rows, device=self._aggregates.device)
-        return self._aggregates[rows].to(self._device)
+        return to_device(self._aggregates[rows], self._device)
 
     def return_gradient(self, plan: RoundPlan, gradient: CutRows) -> None:
         """Drop the gradient: a frozen encoder does not learn.

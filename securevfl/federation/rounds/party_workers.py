@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from securevfl.core import files
+from securevfl.core.devices import reads, to_device
 from securevfl.core.errors import ConfigError
 from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.cut import CutRows
@@ -147,17 +148,18 @@ def represent_distinct(
         bottom: A recordwise model, see :class:`securevfl.models.family.Bottom`.
         features: All of the secondary's records.
         keys: Their keys.
-        index: Record of each link; anything valid where there is none.
-        present: Which links there are.
+        index: Record of each link, on the host; anything valid where there is none.
+        present: Which links there are, on the host.
     """
     if bool(present.any()):
         # A record that nobody linked must not stand in for none: batch norm would look at it.
         index = torch.where(present, index, index[present][0])
-    records, place = _distinct(index, len(features))
-    alone = torch.ones(len(records), 1, dtype=torch.bool, device=index.device)
+    device, full = features.device, bool(present.all())
+    records, place = (to_device(one, device) for one in _distinct(index, len(features)))
+    alone = torch.ones(len(records), 1, dtype=torch.bool, device=device)
     vectors = bottom(features[records].unsqueeze(1), keys[records].unsqueeze(1), alone).squeeze(1)
     gathered: Tensor = vectors.index_select(0, place.flatten()).view(*index.shape, -1)
-    return gathered if bool(present.all()) else gathered * present.unsqueeze(-1)
+    return gathered if full else gathered * to_device(present, device).unsqueeze(-1)
 
 
 def represent_linked(
@@ -176,15 +178,22 @@ def represent_linked(
         bottom: The model.
         features: All of the secondary's records.
         keys: Their keys.
-        index: Record of each link; anything valid where there is none.
-        present: Which links there are.
+        index: Record of each link, on the host; anything valid where there is none.
+        present: Which links there are, on the host.
     """
+    device = features.device
     records, found = _distinct(index[present], len(features))
+    full = len(found) == index.numel()
+    if full:
+        place = found.view_as(index)
+    else:
+        place = torch.full_like(index, len(records)).masked_scatter_(present, found)
+    records, place, present = (to_device(one, device) for one in (records, place, present))
     features, keys = features[records], keys[records]
-    if len(found) == index.numel():
-        return bottom.of_distinct(features, keys, found.view_as(index), present)
-    place = torch.full_like(index, len(records)).masked_scatter_(present, found)
-    features, keys = (torch.cat([one, one.new_zeros(1, one.shape[1])]) for one in (features, keys))
+    if not full:
+        features, keys = (
+            torch.cat([one, one.new_zeros(1, one.shape[1])]) for one in (features, keys)
+        )
     return bottom.of_distinct(features, keys, place, present)
 
 
@@ -238,11 +247,13 @@ class OwnRecords:
         """Return the records of links, one link at a time.
 
         Args:
-            index: Record of each link; anything valid where there is none.
-            present: Which links there are.
+            index: Record of each link, on the host; anything valid where there is none.
+            present: Which links there are, on the host.
         """
+        device, full = self.features.device, bool(present.all())
+        index, present = to_device(index, device), to_device(present, device)
         features, keys = self.features[index], self.keys[index]
-        if not bool(present.all()):
+        if not full:
             # Whatever a model makes of an empty slot, no record must stand in it.
             empty = ~present.unsqueeze(-1)
             features, keys = features.masked_fill(empty, 0.0), keys.masked_fill(empty, 0.0)
@@ -269,8 +280,8 @@ class OwnRecords:
         """Return a batch of rows whose gradients are clipped one by one.
 
         Args:
-            index: Record of each link; anything valid where there is none.
-            present: Which links there are.
+            index: Record of each link, on the host; anything valid where there is none.
+            present: Which links there are, on the host.
             clip_norm: ``C`` of releases.
             units: Adds the gradients up.
             stream: Of dropped units.
@@ -288,8 +299,8 @@ class OwnRecords:
         """Return the representation of a batch of rows.
 
         Args:
-            index: Record of each link; anything valid where there is none.
-            present: Which links there are.
+            index: Record of each link, on the host; anything valid where there is none.
+            present: Which links there are, on the host.
         """
         features, keys = self.features, self.keys
         if not self.apart and self.bottom.recordwise:
@@ -456,6 +467,7 @@ class ModelPart:
         rows, self._rows = self._rows, None
         before = self.private.units.not_finite
         total = rows.total(gradient).to(torch.int64)
+        reads().host()
         return torch.cat([total, total.new_tensor([self.private.units.not_finite - before])]).cpu()
 
 
@@ -539,8 +551,8 @@ class PartyWorkers:
         """Return the representation of rows whose gradients are to be clipped one by one.
 
         Args:
-            index: Record of each link; anything valid where there is none.
-            present: Which links there are.
+            index: Record of each link, on the host; anything valid where there is none.
+            present: Which links there are, on the host.
         """
         links = index, present
         with self._own.stream.active():

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.conventions import stream
+from securevfl.core.devices import read_together, reads
 from securevfl.core.progress import Observer, RoundDone
 from securevfl.data.rows import training_batches
 from securevfl.data.tables import PartyTable
@@ -42,6 +43,8 @@ class _SplitAvg(torch.autograd.Function):
     def forward(
         ctx: Any, _anchor: Tensor, exchange: Exchange, plan: RoundPlan, iso_scale: float
     ) -> Tensor:
+        # Of a GPU's tensors backward runs in another thread.
+        ctx.reads = reads()
         ctx.exchange = exchange
         ctx.plan = plan
         ctx.iso_scale = iso_scale
@@ -52,7 +55,7 @@ class _SplitAvg(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None, None]:
         if ctx.plan.wants_gradient:
             returned = cut.with_iso_noise(gradients[0].contiguous(), ctx.iso_scale)
-            ctx.exchange.return_gradient(ctx.plan, returned)
+            ctx.exchange.return_gradient(ctx.plan, *ctx.reads.host(returned))
         return None, None, None, None
 
 
@@ -161,15 +164,19 @@ class NetworkPrimary(primary.Primary):
     ) -> tuple[float, Tensor]:
         plan = self._plan(rows, "train", active)
         self.top.train()
-        with self.dropout.active():
+        losses: list[float] = []
+        # All that this round's device computes is checked before the gradient leaves.
+        with self.dropout.active(), read_together() as known:
             aggregate = split_average(self.exchange, plan, iso_scale=self.training.iso_gradients)
             output = self._forward(plan, aggregate)
             loss = self.head.loss(output, self._targets(rows))
             require_finite("the loss", loss.detach(), round_number=plan.round_number)
+            known.add(loss.detach(), lambda value: losses.append(float(value)))
             self.optimizer.zero_grad()
             loss.backward()
         self.optimizer.step(epoch=epoch)
-        return float(loss.detach()), output.detach()
+        (value,) = losses
+        return value, output.detach()
 
     def _weight(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"]) -> float:
         """Return lambda as it would be chosen if this epoch were the last."""

@@ -12,8 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from securevfl.core.devices import to_device
 from securevfl.core.progress import EpochDone, Observer
 from securevfl.data.rows import RowSplit, consecutive_batches
+from securevfl.dp.clipping import widened
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange
@@ -91,19 +93,18 @@ class TopModel:
     def _compute(
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
     ) -> Tensor:
-        output: Tensor = self.top(features, keys, aggregate, similarities)
-        return output
+        return widened(self.top(features, keys, aggregate, similarities))
 
     def _read(
         self, plan: RoundPlan, aggregate: Tensor
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], Tensor | None]:
         """Return what the top model reads of a round's rows, and their base."""
         data = self.inputs
-        index = torch.as_tensor(plan.rows - data.first_row, device=data.features.device)
+        index = to_device(plan.rows - data.first_row, data.features.device)
         similarities = None
         if data.similarities is not None:
             # Ranks count from 1; a party that is left out of the round is left out here too.
-            active = torch.as_tensor(plan.active, device=index.device) - 1
+            active = to_device(torch.as_tensor(plan.active) - 1, index.device)
             similarities = data.similarities[index[:, None], active]
         inputs = (data.features[index], data.keys[index], aggregate, similarities)
         return inputs, None if data.base is None else data.base[index]
@@ -543,7 +544,7 @@ class Primary(TopModel, ABC):
             return self.top.explain(*self._last_test)
 
     def _targets(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]
+        return self.data.targets[to_device(rows, self.data.targets.device)]
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor, nn
 
+from securevfl.core.devices import reads
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import is_finite
 from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
@@ -117,10 +118,14 @@ class SecondaryRelease:
                 require_finite("the representation", representation, round_number=plan.round_number)
             else:
                 representation, lost = self.aggregation.finite(representation)
-                self.not_finite += lost
+                reads().add(lost, self.count)
             clipped = self.aggregation.clip(representation)
         words = self.aggregation.cut.encode(self.units(clipped))
         return Released(words=words, clipped=clipped, epsilon=epsilon)
+
+    def count(self, lost: Int64[Tensor, ""]) -> None:
+        """Count what was not finite, once it is known."""
+        self.not_finite += int(lost)
 
     def units(self, clipped: CutRows) -> Int32[Tensor, "batch pooled width"]:
         """Return this party's term in ring units, with its noise share."""
@@ -137,11 +142,15 @@ def require_finite(name: str, value: torch.Tensor, *, round_number: int) -> None
     Raises:
         PrivacyError: If ``value`` has NaN or infinity; nothing was sent.
     """
-    if not is_finite(value):
-        raise PrivacyError(
-            f"round {round_number}: {name} is not finite; training has diverged, "
-            f"lower training.learning_rate"
-        )
+
+    def check(finite: Tensor) -> None:
+        if not finite:
+            raise PrivacyError(
+                f"round {round_number}: {name} is not finite; training has diverged, "
+                f"lower training.learning_rate"
+            )
+
+    reads().add(is_finite(value), check)
 
 
 # Requests for predictions where each record has a number of releases: counted, charged, released.

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.core.errors import PrivacyError, ProtocolError
+from securevfl.core.devices import DeviceReads, read_together, reads, to_device
+from securevfl.core.errors import ProtocolError
 from securevfl.dp.clipping import is_finite
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.encoder_fitting import ClassMeansFitting
@@ -117,6 +118,8 @@ class Secondary:
     _pending: tuple[RoundPlan, BackwardStep] | None = field(default=None, init=False)
     _workers: PartyWorkers | None = field(default=None, init=False)
     _settled: bool = field(default=False, init=False)
+    _unread: DeviceReads = field(default_factory=DeviceReads, init=False)
+    """Checks of the last step that its device has not been asked for."""
 
     def __post_init__(self) -> None:
         if self.kept is not None and self.class_means is not None:
@@ -175,6 +178,7 @@ class Secondary:
             :class:`securevfl.mpc.sum_to.SumTo`.
         """
         self.validator.validate_round(plan)
+        reads().take(self._unread)
         validated()
         if self.kept is not None:
             words = self.kept.again(plan.rows)
@@ -205,7 +209,7 @@ class Secondary:
             plan, represent, learns=training and self.gradient_noise is None
         )
         if self.kept is not None:
-            self.kept.answered(plan.rows, released.words)
+            self.kept.answered(plan.rows, *reads().host(released.words))
         self.epsilon_spent = released.epsilon
         self._pending = None
         if training:
@@ -218,6 +222,9 @@ class Secondary:
     def learn(self, plan: RoundPlan, gradient: cut.CutRows) -> None:
         """Take one optimizer step from the gradient of the aggregate.
 
+        What a GPU finds wrong in the step is raised when the next round is asked for, or at the
+        end of the epoch: before anything else leaves.
+
         Raises:
             ProtocolError: If no release of that round waits for a gradient.
         """
@@ -228,10 +235,11 @@ class Secondary:
         lesson = self._pending[1]
         self._pending = None
         require_finite("the gradient", gradient, round_number=plan.round_number)
-        self.optimizer.zero_grad()
-        # The aggregate is an average, and this party one of its terms.
-        lesson.gradients_from(gradient / len(plan.active))
-        if self._may_step(self.optimizer, plan.round_number):
+        with self._unread.gathering():
+            self.optimizer.zero_grad()
+            # The aggregate is an average, and this party one of its terms.
+            lesson.gradients_from(to_device(gradient, self.device) / len(plan.active))
+            self._check_gradients(self.optimizer, plan.round_number)
             self.optimizer.step(epoch=self.validator.epoch)
 
     def handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
@@ -243,6 +251,7 @@ class Secondary:
 
         def end(mark: EpochMark, _reply: Reply) -> None:
             self.validator.validate_epoch(mark)
+            self._unread.host()
             end_epoch(mark)
 
         def done(_done: Done, _reply: Reply) -> Next:
@@ -284,8 +293,9 @@ class Secondary:
             To the primary: the words, in the sum of all active secondaries.
         """
         count, number = self._cut.words(len(plan.rows)), plan.round_number
-        words = self.answer(plan, validated=lambda: reply.prepare(count, round_number=number))
-        reply.add(words, round_number=number)
+        with read_together():
+            words = self.answer(plan, validated=lambda: reply.prepare(count, round_number=number))
+            reply.add(words, round_number=number)
         self.log(
             "released",
             round_number=number,
@@ -300,7 +310,7 @@ class Secondary:
 
     def hear_gradient(self, received: Gradient, _reply: Reply) -> None:
         """Learn from the gradient of the round that was just answered."""
-        self.learn(self._due, torch.from_numpy(received.gradient).to(self.device))
+        self.learn(self._due, torch.from_numpy(received.gradient))
 
     @property
     def _cut(self) -> cut.CutLayer:
@@ -312,23 +322,24 @@ class Secondary:
         assert self._pending is not None, "a gradient follows a release"
         return self._pending[0]
 
-    def _may_step(self, optimizer: PacedOptimizer, round_number: int) -> bool:
-        """Return whether the gradients are finite; without a promise, stop the run if not.
+    def _check_gradients(self, optimizer: PacedOptimizer, round_number: int) -> None:
+        """Stop the run if gradients are not finite; with a promise, count them as zero.
 
         Behind noise every gradient is finite. A trained encoder's may not be, where a record is not
-        finite; it then leaves the step out, since stopping would tell everybody of the record.
+        finite; stopping would tell everybody of the record.
         """
-        gradients = [one.grad.flatten() for one in optimizer.parameters if one.grad is not None]
+        gradients = [one.grad for one in optimizer.parameters if one.grad is not None]
+        if not gradients:
+            return
         # Together: a test of each takes longer than the step.
-        if not gradients or is_finite(torch.cat(gradients)):
-            return True
+        together = torch.cat([one.flatten() for one in gradients])
         if self.contribution.noise is None:
-            raise PrivacyError(
-                f"round {round_number}: the bottom model's gradient is not finite; training has "
-                f"diverged, lower training.learning_rate"
-            )
-        self.contribution.not_finite += 1
-        return False
+            require_finite("the bottom model's gradient", together, round_number=round_number)
+            return
+        finite = is_finite(together)
+        for one in gradients:
+            one.masked_fill_(~finite, 0.0)
+        reads().add((~finite).long(), self.contribution.count)
 
     @property
     def not_finite(self) -> int:
@@ -337,9 +348,12 @@ class Secondary:
         return self.contribution.not_finite + updates
 
     def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return the linked records' numbers, 0 in empty slots, and which slots hold a record."""
+        """Return the linked records' numbers, 0 in empty slots, and which slots hold a record.
+
+        Both are on the host: how many different records there are sizes what a device computes.
+        """
         links = self.data.links.link(rows)
-        index = torch.as_tensor(links.indices, device=self.data.features.device)
+        index = torch.from_numpy(links.indices)
         present = index >= 0
         return index.clamp_min(0), present
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from securevfl.core.conventions import derive_seed
+from securevfl.core.devices import reads
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_gradients, clip_rows, finite_or_zero
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
@@ -175,7 +176,7 @@ class GradientUnits:
             PrivacyError: If a row is over the clip norm.
         """
         rows, lost = finite_or_zero(rows, dim=(1,))
-        self.not_finite += lost
+        reads().add(lost, self._count)
         total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
         at_a_time = len(rows) if rows.is_cuda else _AT_A_TIME // max(1, rows.shape[1])
         norms = []
@@ -184,11 +185,18 @@ class GradientUnits:
             norms.append(torch.linalg.vector_norm(units, dim=1))
             # Whole numbers below 2^53 add up exactly in float64.
             total += units.sum(dim=0)
+        if norms:
+            reads().add(torch.cat(norms).max(), self._check)
+        return total
+
+    def _count(self, lost: Tensor) -> None:
+        self.not_finite += int(lost)
+
+    def _check(self, longest: Tensor) -> None:
         # The promise rests on this bound: written so that NaN fails. The clip's own margin is far
         # above what float64 loses of a norm.
-        if norms and not bool((torch.cat(norms) <= self.clip_norm / self.granularity).all()):
-            raise PrivacyError("a row's gradient is over its clip norm; nothing was learned")
-        return total
+        if not float(longest) <= self.clip_norm / self.granularity:
+            raise PrivacyError("a row's gradient is over its clip norm")
 
 
 class GradientNoise(GradientUnits):

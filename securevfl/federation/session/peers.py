@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
+from securevfl.core.devices import to_device
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import Mean
 from securevfl.mpc.sum_to import InProcessSum, Words, decode_mean, encode_weighted
@@ -229,7 +230,8 @@ class PeersHere(Peers):
         Reveals:
             What :meth:`Peers.add_up` reveals.
         """
-        return InProcessSum()([own, *self._words.pop(round_number)])
+        words = self._words.pop(round_number)
+        return InProcessSum()([to_device(own, words[0].device), *words])
 
     def _handled(self, message: TypedMessage, ranks: Sequence[int]) -> list[Any]:
         reply = ReplyHere()

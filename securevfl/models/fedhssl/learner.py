@@ -276,7 +276,7 @@ class Tower(nn.Module):
         return (self.encoder.top, self.projector, self.predictor)
 
 
-def spread(vectors: Float[Tensor, "rows width"]) -> float:
+def spread(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, ""]:
     """Return how far unit vectors are spread over the sphere: near 1 evenly, 0 collapsed.
 
     The standard deviation over rows, averaged over dimensions, in units of 1/sqrt(P), which it has
@@ -286,7 +286,7 @@ def spread(vectors: Float[Tensor, "rows width"]) -> float:
         [SimSiam] section 4.1 and figure 2, middle.
     """
     deviation = vectors.std(dim=0, correction=0).mean()
-    return float(deviation * vectors.shape[1] ** 0.5)
+    return deviation * vectors.shape[1] ** 0.5
 
 
 def _projector(inputs: int, widths: Sequence[int]) -> nn.Sequential:

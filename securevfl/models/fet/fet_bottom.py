@@ -14,7 +14,7 @@ from securevfl.core import checks
 from securevfl.models.family import Present, RecordFeatures, RecordKeys
 from securevfl.models.fet.attention import EncoderBlock, gathered, last_norm
 from securevfl.models.fet.settings import FeTConfig
-from securevfl.models.layers import MLP, finite, rank_scores
+from securevfl.models.layers import MLP, finite, known_full, rank_scores
 
 # Positional encoding of keys: learnable Fourier features of a point in several dimensions.
 
@@ -381,7 +381,7 @@ class FeTBottom(nn.Module):
         hidden = self.norm(hidden)
         if self.pools:
             return _pool(hidden, bias, present)
-        return hidden if bool(present.all()) else _of_links(hidden, present)
+        return hidden if known_full(present) else _of_links(hidden, present)
 
     def explain(
         self, features: RecordFeatures, keys: RecordKeys, present: Present

@@ -484,7 +484,7 @@ def test_run_folder_that_cannot_be_written(command: str, tmp_path: Path, capfd: 
 def test_device_that_is_not_there(command: str, tmp_path: Path, capfd: Capture) -> None:
     """An unknown device, or a GPU where there is none, is refused before anything is done."""
     path = write_federation(tmp_path, rows=60)
-    names = ["tpu", "meta"] + ([] if torch.cuda.is_available() else ["cuda"])
+    names = ["tpu", "meta", "mps", "cuda:99"] + ([] if torch.cuda.is_available() else ["cuda"])
     for name in names:
         ended = securevfl(capfd, command, path, "--out", tmp_path / "run", "--device", name)
         assert ended.code == 2

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.assisted import LINEAR
 from helpers.federations import FROZEN, save, write_federation, write_overlapping
-from helpers.labelled_cuda import labelled_cuda, watched
+from helpers.labelled_cuda import labelled_cuda, waits, watched
 from helpers.star import together
 
 from securevfl.config.reading import read_federation
@@ -91,6 +91,20 @@ def run(path: Path, out: Path, **more: Any) -> Outcome:
             log = (out / "parties" / name / LOG_FILE).read_text().splitlines()
             raise AssertionError(json.loads(log[-1])) from result
     return results[0]
+
+
+def test_each_party_waits_once_a_round(tmp_path: Path) -> None:
+    """Four rounds of training, one of validation and one of test, at three parties."""
+    counts = []
+    for epochs in (2, 3):
+        folder = tmp_path / str(epochs)
+        folder.mkdir()
+        path = write(folder, {"training": {"epochs": epochs, "batch_size": 8}})
+        with labelled_cuda():
+            run(path, folder / "run")
+            counts.append(waits())
+    an_epoch = counts[1] - counts[0]
+    assert 0 < an_epoch["synchronize"] <= 3 * (4 + 2)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -1,6 +1,5 @@
 """Whole simulated runs on a GPU that is not there: every family, top model and encoder."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,12 @@ import pandas as pd
 import pytest
 import torch
 from helpers.assisted import LINEAR
-from helpers.class_means import write_class_means
-from helpers.federations import FROZEN, save, write_federation, write_overlapping
+from helpers.federations import write_federation
 from helpers.labelled_cuda import device_of, labelled_cuda, operations
+from helpers.labelled_runs import RUNS, run, write
 
 from securevfl.config.reading import read_federation
-from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
+from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.rounds.primary import Primary
 from securevfl.lab.comparison import Comparison, compare_methods
 from securevfl.lab.contribution import contribution
@@ -25,100 +24,6 @@ from securevfl.models.fedhssl.augment import (
     CategoricalColumn,
     CorruptedFeatures,
 )
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
-
-NARROW = {"hidden": 8, "layer_width": 8}
-PAIRS = {"family": "fedsim", **NARROW, "neighbours": 5}
-POOLED = {"release": "pooled", "hidden": 4}
-DP = {
-    "epsilon": 40.0,
-    "delta": 1e-4,
-    "encoder": "dp-trained",
-    "links_per_record": 2,
-    "gradient_clip_norm": 0.5,
-}
-ALIGNED = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8}
-SSL = {"batch_size": 32, "projector": [8, 8, 8], "predictor": 8, "iterations": 1}
-
-RUNS: Mapping[str, dict[str, Any]] = {
-    "fet": {"model": {"average_positions_every": 1}},
-    "fet-noise": {
-        "privacy": {"noise_multiplier": 0.5, "delta": 1e-4, "encoder": "trained"},
-        "training": {"optimizer": "lamb", "iso_gradients": 1.0},
-        "federation": {"task": "regression"},
-    },
-    "fet-frozen": {"privacy": FROZEN},
-    "fet-additive": {
-        "model": {**POOLED, "top": "additive"},
-        "encoder": {"method": "principal"},
-        "privacy": FROZEN,
-    },
-    "fet-linear": {
-        "model": {**POOLED, "top": "linear"},
-        "encoder": {"method": "principal"},
-        "privacy": FROZEN,
-    },
-    "fet-dp": {"model": {**POOLED, "average_positions_every": 1}, "privacy": DP},
-    "fedsim": {"model": PAIRS, "base": {"estimator": "linear"}},
-    "fedsim-paper": {
-        "model": {**PAIRS, "weight": "learned", "sort": "weight", "merge": "convolution"}
-    },
-    "fedsim-unsorted": {"model": {**PAIRS, "sort": "none", "merge": "perceptron"}},
-    "exact": {
-        "model": {"family": "exact", **NARROW},
-        # Places of two parties are never equal here, and devices are what is tested.
-        "linkage": {"least_linked": 0.0},
-    },
-    "top1sim": {"model": {"family": "top1sim", **NARROW}},
-    "avgsim": {"model": {"family": "avgsim", **NARROW, "neighbours": 3}},
-    "featuresim": {"model": {"family": "featuresim", **NARROW, "neighbours": 3}},
-    "assist": {"model": {**LINEAR, "label_epsilon": 4.0}},
-    "assist-base": {"model": LINEAR, "base": {"estimator": "linear"}},
-    "fet-best": {
-        "model": {"dynamic_masking": False, "ranked": False},
-        "base": {"estimator": "best"},
-    },
-    "fedhssl": {"model": ALIGNED, "pretraining": {**SSL, "algorithm": "moco"}},
-    "fedgssl": {
-        "model": {**ALIGNED, "family": "fedgssl", "encoder": "embedding", "embedding": 4},
-        "training": {"threshold": "f1"},
-        "pretraining": {**SSL, "algorithm": "byol", "augment_aligned": True},
-    },
-    "fedlocalssl": {"model": {**ALIGNED, "family": "fedlocalssl"}, "pretraining": SSL},
-    "class-means": {"labels": "shares"},
-}
-"""Sections of a federation file, each for what it alone goes through."""
-
-
-def write(folder: Path, sections: dict[str, Any]) -> Path:
-    """Write a federation."""
-    if "labels" in sections:
-        return write_class_means(folder, **sections)
-    training = {"epochs": 1, "batch_size": 16, **sections.get("training", {})}
-    given = {**sections, "training": training}
-    if "pretraining" in sections:
-        return write_overlapping(folder, **given)
-    path = write_federation(folder, rows=40, **given)
-    if sections.get("privacy") not in (FROZEN, DP):
-        return path
-    source = dict(read_federation(path).source)
-    for party in source["party"][1:]:
-        party |= {"scaling": "bounds", "bounds": [-5.0, 5.0]}
-    return save(folder, source)
-
-
-def run(
-    path: Path, out: Path, *, device: str, resume: bool = False, observe: Observer = unheard
-) -> RunResult:
-    config = read_federation(path)
-    return simulate_federation(
-        config,
-        read_tables(config, path.parent),
-        RunOptions(run_folder=out, device=torch.device(device), resume=resume, observe=observe),
-        with_alone=False,
-    )
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -1,0 +1,109 @@
+"""A device's numbers on the host: copied together, so that a GPU is waited for once.
+
+Kernels are launched and run later. Whoever reads a number of theirs waits for all of them, and the
+device has nothing to do until the next launch; so checks and small results gather here, and are
+read in one go, before anything that they guard leaves.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Then = Callable[[Tensor], None]
+"""Takes a value on the host: checks it, or keeps it."""
+
+
+class DeviceReads:
+    """Values that a device computes, and what is to be done when they are known."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Tensor, Then]] = []
+
+    def add(self, value: Tensor, then: Then) -> None:
+        """Call ``then`` with a value once it is known: at once if it is on the host."""
+        if value.device.type == "cpu":
+            then(value)
+        else:
+            self._waiting.append((value, then))
+
+    def take(self, other: "DeviceReads") -> None:
+        """Read with these what has gathered elsewhere."""
+        self._waiting += other._waiting
+        other._waiting = []
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Let this thread's reads gather here in the block, and wait until they are asked for."""
+        outer = getattr(_LOCAL, "reads", None)
+        _LOCAL.reads = self
+        try:
+            yield
+        finally:
+            _LOCAL.reads = outer
+
+    def host(self, *values: Tensor) -> list[Tensor]:
+        """Return values on the host, after all that has waited was read with them.
+
+        Raises:
+            Exception: What a check that has waited raises; the values are not returned then.
+        """
+        waiting, self._waiting = self._waiting, []
+        known = _on_host([value for value, _ in waiting] + list(values))
+        for (_, then), value in zip(waiting, known, strict=False):
+            then(value)
+        return known[len(waiting) :]
+
+
+_LOCAL: Final = threading.local()
+
+
+def reads() -> DeviceReads:
+    """Return what gathers in this thread; nothing waits outside of :func:`read_together`."""
+    gathering: DeviceReads | None = getattr(_LOCAL, "reads", None)
+    return _AtOnce() if gathering is None else gathering
+
+
+@contextmanager
+def read_together() -> Iterator[DeviceReads]:
+    """Let reads gather until the block ends, or :meth:`DeviceReads.host` is called within.
+
+    Blocks within blocks are one: the outermost waits.
+    """
+    outer = getattr(_LOCAL, "reads", None)
+    if outer is not None:
+        yield outer
+        return
+    gathered = DeviceReads()
+    with gathered.gathering():
+        yield gathered
+        gathered.host()
+
+
+def to_device(value: Tensor | np.ndarray, device: torch.device) -> Tensor:
+    """Return a value of the host on a device, without waiting for the device."""
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    # From memory that the system may move, a copy waits for all that the device does before it.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class _AtOnce(DeviceReads):
+    def add(self, value: Tensor, then: Then) -> None:
+        then(value.cpu())
+
+    def take(self, other: DeviceReads) -> None:
+        other.host()
+
+
+def _on_host(values: list[Tensor]) -> list[Tensor]:
+    devices = {value.device for value in values if value.is_cuda}
+    known = [value.detach().to("cpu", non_blocking=value.is_cuda) for value in values]
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return known
