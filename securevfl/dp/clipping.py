@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from securevfl.core import checks
-from securevfl.core.errors import EncodingRangeError
 
 # A clipped float32 row is rounded once per element, by a relative 2^-24 at most; aiming this far
 # below C keeps its norm at most C after that, with room for the division's own rounding.
@@ -36,7 +35,6 @@ def clip_rows(
 
     Raises:
         ConfigError: If ``clip_norm`` is not finite and positive.
-        EncodingRangeError: If ``representation`` is not of floats.
 
     References:
         [FeT] Algorithm 1, line 8; the average there takes the unclipped R, which protects nothing.
@@ -58,7 +56,6 @@ def clip_records(
 
     Raises:
         ConfigError: If ``clip_norm`` is not finite and positive.
-        EncodingRangeError: If ``representation`` is not of floats.
     """
     return _clip(representation, clip_norm, dim=(2,))
 
@@ -74,7 +71,6 @@ def clip_gradients(
 
     Raises:
         ConfigError: If ``clip_norm`` is not finite and positive.
-        EncodingRangeError: If ``gradients`` are not floats.
 
     References:
         [ACG16] Algorithm 1 (arXiv:1607.00133v2), where an example is what a row is here.
@@ -108,10 +104,6 @@ def finite_or_zero(value: Tensor, *, dim: tuple[int, ...]) -> tuple[Tensor, Int6
 
 def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> Tensor:
     checks.positive(clip_norm=clip_norm)
-    if not representation.is_floating_point():
-        raise EncodingRangeError(
-            f"representation must be floats to be clipped, got {representation.dtype}"
-        )
     # A model that computes in half precision is clipped and encoded in single.
     representation = widened(representation)
     target = clip_norm * (1 - _MARGIN)
