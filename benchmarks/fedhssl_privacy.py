@@ -28,12 +28,12 @@ from securevfl.lab.trade_off import Protected, calibrated_averaged_performance
 
 Line = dict[str, Any]
 
-# [FedHSSL] section VI and Tables VI, VII and XI: the strengths, labels and aligned shares there. Of
-# weights 1 stands for the paper's 5, at which they grow with every mean until they leave the ring.
+# [FedHSSL] section VI and Tables VI, VII and XI: the strengths, labels and aligned shares there; of
+# weights 1 as well.
 PRETRAINING = {
     "projections": (0.1, 0.4, 5.0),
-    "weights": (0.1, 0.4, 1.0),
-    "both": (0.1, 0.4, 1.0),
+    "weights": (0.1, 0.4, 1.0, 5.0),
+    "both": (0.1, 0.4, 1.0, 5.0),
 }
 FINE_TUNING = (0.0, 1.0, 5.0, 25.0)
 LABELLED = 200

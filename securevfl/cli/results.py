@@ -96,8 +96,11 @@ def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool
 
 def _print_alignment(console: Console, figures: Mapping[str, Any]) -> None:
     if "alignment" in figures:
-        text = alignment_in_words(figures["alignment"])
+        found = figures["alignment"]
+        text = alignment_in_words(found)
         console.print(text, highlight=False, soft_wrap=True, markup=False)
+        if found["warning"]:
+            console.print(Text(found["warning"], "yellow"), soft_wrap=True)
 
 
 def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:

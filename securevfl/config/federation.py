@@ -281,6 +281,22 @@ def tells_rows(config: FederationConfig) -> bool:
     return pretrains or config.training.rows == "aligned"
 
 
+def links_equal_ids(config: FederationConfig) -> bool:
+    """Whether equal keys alone are links, as one number is the key and the file has no distance.
+
+    Where rows have to be aligned, such a key is an id: the nearest id is somebody else's.
+    """
+    linkage = config.linkage
+    one_number = linkage.metric == "euclidean" and len(config.primary.key) == 1
+    return one_number and linkage.max_distance is None and tells_rows(config)
+
+
+def _farthest(config: FederationConfig) -> float:
+    if links_equal_ids(config):
+        return 0.0
+    return math.inf if config.linkage.max_distance is None else config.linkage.max_distance
+
+
 def link_spec(config: FederationConfig) -> spec.LinkSpec:
     """Return all that linking needs; a run asks once and hands it on."""
     linkage, privacy, training = config.linkage, config.privacy, config.training
@@ -303,10 +319,7 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
             links_per_record=privacy.links_per_record,
             sampling_rate=privacy.sampling_rate,
             once=privacy.encoder == "frozen",
-            max_distance=min(
-                config.family.max_distance,
-                math.inf if linkage.max_distance is None else linkage.max_distance,
-            ),
+            max_distance=min(config.family.max_distance, _farthest(config)),
             least_linked=linkage.least_linked,
         ),
         roles=spec.LinkRoles(

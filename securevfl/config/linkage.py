@@ -34,7 +34,8 @@ class LinkageSettings:
     max_distance: checks.NonNegative | None = None
     """Farther records are no links. In the metric's unit: edits (``levenshtein``), a share of 1
     (``mixed``), metres (``great-circle``), the keys' own unit (``euclidean``), differing bits where
-    codes are compared (``bloom``)."""
+    codes are compared (``bloom``). Default: any distance; 0 where rows have to be aligned and the
+    key is one number, an id."""
 
     least_linked: checks.ClosedUnit = 0.05
     """Least share of the rows, or else of a secondary's records, that must be linked, in [0, 1].

@@ -231,8 +231,8 @@ class PretrainingSettings:
     without a guarantee."""
 
     iso_weights: checks.NonNegative = 0.0
-    """lambda of the ISO noise on the primary's weights before averaging. Above 1 means grow until
-    the run stops. A heuristic: it promises nothing."""
+    """lambda of the ISO noise on the primary's weights before averaging. Above 1 means grow with
+    every iteration. A heuristic: it promises nothing."""
 
     epsilon: checks.Positive | None = None
     """With ``gaussian``: epsilon of all of pretraining for the primary's rows."""

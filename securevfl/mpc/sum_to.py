@@ -2,10 +2,13 @@
 
 Each party multiplies its tensors by its weight (a count of samples, say) and appends the weight
 itself; the sum of both is revealed, and their ratio is the mean. One ring element a number, in
-steps of 2^-32: parameters are few, and want more precision than representations.
+steps of 2^-32 and larger ones for large numbers: parameters are few, and want more precision than
+representations.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
 
 import torch
@@ -117,18 +120,42 @@ class InProcessSum:
 _PRECISION_BITS: Final = 32
 
 
+def fraction_bits(last_mean: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return by tensor how many binary places the next mean has, on which all parties agree.
+
+    32, or 39 - e where the tensor's largest number in the last mean is 2^e or more, but below
+    2^(e+1), with e >= 7. A step is then 2^-39 of that number or finer, and a party's number may be
+    2^24 / (parties x its weight) times as large in the next mean. Weights behind ISO noise grow so
+    ([FedHSSL] Equation 7): each mean's noise is as large as the longest row before it.
+
+    Args:
+        last_mean: The last mean, the same at all parties.
+    """
+    return {
+        name: min(_PRECISION_BITS, _PRECISION_BITS + 8 - math.frexp(float(value.abs().max()))[1])
+        for name, value in last_mean.items()
+    }
+
+
 def words_needed(shapes: Mapping[str, Sequence[int]]) -> int:
     """Return how many words carry tensors of these shapes and the weight."""
     return sum(torch.Size(shape).numel() for shape in shapes.values()) + 1
 
 
-def encode_weighted(tensors: Mapping[str, Tensor], *, weight: float, parties: int) -> Words:
+def encode_weighted(
+    tensors: Mapping[str, Tensor],
+    *,
+    weight: float,
+    parties: int,
+    bits: Mapping[str, int] = MappingProxyType({}),
+) -> Words:
     """Return one party's weighted tensors and its weight as words, in order of name.
 
     Args:
         tensors: Named float tensors; every party has the same names and shapes.
         weight: The party's say in the mean, >= 0; 0 counts a party out without showing it.
         parties: Most contributions to the sum.
+        bits: Of :func:`fraction_bits`, the same at every party; 32 for a tensor that it lacks.
 
     Raises:
         EncodingRangeError: If a value is not finite or float, or a sum of ``parties`` such values
@@ -143,27 +170,39 @@ def encode_weighted(tensors: Mapping[str, Tensor], *, weight: float, parties: in
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise EncodingRangeError(f"{name} is {tensor.dtype}; only float tensors are averaged")
-    ordered = [tensors[name].detach().reshape(-1).double() for name in sorted(tensors)]
-    device = ordered[0].device if ordered else torch.device("cpu")
-    flat = torch.cat([*ordered, torch.ones(1, dtype=torch.float64, device=device)]) * weight
-    largest = float(flat.abs().max())
-    limit = 2.0 ** (63 - _PRECISION_BITS) / parties
-    if not largest < limit:
+    parts = [
+        (tensors[name].detach().reshape(-1).double(), 2.0 ** bits.get(name, _PRECISION_BITS))
+        for name in sorted(tensors)
+    ]
+    device = parts[0][0].device if parts else torch.device("cpu")
+    parts.append((torch.ones(1, dtype=torch.float64, device=device), 2.0**_PRECISION_BITS))
+    flat = torch.cat([value * steps for value, steps in parts]) * weight
+    limit = 2.0**63 / parties
+    if not float(flat.abs().max()) < limit:
+        found = [(float(value.abs().max()) * weight, limit / steps) for value, steps in parts]
+        largest, bound = next((one, most) for one, most in found if not one < most)
         raise EncodingRangeError(
-            f"a weighted parameter is {largest:g}, outside the bound {limit:g} that {parties} "
+            f"a weighted parameter is {largest:g}, outside the bound {bound:g} that {parties} "
             f"parties leave in the ring; nothing was sent"
         )
-    return torch.round(flat * 2.0**_PRECISION_BITS).to(torch.int64)
+    return torch.round(flat).to(torch.int64)
 
 
-def decode_mean(total_words: Words, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+def decode_mean(
+    total_words: Words,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    bits: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Tensor]:
     """Return the weighted mean of every tensor, in float32.
 
-    Each is within ``parties * 2^-33 / (sum of weights)`` of the exact mean, and then rounded.
+    Each is within ``parties * 2^-(bits + 1) / (sum of weights)`` of the exact mean, and then
+    rounded.
 
     Args:
         total_words: The sum of all parties' words.
         shapes: Shape of every tensor by name, the same at every party.
+        bits: As the words were encoded with.
 
     Raises:
         ProtocolError: If the number of words does not fit ``shapes``, or no weight is positive.
@@ -174,9 +213,10 @@ def decode_mean(total_words: Words, shapes: Mapping[str, Sequence[int]]) -> dict
     total = total_words.to(torch.float64)
     if not float(total[-1]) > 0:
         raise ProtocolError("the parties' weights do not sum to more than zero: no mean exists")
-    mean = (total[:-1] / total[-1]).to(torch.float32)
+    mean = total[:-1] / total[-1]
     parts = mean.split([torch.Size(shapes[name]).numel() for name in sorted(shapes)])
+    coarser = {name: 2.0 ** (_PRECISION_BITS - bits.get(name, _PRECISION_BITS)) for name in shapes}
     return {
-        name: part.view(tuple(shapes[name]))
+        name: (part * coarser[name]).to(torch.float32).view(tuple(shapes[name]))
         for name, part in zip(sorted(shapes), parts, strict=True)
     }

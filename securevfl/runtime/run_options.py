@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from securevfl.config.federation import FederationConfig
+from securevfl.config.federation import FederationConfig, links_equal_ids
 from securevfl.config.reading import read_federation
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.errors import ConfigError
@@ -95,6 +95,11 @@ def warnings_about(config: FederationConfig) -> list[str]:
     shown = keys_in_clear(config.linkage.protection, config.primary.key)
     if shown is not None:
         warnings.append(shown)
+    if links_equal_ids(config):
+        warnings.append(
+            "rows are aligned where keys are equal, since the key is one number; write "
+            "linkage.max_distance = 0.0 if it is an id, and else how far a true match may be"
+        )
     if config.privacy.accounting == "as-published":
         warnings.append(
             'privacy.accounting = "as-published": the papers\' formula is not a guarantee'

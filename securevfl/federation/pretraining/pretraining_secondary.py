@@ -1,7 +1,7 @@
 """One party in pretraining: its learner with its records, and a secondary's handlers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, S
 from securevfl.models.family import Learner, PretrainingSettings
 from securevfl.models.fedhssl.learner import spread, unit
 from securevfl.mpc.codec import RingFormat, quantise
-from securevfl.mpc.sum_to import encode_weighted, words_needed
+from securevfl.mpc.sum_to import encode_weighted, fraction_bits, words_needed
 from securevfl.transport.message import DeclaredMessage, MessageKind, wire
 
 # The messages of pretraining, each checked where it is read.
@@ -372,6 +372,8 @@ class LearnerWithRecords:
     _: KW_ONLY
     name: str
     seed: int
+    bits: Mapping[str, int] = field(default_factory=dict, init=False)
+    """Binary places of the next mean of weights, by tensor."""
     _present: Tensor | None = field(default=None, init=False)
     _cross_losses: list[Tensor] = field(default_factory=list, init=False)
     _local_losses: list[Tensor] = field(default_factory=list, init=False)
@@ -387,8 +389,11 @@ class LearnerWithRecords:
         """
         return len(self.own) if self.learner.settings.weights == "records" else 1
 
-    def begin_iteration(self, iteration: int) -> None:
-        """Get ready for an iteration, counted from 0."""
+    def begin_iteration(self, iteration: int, steps: Sequence[str]) -> None:
+        """Get ready for an iteration, counted from 0, with these steps."""
+        if iteration and "aggregate" in steps:
+            # What is shared is the last mean still, and so the same at every party.
+            self.bits = fraction_bits(self.learner.shared_weights())
         self.learner.begin_iteration(iteration)
         self._cross_losses, self._local_losses, self._spreads = [], [], {}
 
@@ -565,7 +570,7 @@ class PretrainingSecondary:
             self._learning = self.build(self._own_records(begin.held_out))
             if self.restore is not None:
                 self.restore(self._learning.learner.load_state)
-        self._learning.begin_iteration(begin.iteration)
+        self._learning.begin_iteration(begin.iteration, self.validator.steps)
 
     def _cross(self, batch: CrossBatch, reply: Reply) -> None:
         """Answer with projections of a batch, and learn from the primary's, of any lengths."""
@@ -604,7 +609,9 @@ class PretrainingSecondary:
         self.validator.validate_tops(number)
         own, weight = self.learning.learner.shared_weights(), self.learning.weight
         reply.prepare(words_needed(shapes_of(own)), round_number=number)
-        words = encode_weighted(own, weight=weight, parties=self.parties + 1)
+        words = encode_weighted(
+            own, weight=weight, parties=self.parties + 1, bits=self.learning.bits
+        )
         reply.add(words, round_number=number)
         return Mean
 

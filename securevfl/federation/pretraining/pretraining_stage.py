@@ -279,7 +279,7 @@ class PretrainingRun:
             self.peers.tell(IterationEnd(iterations=total, last=True))
         for iteration in range(start, total):
             began = time.monotonic()
-            self.learning.begin_iteration(iteration)
+            self.learning.begin_iteration(iteration, self.steps)
             self._begin(iteration)
             if "cross" in self.steps:
                 self._cross(iteration)
@@ -359,6 +359,7 @@ class PretrainingRun:
             sent_weights(self.learning.learner.shared_weights(), scale),
             weight=self.learning.weight,
             number=number,
+            bits=self.learning.bits,
         )
         self.learning.learner.load_shared(mean)
 

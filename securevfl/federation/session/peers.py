@@ -7,6 +7,7 @@ for each message type that it takes; its validator refuses what is not due, wher
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
@@ -277,7 +278,13 @@ class ReplyHere:
 
 
 def average_weights(
-    peers: Peers, request: TypedMessage, own: Mapping[str, Tensor], *, weight: float, number: int
+    peers: Peers,
+    request: TypedMessage,
+    own: Mapping[str, Tensor],
+    *,
+    weight: float,
+    number: int,
+    bits: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """Return the weighted mean of all parties' weights, and send it to every secondary.
 
@@ -287,6 +294,7 @@ def average_weights(
         own: The primary's, by name.
         weight: Of the primary's in the mean.
         number: A new round.
+        bits: Binary places by tensor, as :func:`securevfl.mpc.sum_to.encode_weighted` takes them.
 
     Reveals:
         To every party: the mean. To the primary: also the sum of the weights. Of two parties, each
@@ -295,9 +303,9 @@ def average_weights(
     if not peers.ranks:
         # Exact, where words of the ring would round.
         return dict(own)
-    words = encode_weighted(own, weight=weight, parties=len(peers.ranks) + 1)
+    words = encode_weighted(own, weight=weight, parties=len(peers.ranks) + 1, bits=bits)
     total = peers.total(request, words, round_number=number)
-    mean = decode_mean(total, {name: own[name].shape for name in own})
+    mean = decode_mean(total, {name: own[name].shape for name in own}, bits=bits)
     values = {name: value.cpu().numpy() for name, value in mean.items()}
     peers.tell(Mean(round_number=number, values=values))
     return mean

@@ -54,11 +54,13 @@ def simulated(path: Path, out: Path, **kinds: Any) -> RunResult:
     )
 
 
-def pretrained(folder: Path, family: str, setting: str) -> dict[str, tuple[Encoders, Encoders]]:
+def pretrained(
+    folder: Path, family: str, setting: str, scale: float = 1.0, **more: Any
+) -> dict[str, tuple[Encoders, Encoders]]:
     """Return each party's encoders: without noise, simulated; and with it, between processes."""
     silent, noised = folder / "silent", folder / "noised"
     simulated(federation(silent, family), silent / "run", pretrain_only=True)
-    path = federation(noised, family, pretraining={setting: 1.0})
+    path = federation(noised, family, pretraining={setting: scale, **more})
     pretrain_in_processes(
         read_federation(path),
         RunOptions(run_folder=noised / "run", data_root=noised, observe=unheard),
@@ -96,6 +98,14 @@ def test_noised_weights_reach_the_mean_and_nothing_else(tmp_path: Path) -> None:
         assert distance(*pair, "local", "top") > 1e-2
     (_, one), (_, other) = found.values()
     assert distance(one, other, "local", "top") == 0
+
+
+def test_parties_agree_on_the_step_of_means_that_grow(tmp_path: Path) -> None:
+    """At the paper's strongest noise, ten iterations end with one mean at both parties."""
+    found = pretrained(tmp_path, "fedhssl", "iso_weights", 5.0, iterations=10)
+    (_, one), (_, other) = found.values()
+    assert distance(one, other, "local", "top") == 0
+    assert max(float(one["local"][name].abs().max()) for name in one["local"]) > 128
 
 
 def test_noised_gradients_change_rounds_after_the_first(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_local_epoch_leaves_the_cross_party_encoder_as_it_is(
         for name, tower in towers.items()
     }
     assert any("running_mean" in key for key in before["cross"])
-    one.begin_iteration(0)
+    one.begin_iteration(0, ())
     one.learn_local(0)
     after = towers["cross"].state_dict()
     assert after.keys() == before["cross"].keys()
@@ -112,7 +112,7 @@ def test_how_much_a_party_counts_in_the_average(weights: str) -> None:
     """1/K whatever it has; only ``weights = "records"`` lets a sum tell how many records are."""
     few, many = (with_records(table(), number, weights=weights) for number in (8, 64))
     for one in (few, many):
-        one.begin_iteration(0)
+        one.begin_iteration(0, ())
         one.learn_local(0)
     words = [
         encode_weighted(one.learner.shared_weights(), weight=one.weight, parties=2)

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from securevfl.core.errors import ConfigError, EncodingRangeError, ProtocolError
-from securevfl.mpc.sum_to import InProcessSum, decode_mean, encode_weighted, words_needed
+from securevfl.mpc.sum_to import (
+    InProcessSum,
+    decode_mean,
+    encode_weighted,
+    fraction_bits,
+    words_needed,
+)
 
 SHAPES = {"scale": (), "bias": (3,), "matrix": (2, 4)}
 
@@ -85,3 +91,32 @@ def test_a_mean_of_nothing_or_of_another_size_is_refused() -> None:
     for words in (5, 12, 14):
         with pytest.raises(ProtocolError, match=f"a mean needs 13 words, got {words}"):
             decode_mean(torch.ones(words, dtype=torch.int64), SHAPES)
+
+
+@pytest.mark.parametrize("parties", [2, 10])
+def test_steps_follow_the_last_mean(parties: int) -> None:
+    """Numbers far outside the usual range are averaged as finely, and may grow as far."""
+    size = {"scale": 1.0, "bias": 3e9, "matrix": 1e21}
+    last = {name: value * size[name] for name, value in tensors_of(0).items()}
+    bits = fraction_bits(last)
+    now = [
+        {name: value * size[name] * 1000 for name, value in tensors_of(seed).items()}
+        for seed in range(1, parties + 1)
+    ]
+    words = [encode_weighted(t, weight=1, parties=parties, bits=bits) for t in now]
+    mean = decode_mean(InProcessSum()(words), SHAPES, bits=bits)
+    for name in SHAPES:
+        exact = sum(t[name].double() for t in now) / parties
+        assert bool(((mean[name].double() - exact).abs() <= exact.abs() * 2.0**-23).all())
+    with pytest.raises(EncodingRangeError, match="a weighted parameter is"):
+        encode_weighted(now[0], weight=1, parties=parties)
+
+
+def test_the_step_is_2_to_minus_32_until_a_number_reaches_128() -> None:
+    at = {"a": torch.tensor([0.0]), "b": torch.tensor([1.0, -127.9]), "c": torch.tensor([128.0])}
+    assert fraction_bits({**at, "d": torch.tensor([2.0**40])}) == {
+        "a": 32,
+        "b": 32,
+        "c": 32,
+        "d": -1,
+    }

@@ -1,6 +1,7 @@
 """Which rows are aligned: linked at every secondary, and nobody else's pairs are learned from."""
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from helpers.federations import COMMON_IDS, ROWS, write_federation, write_overlapping
 
+from securevfl.cli.results import print_results
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
@@ -37,6 +39,7 @@ from securevfl.report.page import write_report
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.setup.check import check_federation
 from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport
 
@@ -99,11 +102,36 @@ def test_only_true_pairs_learn_from_one_another(
     assert metrics["pretraining"]["own_rows"] == 168
 
 
-def test_without_a_largest_distance_every_row_counts_and_a_warning_says_so(
-    tmp_path: Path,
+@pytest.mark.parametrize("whole", [True, False])
+def test_ids_link_where_they_are_equal_with_nothing_written(
+    whole: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One number is the key: a stranger is no partner. ``check`` and the last screen say so."""
+    path, events = write_overlapping(tmp_path, linkage={"protection": "none"}), list[Any]()
+    if whole:
+        for name in ("bank-1", "bank-2"):
+            frame = pd.read_csv(tmp_path / f"{name}.csv")
+            stranger = frame["id"] % 1 != 0
+            frame.loc[stranger, "id"] = 5000 + np.arange(stranger.sum())
+            frame.astype({"id": int}).to_csv(tmp_path / f"{name}.csv", index=False)
+    metrics = simulate(path, tmp_path / "run", events).metrics
+    assert metrics["alignment"]["aligned"] == COMMON_IDS
+    assert metrics["alignment"]["by_secondary"] == {"bank-1": 120, "bank-2": 120}
+    assert metrics["alignment"]["max_distance"] == 0
+    print_results(metrics, tmp_path / "run", as_json=False)
+    assert "100 of 240 rows are aligned" in capsys.readouterr().out
+    (said,) = [one for one in check_federation(path).warnings if "aligned" in one]
+    assert "linkage.max_distance = 0.0 if it is an id" in said
+    settled = write_overlapping(tmp_path, linkage={"protection": "none", "max_distance": 0.0})
+    assert not [one for one in check_federation(settled).warnings if "aligned" in one]
+
+
+def test_texts_without_a_largest_distance_count_every_row_and_a_warning_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On the console, in ``metrics.json`` and in the report; one line each."""
-    path, events = write_overlapping(tmp_path, linkage={"protection": "none"}), list[Any]()
+    linkage = {"protection": "none", "metric": "levenshtein"}
+    path, events = write_overlapping(tmp_path, linkage=linkage), list[Any]()
     metrics = simulate(path, tmp_path / "run", events).metrics
     (warning,) = [event.text for event in events if isinstance(event, Warned)]
     assert "linkage.max_distance is not set" in warning
@@ -111,6 +139,8 @@ def test_without_a_largest_distance_every_row_counts_and_a_warning_says_so(
     assert "\n" not in warning
     assert metrics["alignment"]["aligned"] == ROWS
     assert metrics["alignment"]["warning"] == warning
+    print_results(metrics, tmp_path / "run", as_json=False)
+    assert warning in capsys.readouterr().out
     page = write_report(tmp_path / "run").read_text()
     assert "240 of 240 rows are linked at every secondary" in page
     assert warning.split(", so")[0] in page
@@ -118,7 +148,8 @@ def test_without_a_largest_distance_every_row_counts_and_a_warning_says_so(
 
 def test_equal_keys_need_no_largest_distance(tmp_path: Path) -> None:
     """Where all nearest keys are equal there is nothing to decide, and nothing to warn of."""
-    path, events = write_overlapping(tmp_path, linkage={"protection": "none"}), list[Any]()
+    linkage = {"protection": "none", "metric": "levenshtein"}
+    path, events = write_overlapping(tmp_path, linkage=linkage), list[Any]()
     for name in ("bank-1", "bank-2"):
         frame = pd.read_csv(tmp_path / f"{name}.csv")
         frame["id"] = np.random.default_rng(1).permutation(ROWS).astype(np.float64)
@@ -130,10 +161,14 @@ def test_equal_keys_need_no_largest_distance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protection", ["bloom", "shares", "paillier"])
 def test_rows_are_aligned_under_a_protection_too(protection: str, tmp_path: Path) -> None:
-    """Whoever knows the distances leaves out the far ones, and says whether keys differ."""
+    """Whoever knows the distances leaves out the far ones, and says whether keys differ.
+
+    Numbers are ids with nothing written; codes of texts may be near.
+    """
     ranges = [[-0.5, 1000.0]]
     events: list[Any] = []
-    for limit, aligned in (({"max_distance": 0}, COMMON_IDS), ({}, ROWS)):
+    unlimited = ROWS if protection == "bloom" else COMMON_IDS
+    for limit, aligned in (({"max_distance": 0}, COMMON_IDS), ({}, unlimited)):
         linkage = {"protection": protection, "ranges": ranges, **limit}
         if protection == "bloom":
             # Codes of numbers this near are equal; those of their digits are not.
@@ -149,7 +184,7 @@ def test_rows_are_aligned_under_a_protection_too(protection: str, tmp_path: Path
         assert alignment.everywhere.sum() == aligned
         events.append(alignment.warning(unit="bits"))
     assert events[0] is None
-    assert "bank-1, bank-2" in events[1]
+    assert "bank-1, bank-2" in events[1] if protection == "bloom" else events[1] is None
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.2])
@@ -188,7 +223,7 @@ class Wire(SecondaryTransport):
 class Silent:
     """A learner that begins iterations, and would fail at any other work."""
 
-    def begin_iteration(self, iteration: int) -> None:
+    def begin_iteration(self, iteration: int, steps: Sequence[str]) -> None:
         pass
 
 

@@ -19,7 +19,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.pretraining import pretraining_stage
-from securevfl.federation.pretraining.pretraining_stage import PretrainingRun
+from securevfl.federation.pretraining.pretraining_stage import PretrainingRun, load_encoders
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
@@ -169,6 +169,42 @@ def test_all_places_at_once_and_none_by_default(tmp_path: Path) -> None:
     noised = run(tmp_path / "c", *PLACES)
     assert noised.losses != plain.losses
     assert all(math.isfinite(loss) for loss in noised.losses)
+
+
+@pytest.mark.parametrize("secondaries", [1, 9])
+def test_weights_go_through_ten_iterations_at_the_papers_five(
+    tmp_path: Path, secondaries: int
+) -> None:
+    """Of two parties weights pass what fixed steps of 2^-32 leave in the ring."""
+    path = write_federation(
+        tmp_path,
+        secondaries=secondaries,
+        model={"family": "fedhssl", "hidden": 32, "encoder_hidden": 16},
+        pretraining={
+            "iterations": 10,
+            "batch_size": 128,
+            "projector": [64, 64, 64],
+            "predictor": 64,
+            "iso_weights": 5.0,
+        },
+        training={"epochs": 1},
+    )
+    config = read_federation(path)
+    out = tmp_path / "run"
+    simulate_federation(
+        config, read_tables(config, tmp_path), RunOptions(run_folder=out), with_alone=False
+    )
+    tops = [
+        {
+            name: value
+            for name, value in load_encoders(out, party.name)["local"].items()
+            if name.startswith("top") and value.is_floating_point()
+        }
+        for party in config.parties
+    ]
+    assert all(torch.isfinite(value).all() for value in tops[0].values())
+    for other in tops[1:]:
+        _require_equal(tops[0], other)
 
 
 def test_reports_call_it_a_heuristic_that_shows_something(tmp_path: Path) -> None:
