@@ -160,6 +160,7 @@ def train_and_report(
     data_root: Path,
     resume: bool = False,
     device: str = "cpu",
+    record_mib: float | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Run a federation with progress on stderr, and write its report.
@@ -171,6 +172,7 @@ def train_and_report(
         data_root: Where relative data paths start.
         resume: Whether to continue the run in the folder.
         device: ``"cpu"`` or ``"cuda"``.
+        record_mib: MiB of what each party receives and holds, which it records; None: nothing.
         options: Further ones of :func:`securevfl.train`.
     """
     with loading():
@@ -186,6 +188,7 @@ def train_and_report(
                 device=device_named(device),
                 resume=resume,
                 observe=progress,
+                record_mib=record_mib,
             )
             result = simulate_from_file(config, given)
         else:
@@ -196,6 +199,7 @@ def train_and_report(
                 resume=resume,
                 device=device,
                 observe=progress,
+                record_mib=record_mib,
                 **options,
             )
     write_page(folder, config)

@@ -43,6 +43,7 @@ def _training_command(name: str, help_text: str, *, simulated: bool) -> None:
         resume: given.Resume = False,
         device: given.Device = "cpu",
         data_root: given.FileDataRoot = None,
+        record_views: given.RecordViews = None,
         pretrain_only: Annotated[
             bool,
             typer.Option(
@@ -69,7 +70,13 @@ def _training_command(name: str, help_text: str, *, simulated: bool) -> None:
         metrics = results.finished(config, folder) if resume else None
         if metrics is None:
             metrics = results.train_and_report(
-                config, folder, simulated, data_root=root, resume=resume, device=device
+                config,
+                folder,
+                simulated,
+                data_root=root,
+                resume=resume,
+                device=device,
+                record_mib=record_views,
             )
         results.print_results(metrics, folder, as_json=as_json)
 
@@ -142,6 +149,7 @@ def party(
             help="Where the primary listens, if not at its address in the file (behind NAT).",
         ),
     ] = None,
+    record_views: given.RecordViews = None,
     pretrain: Annotated[
         bool,
         typer.Option("--pretrain", help="For the primary: end when pretraining is done."),
@@ -197,6 +205,7 @@ def party(
                     device=torch_device,
                     resume=resume,
                     listen=listen,
+                    record_mib=record_views,
                     pretrain_only=pretrain,
                     serves=serve,
                     serves_on=serve and not once,

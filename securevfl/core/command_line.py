@@ -30,6 +30,14 @@ Resume = Annotated[
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run that has trained a model.")
 ]
+RecordViews = Annotated[
+    float | None,
+    typer.Option(
+        "--record-views",
+        metavar="MIB",
+        help="Record all that a party receives in its own folder, for lab audit RUN to attack.",
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is a GPU.")]
 DataRoot = Annotated[
     Path | None,

@@ -226,10 +226,10 @@ class AssistSecondary(Secondary):
     _told: list[Residuals] = field(default_factory=list, init=False)
     _round: _Round | None = field(default=None, init=False)
 
-    def handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
+    def _handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
         """Return what it does with each message type; see :meth:`Secondary.handlers`."""
         return {
-            **super().handlers(end_epoch),
+            **super()._handlers(end_epoch),
             Residuals: Handler(self._residuals, lambda: {"outputs": self.bottom.config.outputs}),
             Step: Handler(self._step),
         }

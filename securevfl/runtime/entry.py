@@ -47,6 +47,7 @@ def train(
     observe: Observer = unheard,
     callbacks: Sequence[Callback] = (),
     extra_figures: Callable[[], Mapping[str, Any]] = dict,
+    record_mib: float | None = None,
 ) -> RunResult:
     """Run a whole federation on this machine, one process per party.
 
@@ -64,6 +65,8 @@ def train(
             ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
         extra_figures: Returns figures that join the run's own once it is done:
             ``no_privacy_test``, ``combine_test`` and all metrics of both.
+        record_mib: MiB of what each party receives and holds, which it records in its own folder
+            for ``securevfl lab audit``; None records nothing.
 
     Returns:
         Metrics, history, the primary's ledger, and the losses of the rounds that this call
@@ -84,6 +87,7 @@ def train(
             device=run_options.device_named(device),
             resume=resume,
             observe=hearing.tell,
+            record_mib=record_mib,
         )
         result = _finished(config, options) or _train(config, options, extra_figures)
         hearing.ended(result.metrics)

@@ -217,7 +217,8 @@ class _PartiesHere:
             of_primary: More arguments of the primary.
             without: Parties that are not started.
         """
-        names = list(self.identities)
+        names, most = list(self.identities), options.record_mib
+        record = [] if most is None else ["--record-views", f"{most:g}"]
         log_name = "predictions.log" if of_all else "output.log"
         # Handed over and written nowhere: not even a launcher that is killed leaves a key behind,
         # and what lies in the run folder belongs to a run that has begun.
@@ -236,6 +237,7 @@ class _PartiesHere:
                     *("party", _FEDERATION, "--name", name, "--identity", _IDENTITY),
                     *("--out", str(options.run_folder), "--data-root", str(options.data_root)),
                     *("--device", str(options.device)),
+                    *record,
                     *of_all,
                     *(of_primary if name == self.config.primary.name else []),
                 ],

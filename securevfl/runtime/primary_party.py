@@ -27,6 +27,7 @@ from securevfl.federation.pretraining.pretraining_stage import (
 )
 from securevfl.federation.rounds.exchanges import RoundExchange
 from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session import handshake, membership
 from securevfl.ledger.countersigning import Countersigning
@@ -194,7 +195,12 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         party.files.checkpoints.files,
         {config.ranks[one.name]: one.name for one in config.secondaries},
     )
-    with primary_session(party) as session:
+    with (
+        recording(
+            job.name, job.folder, run=facts.run, most_mib=job.record_mib, observe=job.observe
+        ) as recorder,
+        primary_session(party) as session,
+    ):
         plan = replace(plan, facts=_greet(session, facts, presence))
         secondaries = list(plan.secondaries.values())
         session.countersign()
@@ -202,7 +208,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         class_means = (
             ClassMeansPrimary.over(session.transport, plan) if plan.fits_class_means else None
         )
-        run = _build(session, plan, table, split, linked, presence, class_means)
+        run = _build(session, plan, table, split, linked, presence, class_means, recorder)
         run.pretraining = pretrain_as_primary(
             plan,
             table,
@@ -256,6 +262,7 @@ def _build(
     linked: LinkedPrimary,
     presence: membership.Presence,
     class_means: ClassMeansPrimary | None,
+    recorder: Recorder | None,
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
     party, config = session.party, session.party.config
@@ -287,6 +294,7 @@ def _build(
             countersigning=session.countersigning,
             fit_class_means=class_means,
             presence=presence,
+            recorder=recorder,
         ),
         observe=party.observe,
     )

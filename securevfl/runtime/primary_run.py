@@ -44,6 +44,7 @@ from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds import exchanges
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
+from securevfl.federation.rounds.recording import AVERAGE, Recorder
 from securevfl.federation.run_plan import RoundCounter, RunPlan
 from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
@@ -260,6 +261,47 @@ def _covers(ledger: Ledger, *, rounds: int, rows: int, passes: int) -> bool:
     return True
 
 
+# What the primary records of rounds, where that is asked for.
+
+
+class RecordedExchange(exchanges.ExchangeAround):
+    """An exchange whose averages are recorded in the primary's own folder."""
+
+    def __init__(self, inner: exchanges.Exchange, recorder: Recorder) -> None:
+        super().__init__(inner)
+        self._recorder = recorder
+
+    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[tuple[RoundPlan, CutRows]]:
+        """Yield the inner exchange's averages.
+
+        Reveals:
+            What the inner exchange reveals.
+        """
+        for plan, average in self.inner.release_each(plans):
+            self._recorder.take(
+                AVERAGE,
+                round_number=plan.round_number,
+                rows=plan.rows,
+                active=plan.active,
+                purpose=plan.purpose,
+                average=average,
+            )
+            yield plan, average
+
+
+def hold_primary(recorder: Recorder, data: PrimaryData) -> None:
+    """Keep what the primary holds: columns, keys, labels, similarities, which row is for what."""
+    recorder.hold(
+        features=data.features,
+        keys=data.keys,
+        targets=data.targets,
+        similarities=data.similarities,
+        train=data.training_rows,
+        validation=data.split.validation,
+        test=data.split.test,
+    )
+
+
 # The primary's run from the first release to the last figure, over any exchange.
 
 
@@ -290,6 +332,8 @@ class OtherParties:
     """Lets secondaries fit class means, where their encoders are such."""
     presence: Presence | None = None
     """Which secondaries took part, and when; None where all always do."""
+    recorder: Recorder | None = None
+    """Records what the primary receives and holds, where that is asked for."""
 
 
 class PrimaryRun:
@@ -334,7 +378,11 @@ class PrimaryRun:
         """Averaged with the joint model; None until it is fitted, or without a base."""
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
-        self.exchange = exchanges.ChargedExchange(others.exchange, self.ledger, self._spent)
+        exchange = others.exchange
+        if others.recorder is not None:
+            exchange = RecordedExchange(exchange, others.recorder)
+            hold_primary(others.recorder, data)
+        self.exchange = exchanges.ChargedExchange(exchange, self.ledger, self._spent)
         self.primary = build_primary(
             plan, table, data, self.exchange, observe=self._tell, estimator=own.top
         )

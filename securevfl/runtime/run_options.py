@@ -8,6 +8,7 @@ import torch
 
 from securevfl.config.federation import FederationConfig, links_equal_ids
 from securevfl.config.reading import read_federation
+from securevfl.core import checks
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, unheard
@@ -44,6 +45,13 @@ class RunOptions:
     """Whether to continue from the last epoch that was saved in ``run_folder``."""
     observe: Observer = unheard
     """Called with progress and warnings; an exception that it raises ends the run."""
+    record_mib: float | None = None
+    """MiB of what a party of this process receives and holds, which it records in its own folder
+    for attacks on it; None records nothing."""
+
+    def __post_init__(self) -> None:
+        if self.record_mib is not None:
+            checks.positive(record_views=self.record_mib)
 
 
 # The torch device that a run computes on.

@@ -21,6 +21,7 @@ from securevfl.federation.pretraining.pretraining_stage import (
     finish_pretraining,
     pretraining_secondary,
 )
+from securevfl.federation.rounds.recording import recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
@@ -161,7 +162,9 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         away = own_epoch(files.checkpoints.epochs(), plan.facts) < epoch
         secondary = _build(party, plan, table, linked)
         try:
-            if not _serve(session, plan, table, secondary, linked, came_back=epoch if away else 0):
+            if not _recorded(
+                session, plan, table, secondary, linked, came_back=epoch if away else 0
+            ):
                 return RejoinDue(parties=())
             save_secondary(plan, table, linked, secondary, files.ledger, folder=party.job.folder)
             write_explanation(party.job.folder, secondary.explanation())
@@ -275,6 +278,29 @@ def _begin(files: PartyFiles, run: str) -> None:
     if len(files.ledger.released_rows):
         raise ProtocolError("the primary calls this run by the id of an earlier one of this party")
     files.checkpoints.begin(run)
+
+
+def _recorded(
+    session: SecondarySession,
+    plan: RunPlan,
+    table: PartyTable,
+    secondary: Secondary,
+    linked: LinkedSecondary,
+    *,
+    came_back: int,
+) -> bool:
+    """Serve as :func:`_serve` does, and record what comes where that is asked for."""
+    job, run = session.party.job, plan.facts.run
+    with recording(
+        job.name, job.folder, run=run, most_mib=job.record_mib, observe=job.observe
+    ) as recorder:
+        if recorder is not None:
+            samples = plan.config.privacy.sampling_rate < 1
+            recorder.attend(secondary, samples=samples)
+        done = _serve(session, plan, table, secondary, linked, came_back=came_back)
+        if recorder is not None:
+            recorder.hold_secondary(secondary, batch=plan.config.training.batch_size)
+        return done
 
 
 def _serve(

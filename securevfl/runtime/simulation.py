@@ -26,6 +26,7 @@ from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import class_means_in_process
 from securevfl.federation.pretraining import pretraining_stage
 from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
@@ -254,6 +255,7 @@ class _Simulation:
         )
         self._linked: dict[str, LinkedSecondary] = {}
         self._secondaries: dict[str, Secondary] = {}
+        self._recorders: dict[str, Recorder] = {}
 
     def begin(self, own: OwnModels) -> PrimaryRun:
         """Plan the run, link, and build all parties' halves of the network.
@@ -280,6 +282,7 @@ class _Simulation:
             log=self._files[name].log,
             observe=options.observe,
         )
+        self._record(plan.facts.run)
         for party in config.secondaries:
             files = self._files[party.name]
             self._secondaries[party.name] = secondary = build_secondary(
@@ -292,6 +295,9 @@ class _Simulation:
                 device=options.device,
             )
             self._held.callback(secondary.close)
+            if party.name in self._recorders:
+                samples = config.privacy.sampling_rate < 1
+                self._recorders[party.name].attend(secondary, samples=samples)
         if options.resume:
             saved = [one.checkpoints.pretrained() for one in self._files.values()]
             epoch, pretraining = (
@@ -321,6 +327,7 @@ class _Simulation:
                     },
                     links=config.model.neighbours,
                 ),
+                recorder=self._recorders.get(name),
                 fit_class_means=partial(class_means_in_process, list(by_rank.values()))
                 if plan.fits_class_means
                 else None,
@@ -361,12 +368,25 @@ class _Simulation:
             pretraining_stage.finish_pretraining(plan.config, bottom, part.learning, folder)
         return figures
 
+    def _record(self, run: str) -> None:
+        """Record what every party receives until the simulation ends, where that is asked for."""
+        most, observe = self._options.record_mib, self._options.observe
+        for name, own in self._files.items():
+            recorder = self._held.enter_context(
+                recording(name, own.folder, run=run, most_mib=most, observe=observe)
+            )
+            if recorder is not None:
+                self._recorders[name] = recorder
+
     def keep(self, plan: RunPlan) -> None:
         """Keep what secondaries keep of a run that is through."""
         for name, secondary in self._secondaries.items():
             table, linked, own = self._tables[name], self._linked[name], self._files[name]
             save_secondary(plan, table, linked, secondary, own.ledger, folder=own.folder)
             run_folder.write_explanation(own.folder, secondary.explanation())
+            if name in self._recorders:
+                batch = plan.config.training.batch_size
+                self._recorders[name].hold_secondary(secondary, batch=batch)
 
     def positions_shown(self) -> dict[str, PositionsTaken]:
         """Return secondaries' own positional encodings, for the report: none behind a promise."""

@@ -112,6 +112,8 @@ class Secondary:
     stacked_in: Callable[[RoundPlan], StackedPart | None] | None = field(default=None, init=False)
     """Returns its part in a stack of secondaries of the same process, which then computes the
     bottom model for it."""
+    overheard: Callable[[Handlers], Handlers] | None = field(default=None, init=False)
+    """Returns handlers that record what they handle, where this party records what it receives."""
     positions_taken: PositionsTaken | None = field(default=None, init=False)
     """Its positional encoding around this session's first average; None before it."""
     epsilon_spent: float = field(default=0.0, init=False)
@@ -248,7 +250,10 @@ class Secondary:
         Args:
             end_epoch: Saves what an epoch's end asks for.
         """
+        found = self._handlers(end_epoch)
+        return found if self.overheard is None else self.overheard(found)
 
+    def _handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
         def end(mark: EpochMark, _reply: Reply) -> None:
             self.validator.validate_epoch(mark)
             self._unread.host()
@@ -368,6 +373,19 @@ class Secondary:
     def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
         compute = self._workers or self.records
         return compute(*self._links_of(rows))
+
+    def term_without_noise(self, rows: npt.NDArray[np.int64]) -> cut.CutRows:
+        """Return its clipped term for rows of no training round, as it would leave without noise.
+
+        Reveals:
+            Nothing: no promise covers it, so it goes nowhere but into the party's own folder.
+        """
+        plan = RoundPlan(round_number=0, rows=rows, active=(), purpose="test")
+        self.bottom.eval()
+        with torch.no_grad():
+            aggregation = self.contribution.aggregation
+            finite, _ = aggregation.finite(self._of_round(plan))
+            return aggregation.term(aggregation.clip(finite)).cpu()
 
     def _plain_backward_step(self, clipped: Tensor, share: StackedPart | None) -> BackwardStep:
         with torch.enable_grad():
