@@ -200,6 +200,7 @@ def train_and_report(
                 device=device,
                 observe=progress,
                 record_mib=record_mib,
+                progress=False,
                 **options,
             )
     write_page(folder, config)

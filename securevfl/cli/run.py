@@ -164,10 +164,7 @@ def party(
     once: Annotated[
         bool, typer.Option("--once", help="With --serve: end when the primary is done.")
     ] = False,
-    rows: Annotated[Path | None, typer.Option("--rows", hidden=True)] = None,
-    predictions: Annotated[Path | None, typer.Option("--predictions", hidden=True)] = None,
-    id_column: Annotated[str | None, typer.Option("--id", hidden=True)] = None,
-    without: Annotated[str | None, typer.Option("--without", hidden=True)] = None,
+    handed: Annotated[Path | None, typer.Option("--handed", hidden=True)] = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Run one party of a federation, on its own machine."""
@@ -175,20 +172,18 @@ def party(
         from securevfl.config.reading import read_federation
         from securevfl.launch.child import end_with_launcher, report_failure, report_memory
         from securevfl.runtime import launching
+        from securevfl.runtime.handing_over import taken
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.runtime.run_options import NewRows, PartyJob, device_named
+        from securevfl.runtime.run_options import InMemory, PartyJob, device_named
 
-    new_rows = None
-    if rows is not None and predictions is not None:
-        absent = tuple(without.split(",")) if without else ()
-        new_rows = NewRows(path=rows, out=predictions, id_column=id_column, without=absent)
     end_with_launcher()
     keep_freed_memory()
     try:
+        in_memory = InMemory() if handed is None else taken(handed)
         config = read_federation(federation)
         if serve and out is None:
             raise ConfigError("--serve: needs --out RUN, the folder of the run that has trained")
-        if serve and new_rows is None and config.party(name).role == "primary":
+        if serve and in_memory.new_rows is None and config.party(name).role == "primary":
             raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
         torch_device = device_named(device)
         launching.require_network(config, name, serves=serve)
@@ -209,7 +204,7 @@ def party(
                     pretrain_only=pretrain,
                     serves=serve,
                     serves_on=serve and not once,
-                    new_rows=new_rows,
+                    in_memory=in_memory,
                     group=group,
                 )
                 _run_to_the_end(job, as_json=as_json)

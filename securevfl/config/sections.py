@@ -20,6 +20,9 @@ from securevfl.models.tasks import Rule
 OWN = "python"
 """What stands in a federation file for an estimator that only Python can hand over."""
 
+IN_MEMORY = "in memory"
+"""What stands in a federation file for a table that only Python can hand over."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseSettings:
@@ -29,7 +32,7 @@ class BaseSettings:
     """``best``: the local baseline. ``boosting`` and ``linear``: one of its models. ``none``, as in
     the papers: the network answers always. Otherwise the joint model answers only where it beats
     the local baseline and the network without partners. ``python`` stands in the file of a run on
-    an estimator given to :func:`securevfl.simulate`."""
+    an estimator given to :func:`securevfl.simulate` or :func:`securevfl.train`."""
 
     described: str | None = None
     """Of ``python``: the estimator's class and parameters."""

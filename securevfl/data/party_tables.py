@@ -25,6 +25,9 @@ from securevfl.data.tables import Labels, PartyTable
 
 T = TypeVar("T")
 
+ROW: Final = "row"
+"""Key column of tensors that are in the same order at all parties."""
+
 # Of fewer rows, whole numbers that all differ may well be sizes.
 _FEWEST_IDS: Final = 20
 
@@ -442,12 +445,13 @@ def from_frame(
     Args:
         frame: A pandas or polars DataFrame, a pyarrow Table, or anything else that has
             ``__arrow_c_stream__`` or ``to_pandas``. pandas' index becomes a column if it has a
-            name.
+            name. Or a tensor or map-style dataset of torch, whose columns are named by
+            :func:`securevfl.data.torch_rows.frame_of_rows`.
         name: The party's name.
         key: The key column, or several in the order that all parties agreed on. They are numbers
             where all of them are numbers or times without gaps, and texts or numbers with gaps
             otherwise, for linkage alone. A mapping says which kind each one is:
-            ``{"phone": "text"}``.
+            ``{"phone": "text"}``. Of tensors, ``"row"`` is the number of each row, from 0 on.
         label: The label column, at the primary; None at a secondary.
         task: What the label is; default: ``"binary"`` for two values, ``"multiclass"`` for more
             words, ``"regression"`` for numbers with decimals. Whole numbers may be either of these.
@@ -467,7 +471,7 @@ def from_frame(
     """
     key = _checked_key(key)
     where = f"frame of {name!r}"
-    whole = as_pandas(frame, where=where)
+    whole = as_pandas(frame, where=where, numbered=ROW in key)
     special = [column for column in (label, truth) if column is not None]
     roles = ColumnRoles(
         key=tuple(key),
@@ -521,12 +525,14 @@ def _checked_key(key: Any) -> Sequence[str] | Mapping[str, keys_and_labels.KeyKi
     return key if isinstance(key, Mapping) else names
 
 
-def as_pandas(frame: Any, *, where: str) -> pd.DataFrame:
+def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame:
     """Return a frame of any library as pandas', with columns as files give them.
 
     Args:
-        frame: What has columns.
+        frame: What has columns, or rows of torch.
         where: Name of the table in messages.
+        numbered: Whether rows of torch, which have no names, get their numbers as the column
+            ``row``.
 
     Raises:
         DataError: If it is no frame, or two columns have one name.
@@ -545,10 +551,18 @@ def as_pandas(frame: Any, *, where: str) -> pd.DataFrame:
         return pd.DataFrame({column: plain(rows[column]) for column in rows.columns})
     if hasattr(frame, "to_pandas"):
         return as_pandas(frame.to_pandas(), where=where)
-    raise DataError(
-        f"{where}: must be a pandas or polars DataFrame or a pyarrow Table, got "
-        f"{type(frame).__name__}"
-    )
+    # Loaded where there is none of the others: no party that reads a file needs it.
+    from securevfl.data.torch_rows import frame_of_rows
+
+    made = frame_of_rows(frame, where=where)
+    if made is None:
+        raise DataError(
+            f"{where}: must be a pandas or polars DataFrame, a pyarrow Table, or a tensor or "
+            f"map-style dataset of torch, got {type(frame).__name__}"
+        )
+    if numbered and ROW not in made:
+        made.insert(0, ROW, np.arange(len(made)))
+    return as_pandas(made, where=where)
 
 
 def _kinds(frame: pd.DataFrame, key: Sequence[str]) -> dict[str, keys_and_labels.KeyKind | None]:

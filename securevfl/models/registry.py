@@ -10,11 +10,11 @@ that no installed package registers leads to no import.
 """
 
 import dataclasses
+import functools
 import inspect
 import sys
 import typing
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -42,7 +42,7 @@ def installed_families() -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
     return _registered_in(tuple((path, _last_change(path)) for path in sys.path))
 
 
-@cache
+@functools.cache
 def _registered_in(
     _places: tuple[tuple[str, int], ...],
 ) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
@@ -65,7 +65,7 @@ def package_of(entry: metadata.EntryPoint) -> str:
     return entry.dist.name if entry.dist is not None else "an unknown package"
 
 
-@cache
+@functools.cache
 def load_family(entry: metadata.EntryPoint) -> AnyFamily:
     """Import a family and check it.
 
@@ -217,9 +217,10 @@ def family_named(name: object) -> AnyFamily:
 def register(family: type[F]) -> type[F]:
     """Register a custom family in this process, without a package.
 
-    ``securevfl.simulate`` then takes its settings, and federation files its name. Other processes
-    don't know it: ``train`` and ``compare`` need an entry point. A family that was registered under
-    the same name is replaced, so that a notebook cell may run again.
+    ``securevfl.simulate`` then takes its settings, and federation files its name; so does
+    ``securevfl.train``, whose processes import the class from its module. Commands don't know it,
+    and ``compare`` with several jobs needs an entry point. A family that was registered under the
+    same name is replaced, so that a notebook cell may run again.
 
     Args:
         family: A subclass of :class:`Family`.
@@ -239,6 +240,17 @@ def register(family: type[F]) -> type[F]:
         raise ConfigError(f"models.register: the name {made.name!r} is taken; choose another")
     _REGISTERED[made.name] = made
     return family
+
+
+def registration(family: AnyFamily) -> Callable[[], object] | None:
+    """Return a call that registers a family in another process; None where none is needed.
+
+    It can be pickled if what the family is made of can be imported there.
+    """
+    if family not in _REGISTERED.values():
+        return None
+    made_by: Callable[[], object] | None = getattr(family, "made_by", None)
+    return made_by or functools.partial(register, type(family))
 
 
 def require_installed(family: AnyFamily, *, by: str) -> None:

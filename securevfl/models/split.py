@@ -1,6 +1,7 @@
 """A family made of any two torch modules: one for every secondary, one for the primary."""
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -49,8 +50,8 @@ def split_model(
     """Make two torch modules a model family of this process, and return its settings.
 
     The modules are held to what every family is: shapes are tried on two rows, and where something
-    is promised, a bottom module that does not treat each row alone is refused. Processes that are
-    started do not know the family, and ``train`` refuses it.
+    is promised, a bottom module that does not treat each row alone is refused. ``securevfl.train``
+    takes it too where its processes can import the functions or modules from a file.
 
     Args:
         bottom: Every secondary's half, or a function of its numbers of inputs and outputs that
@@ -64,12 +65,18 @@ def split_model(
         name: The family's name; one that this process registered before is replaced.
 
     Returns:
-        The model for ``securevfl.simulate``. Each party gets a copy of a module, whose linear
-        layers, 2-D convolutions and embeddings are drawn anew from the run's seed.
+        The model for ``securevfl.simulate`` or ``train``. Each party gets a copy of a module, whose
+        linear layers, 2-D convolutions and embeddings are drawn anew from the run's seed.
 
     Raises:
         ConfigError: If the name is taken.
     """
+    settings = _registered(bottom, top, name)
+    return settings(neighbours=neighbours, width=width, party_dropout=party_dropout)
+
+
+def _registered(bottom: Half, top: Half, name: str) -> type[SplitSettings]:
+    """Register the family, in this process or in one that this one has started."""
 
     class Settings(SplitSettings):
         """Settings of this family alone, by which it is found."""
@@ -78,6 +85,7 @@ def split_model(
         """``split_model``'s family."""
 
         settings_class = Settings
+        made_by = staticmethod(functools.partial(_registered, bottom, top, name))
 
         def build_bottom(self, settings: SplitSettings, **sizes: Any) -> nn.Module:
             return _Bottom(
@@ -90,7 +98,7 @@ def split_model(
 
     Split.name = name
     register(Split)
-    return Settings(neighbours=neighbours, width=width, party_dropout=party_dropout)
+    return Settings
 
 
 def _built(half: Half, inputs: int, outputs: int) -> nn.Module:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
@@ -25,8 +26,9 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import require_estimator
 from securevfl.ledger.ledger import lines_of_run
+from securevfl.linkage.stage.linking import PROTECTIONS
 from securevfl.models.family import FamilySettings, PretrainingSettings
-from securevfl.models.registry import family_of, require_installed
+from securevfl.models.registry import family_of
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import run_options
 from securevfl.runtime.launching import train_in_processes
@@ -37,86 +39,8 @@ from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.trained_run import TrainedRun
 
 
-def train(
-    federation: run_options.FederationSource,
-    *,
-    out: str | Path,
-    data_root: Path | None = None,
-    resume: bool = False,
-    device: str = "cpu",
-    observe: Observer = unheard,
-    callbacks: Sequence[Callback] = (),
-    extra_figures: Callable[[], Mapping[str, Any]] = dict,
-    record_mib: float | None = None,
-) -> RunResult:
-    """Run a whole federation on this machine, one process per party.
-
-    Args:
-        federation: The path of a federation file, or what :func:`securevfl.read_federation`
-            returned.
-        out: Run folder.
-        data_root: Where relative data paths start; default: next to the file, and the current
-            folder if there is no file.
-        resume: Continue from the last epoch that was saved in ``out``. A finished run is not run
-            again: its figures are returned.
-        device: ``"cpu"`` or ``"cuda"``, where each party computes.
-        observe: Called with progress and warnings; an exception that it raises ends the run.
-        callbacks: Called with progress and at the end, for example
-            ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
-        extra_figures: Returns figures that join the run's own once it is done:
-            ``no_privacy_test``, ``combine_test`` and all metrics of both.
-        record_mib: MiB of what each party receives and holds, which it records in its own folder
-            for ``securevfl lab audit``; None records nothing.
-
-    Returns:
-        Metrics, history, the primary's ledger, and the losses of the rounds that this call
-        trained: a run folder keeps one loss an epoch, in its history.
-
-    Raises:
-        SecureVflError: The kind that fits where the failure began, naming the party.
-
-    Reveals:
-        Between the processes: what a real federation reveals. This machine holds all of it.
-    """
-    hearing = CallbackObserver(callbacks, observe)
-    with hearing.until_the_end():
-        config, root = run_options.opened(federation, data_root)
-        options = run_options.RunOptions(
-            run_folder=Path(out),
-            data_root=root.resolve(),
-            device=run_options.device_named(device),
-            resume=resume,
-            observe=hearing.tell,
-            record_mib=record_mib,
-        )
-        result = _finished(config, options) or _train(config, options, extra_figures)
-        hearing.ended(result.metrics)
-        return result
-
-
-def _train(
-    config: FederationConfig,
-    options: run_options.RunOptions,
-    extra_figures: Callable[[], Mapping[str, Any]],
-) -> RunResult:
-    require_installed(config.family, by="train")
-    require_estimator(config, None)
-    _warn(config, options.observe)
-    losses: list[float] = []
-
-    def observe(event: ProgressEvent) -> None:
-        if isinstance(event, RoundDone):
-            losses.append(event.loss)
-        options.observe(event)
-
-    figures = train_in_processes(
-        config, replace(options, observe=observe), extra_figures=extra_figures
-    )
-    return _result(config, options, figures.as_json(), losses)
-
-
 def simulate_from_file(config: FederationConfig, options: run_options.RunOptions) -> RunResult:
-    """Run a federation file's parties in this process; see :func:`train`.
+    """Run a federation file's parties in this process; see :func:`simulate`.
 
     Raises:
         SecureVflError: As a federated run would.
@@ -151,6 +75,68 @@ def finished_metrics(config: FederationConfig, folder: Path) -> dict[str, Any] |
     return read_figures(folder)
 
 
+def _simulate(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable] | None,
+    options: run_options.RunOptions,
+    *,
+    settings: "RunSettings",
+) -> RunResult:
+    if tables is None:
+        return simulate_from_file(config, options)
+    alone, own = settings.get("with_alone", True), _own_models(settings)
+    return simulate_federation(
+        config, tables, options, own=own, with_alone=alone, with_placebo=alone
+    )
+
+
+def _train(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable] | None,
+    options: run_options.RunOptions,
+    *,
+    settings: "RunSettings",
+) -> RunResult:
+    options = replace(options, data_root=options.data_root.resolve())
+    finished = _finished(config, options)
+    if finished is not None:
+        return finished
+    own = _own_models(settings)
+    require_estimator(config, own.base, own.top)
+    _warn(config, options.observe)
+    losses: list[float] = []
+
+    def observe(event: ProgressEvent) -> None:
+        if isinstance(event, RoundDone):
+            losses.append(event.loss)
+        options.observe(event)
+
+    primary = config.primary.name
+    in_memory = run_options.of_tables(tables, primary)
+    in_memory[primary] = replace(
+        in_memory[primary],
+        base=own.base,
+        top=own.top,
+        with_alone=settings.get("with_alone", True),
+    )
+    figures = train_in_processes(
+        config,
+        replace(options, observe=observe),
+        extra_figures=settings.get("extra_figures", dict),
+        in_memory=in_memory,
+    )
+    result = _result(config, options, figures.as_json(), losses)
+    assert result.trained is not None, "it has a folder"
+    return replace(result, trained=replace(result.trained, tables=tables))
+
+
+def _own_models(settings: "RunSettings") -> OwnModels:
+    base, top = settings.get("base"), settings.get("top")
+    return OwnModels(
+        base=None if isinstance(base, str) else base, top=None if isinstance(top, str) else top
+    )
+
+
 def _finished(config: FederationConfig, options: run_options.RunOptions) -> RunResult | None:
     """Return the result of a resumed run that has nothing left to do; None if there is none."""
     metrics = finished_metrics(config, options.run_folder) if options.resume else None
@@ -183,7 +169,7 @@ def _warn(config: FederationConfig, observe: Observer) -> None:
         observe(Warned(text=text))
 
 
-# Frames in Python as the parties of a simulation.
+# Frames in Python as parties.
 
 _PRIMARY = "primary"
 
@@ -282,11 +268,11 @@ def _columns(settings: Mapping[str, Any], name: str) -> ColumnSettings:
     return ColumnSettings(bounds=own, missing_columns=missing, own_statistics=False)
 
 
-# Simulate a federation from Python: on tables in memory, or as a federation file says.
+# Run a federation from Python: on tables in memory, or as a federation file says.
 
 
-class SimulationSettings(TypedDict, total=False):
-    """Keyword arguments of :func:`simulate` in addition to tables."""
+class RunSettings(TypedDict, total=False):
+    """Keyword arguments of :func:`simulate` and :func:`train` in addition to tables."""
 
     privacy: Privacy
     """What is promised; ``Privacy(mechanism="none")`` promises nothing."""
@@ -333,10 +319,16 @@ class SimulationSettings(TypedDict, total=False):
     progress: bool | None
     """Whether progress is shown on standard error: a bar on a terminal, a line for each stage
     elsewhere. Default true."""
+    record_mib: float | None
+    """MiB of what each party receives and holds, which it records in its own folder for
+    ``securevfl lab audit``; default: none."""
+    extra_figures: Callable[[], Mapping[str, Any]]
+    """Of :func:`train`: returns figures that join the run's own in the end, ``no_privacy_test``,
+    ``combine_test`` and all metrics of both."""
 
 
 _OF_FILES: Final = ("data_root", "resume")
-_OF_BOTH: Final = ("device", "progress")
+_OF_BOTH: Final = ("device", "progress", "record_mib", "extra_figures")
 
 
 def simulate(
@@ -347,12 +339,14 @@ def simulate(
     secondaries: Any = None,
     label: Any = None,
     key: Any = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     observe: Observer = unheard,
     callbacks: Sequence[Callback] = (),
-    **settings: Unpack[SimulationSettings],
+    **settings: Unpack[RunSettings],
 ) -> RunResult:
     """Run a federation in this process: on frames, on tables, or as its file says.
+
+    :func:`train` takes the same, and gives every party a process of its own.
 
     Args:
         parties: The primary's table, with labels, then the secondaries', from
@@ -370,7 +364,7 @@ def simulate(
         observe: Called with progress; an exception that it raises ends the run.
         callbacks: Called with progress and at the end, for example
             ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
-        **settings: Those of :class:`SimulationSettings`; with tables or frames, ``privacy`` must be
+        **settings: Those of :class:`RunSettings`; with tables or frames, ``privacy`` must be
             among them.
 
     Returns:
@@ -384,62 +378,120 @@ def simulate(
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    _require_known(settings)
-    config, tables, root = _asked_for(
-        parties, model, settings, primary=primary, secondaries=secondaries, label=label, key=key
-    )
-    resume, with_alone = settings.get("resume", False), settings.get("with_alone", True)
-    if resume and out is None:
-        raise ConfigError("resume: needs out, the folder of the run to continue")
-    with contextlib.ExitStack() as failing:
-        hearing = CallbackObserver(
-            callbacks,
-            _shown(config, observe, failing) if settings.get("progress") is not False else observe,
-        )
-        failing.enter_context(hearing.until_the_end())
+    frames = {"primary": primary, "secondaries": secondaries, "label": label, "key": key}
+    asking = partial(_asked_for, "simulate", parties, model, settings, **frames)
+    if "extra_figures" in settings:
+        raise ConfigError("extra_figures: goes with securevfl.train; add yours to run.metrics")
+    run = partial(_simulate, settings=settings)
+    return _run(run, asking, settings, out, observe, callbacks)
+
+
+def train(
+    parties: Any = None,
+    model: Any = None,
+    *,
+    primary: Any = None,
+    secondaries: Any = None,
+    label: Any = None,
+    key: Any = None,
+    out: str | Path | None = None,
+    observe: Observer = unheard,
+    callbacks: Sequence[Callback] = (),
+    **settings: Unpack[RunSettings],
+) -> RunResult:
+    """Run a federation on this machine, one process per party; see :func:`simulate`.
+
+    Processes are forked from one that has loaded the package, or are programs of their own, so
+    neither a notebook nor a script needs a guard. Tables are handed over in memory; identities are
+    made for this run. Where noise is off, losses are those of a simulation of the same seed.
+
+    Args:
+        parties: As of :func:`simulate`.
+        model: As of :func:`simulate`. Of a family of your own, processes import the code by its
+            name from the file that holds it.
+        primary: As of :func:`simulate`.
+        secondaries: As of :func:`simulate`.
+        label: As of :func:`simulate`.
+        key: As of :func:`simulate`.
+        out: Run folder; default: a temporary one, as of :func:`simulate`.
+        observe: Called with the primary's progress, and all parties' warnings and spending.
+        callbacks: As of :func:`simulate`.
+        **settings: Those of :class:`RunSettings`.
+
+    Returns:
+        What :func:`simulate` returns. Losses are those of the rounds that this call trained. There
+        is no placebo of permuted rows: no party holds all tables.
+
+    Raises:
+        SecureVflError: The kind that fits where the failure began, naming the party.
+
+    Reveals:
+        Between the processes: what a real federation reveals. This machine holds all of it.
+    """
+    frames = {"primary": primary, "secondaries": secondaries, "label": label, "key": key}
+    asking = partial(_asked_for, "train", parties, model, settings, **frames)
+    run = partial(_train, settings=settings)
+    return _run(run, asking, settings, out, observe, callbacks)
+
+
+_Tables = Mapping[str, PartyTable] | None
+_Asked = tuple[FederationConfig, _Tables, Path | None]
+
+
+def _run(
+    run: Callable[[FederationConfig, _Tables, run_options.RunOptions], RunResult],
+    asking: Callable[[], _Asked],
+    settings: RunSettings,
+    out: str | Path | None,
+    observe: Observer,
+    callbacks: Sequence[Callback],
+) -> RunResult:
+    """Run what is asked for, with progress shown, in a folder that goes if it fails."""
+    watching = [observe]
+
+    def tell_all(event: ProgressEvent) -> None:
+        for one in watching:
+            one(event)
+
+    hearing = CallbackObserver(callbacks, tell_all)
+    with (
+        contextlib.ExitStack() as shown,
+        hearing.until_the_end(),
+        contextlib.ExitStack() as unfinished,
+    ):
+        config, tables, root = asking()
+        resume = settings.get("resume", False)
+        if resume and out is None:
+            raise ConfigError("resume: needs out, the folder of the run to continue")
+        if settings.get("progress") is not False:
+            metric = metrics_of(config.federation.task, config.training.metric)[0].name
+            watching.insert(0, shown.enter_context(RunProgress(metric=metric)))
         place: Path | TemporaryFolder = Path(out) if out is not None else TemporaryFolder()
-        unfinished = contextlib.ExitStack()
-        failing.enter_context(unfinished)
         if isinstance(place, TemporaryFolder):
             unfinished.callback(place.remove)
-        folder = place.path if isinstance(place, TemporaryFolder) else place
         options = run_options.RunOptions(
-            run_folder=folder,
+            run_folder=place.path if isinstance(place, TemporaryFolder) else place,
             data_root=root or Path(),
             device=run_options.device_named(settings.get("device", "cpu")),
             resume=resume,
             observe=hearing.tell,
+            record_mib=settings.get("record_mib"),
         )
-        if tables is None:
-            result = simulate_from_file(config, options)
-        else:
-            base, top = settings.get("base"), settings.get("top")
-            own = OwnModels(
-                base=None if isinstance(base, str) else base,
-                top=None if isinstance(top, str) else top,
-            )
-            result = simulate_federation(
-                config, tables, options, own=own, with_alone=with_alone, with_placebo=with_alone
-            )
+        result = run(config, tables, options)
         hearing.ended(result.metrics)
         unfinished.pop_all()
         assert result.trained is not None, "pretraining alone has an entry of its own"
         # Its folder lives as long as the result, which can predict with it.
-        trained = dataclasses.replace(result.trained, place=place)
-        return dataclasses.replace(result, trained=trained)
+        return replace(result, trained=replace(result.trained, place=place))
 
 
-def _asked_for(
-    parties: Any,
-    model: Any,
-    settings: Any,
-    **frames: Any,
-) -> tuple[FederationConfig, dict[str, PartyTable] | None, Path | None]:
+def _asked_for(by: str, parties: Any, model: Any, settings: Any, **frames: Any) -> _Asked:
     """Return the federation, its tables (None: as its file says) and where paths start.
 
     Raises:
         ConfigError: If the arguments cannot be simulated, naming the first that is wrong.
     """
+    _require_known(settings)
     given = [name for name, value in frames.items() if value is not None]
     if isinstance(parties, run_options.FederationSource):
         of_tables = {"model": model, **settings}
@@ -459,7 +511,7 @@ def _asked_for(
         if value is not None and not isinstance(value, kind):
             raise ConfigError(
                 f"{name}: must be {kind.__name__}, got a {type(value).__name__}; frames go "
-                f'in by name: simulate(primary=..., secondaries=[...], label="y", key="id", ...)'
+                f'in by name: primary=..., secondaries=[...], label="y", key="id"'
             )
     if parties is None:
         listed = tables_of_frames(settings, **frames)
@@ -473,7 +525,7 @@ def _asked_for(
     names = _key_names(listed[0])
     source = _source(listed, model, settings)
     tables = {table.name: _with_keys_called(names, table) for table in listed}
-    return parse_federation(source, file="simulate()"), tables, None
+    return parse_federation(source, file=f"{by}()"), tables, None
 
 
 def _listed(parties: Any) -> Sequence[PartyTable]:
@@ -482,8 +534,8 @@ def _listed(parties: Any) -> Sequence[PartyTable]:
         if not isinstance(one, PartyTable):
             raise ConfigError(
                 f"parties: number {number + 1} is a {type(one).__name__}, and must be a table of "
-                f"securevfl.data.from_frame; frames go in by name: simulate(primary=..., "
-                f'secondaries=[...], label="y", key="id", ...)'
+                f"securevfl.data.from_frame; frames go in by name: primary=..., "
+                f'secondaries=[...], label="y", key="id"'
             )
     if len(tables) < 2:
         raise ConfigError(
@@ -493,28 +545,16 @@ def _listed(parties: Any) -> Sequence[PartyTable]:
     return tables
 
 
-def _require_known(settings: SimulationSettings) -> None:
+def _require_known(settings: RunSettings) -> None:
     """Refuse an unknown setting.
 
     Raises:
         ConfigError: Naming it, and the setting that was probably meant.
     """
     for name in settings:
-        if name not in SimulationSettings.__annotations__:
-            meant = checks.did_you_mean(name, SimulationSettings.__annotations__)
-            raise ConfigError(f"{name}: no such setting of simulate(){meant}")
-
-
-def _shown(config: FederationConfig, observe: Observer, stack: contextlib.ExitStack) -> Observer:
-    """Return an observer that shows progress too."""
-    metric = metrics_of(config.federation.task, config.training.metric)[0].name
-    bars = stack.enter_context(RunProgress(metric=metric))
-
-    def both(event: ProgressEvent) -> None:
-        bars(event)
-        observe(event)
-
-    return both
+        if name not in RunSettings.__annotations__:
+            meant = checks.did_you_mean(name, RunSettings.__annotations__)
+            raise ConfigError(f"{name}: no such setting{meant}")
 
 
 _LEFT_TO_AUTO: Final = (("privacy", "encoder", "trained"), ("linkage", "choose", "rows"))
@@ -531,7 +571,7 @@ def _with_keys_called(names: tuple[str, ...], table: PartyTable) -> PartyTable:
     if keys is None or len(keys.columns) != len(names):
         return table
     columns = dict(zip(names, keys.columns.values(), strict=True))
-    return dataclasses.replace(table, link_columns=dataclasses.replace(keys, columns=columns))
+    return replace(table, link_columns=replace(keys, columns=columns))
 
 
 def _task_of(primary: PartyTable) -> Task:
@@ -541,7 +581,7 @@ def _task_of(primary: PartyTable) -> Task:
 
 
 def _source(
-    parties: Sequence[PartyTable], model: FamilySettings | None, settings: SimulationSettings
+    parties: Sequence[PartyTable], model: FamilySettings | None, settings: RunSettings
 ) -> dict[str, Any]:
     """Return the federation file that a simulation of tables stands for."""
     encoder, bounds = settings.get("encoder"), settings.get("bounds")
@@ -559,14 +599,17 @@ def _source(
             {
                 "name": party.name,
                 "role": "secondary" if number else "primary",
-                "data": "in memory",
+                "data": sections.IN_MEMORY,
                 "key": list(_key_names(party)),
                 **({} if number else {"label": "label", "address": "127.0.0.1:0"}),
                 **({"scaling": "bounds", "bounds": _plain(own)} if own is not None else {}),
             }
         )
+    linkage = settings.get("linkage") or LinkageSettings(protection="none")
+    helpers = list(PROTECTIONS[linkage.protection].helpers)
     if isinstance(encoder, EncoderSettings) and encoder.labels == "shares":
-        tables.append({"name": "dealer", "role": "dealer"})
+        helpers.append("dealer")
+    tables += [{"name": role, "role": role} for role in dict.fromkeys(helpers)]
     kind = settings.get("task") or _task_of(parties[0])
     several = {"classes": len(parties[0].classes or ())} if kind == "multiclass" and auto else {}
     family = {} if model is None else {"family": family_of(model).name, **_given(model)}
@@ -583,7 +626,7 @@ def _source(
         "privacy": _given(privacy),
         "prediction": _given(settings.get("prediction") or sections.PredictionSettings()),
         "base": sections.base_source(sections.BaseSettings().estimator if base is None else base),
-        "linkage": _given(settings.get("linkage") or LinkageSettings(protection="none")),
+        "linkage": _given(linkage),
         "party": tables,
     }
     if encoder is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import tomli_w
@@ -26,10 +27,11 @@ from securevfl.federation.session.membership import idle_helpers
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure
 from securevfl.launch.spawn import reserved_port, run_party_processes
 from securevfl.launch.torchrun import Started, started
+from securevfl.runtime.handing_over import handed
 from securevfl.runtime.party import PartySession, party_session, run_helper, serve_as_helper
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.run_folder import RunFigures, write_figures
-from securevfl.runtime.run_options import NewRows, PartyJob, RejoinDue, RunOptions
+from securevfl.runtime.run_options import InMemory, PartyJob, RejoinDue, RunOptions
 from securevfl.transport.identity import Identity, fleeting
 
 # How a launcher starts parties again: those that were killed, and those that these need.
@@ -106,6 +108,7 @@ _OF_ALL = (
 # Placeholders among a party's arguments for content that it is handed.
 _FEDERATION: Final = "FED.toml"
 _IDENTITY: Final = "IDENTITY"
+_HANDED: Final = "HANDED"
 
 _PROGRAM: Final = (sys.executable, "-m", "securevfl.cli.main")
 _FORK_SERVER: Final = "securevfl.cli.fork_server_program"
@@ -119,6 +122,7 @@ def train_in_processes(
     options: RunOptions,
     *,
     extra_figures: Callable[[], Mapping[str, Any]] = dict,
+    in_memory: Mapping[str, InMemory] = MappingProxyType({}),
 ) -> RunFigures:
     """Run every party of a federation in its own process on this machine.
 
@@ -127,6 +131,7 @@ def train_in_processes(
         options: Where and how. The run folder gets no report. Observed are the primary's progress,
             every party's warnings and spending, and the ciphertexts that secondaries prepare.
         extra_figures: Returns figures of :class:`RunFigures` that join the others in the end.
+        in_memory: What parties have from no file, by name.
 
     Returns:
         The run's figures, as ``metrics.json`` has them.
@@ -137,7 +142,7 @@ def train_in_processes(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
-    told, exits = _run_parties(config, options, more=[])
+    told, exits = _run_parties(config, options, more=[], in_memory=in_memory)
     try:
         figures = RunFigures.from_json(told)
     except (TypeError, KeyError):
@@ -168,9 +173,14 @@ def pretrain_in_processes(
 
 
 def predict_in_processes(
-    config: FederationConfig, options: RunOptions, new: NewRows
+    config: FederationConfig, options: RunOptions, in_memory: Mapping[str, InMemory]
 ) -> dict[str, Any]:
     """Predict new rows, every party in its own process; see :func:`train_in_processes`.
+
+    Args:
+        config: The federation file.
+        options: Of the run that trained.
+        in_memory: What parties have from no file, by name; of the primary the new rows.
 
     Returns:
         What :meth:`Predictions.told` says; the primary has written the file.
@@ -181,15 +191,15 @@ def predict_in_processes(
     Reveals:
         Between the processes: what a real request reveals. This machine holds all of it.
     """
-    asked = ["--rows", str(new.path), "--predictions", str(new.out)]
-    if new.without:
-        asked += ["--without", ",".join(new.without)]
+    asked = in_memory[config.primary.name].new_rows
+    assert asked is not None, "what for"
     told, _ = _run_parties(
         config,
         options,
-        more=[*asked, *([] if new.id_column is None else ["--id", new.id_column])],
+        more=[],
         of_all=["--serve", "--once"],
-        without=[*new.without, *idle_helpers(config)],
+        without=[*asked.without, *idle_helpers(config)],
+        in_memory=in_memory,
     )
     return dict(told)
 
@@ -208,6 +218,7 @@ class _PartiesHere:
         of_all: Sequence[str],
         of_primary: Sequence[str] = (),
         without: Collection[str] = (),
+        in_memory: Mapping[str, InMemory] = MappingProxyType({}),
     ) -> list[PartyCommand]:
         """Return how each party is started.
 
@@ -216,6 +227,10 @@ class _PartiesHere:
             of_all: Arguments of all parties, which say that they serve a kept model; else none.
             of_primary: More arguments of the primary.
             without: Parties that are not started.
+            in_memory: What parties have from no file, by name.
+
+        Raises:
+            ConfigError: If a process could not import the family, or what it has from memory.
         """
         names, most = list(self.identities), options.record_mib
         record = [] if most is None else ["--record-views", f"{most:g}"]
@@ -236,14 +251,18 @@ class _PartiesHere:
                 arguments=[
                     *("party", _FEDERATION, "--name", name, "--identity", _IDENTITY),
                     *("--out", str(options.run_folder), "--data-root", str(options.data_root)),
-                    *("--device", str(options.device)),
+                    *("--device", str(options.device), "--handed", _HANDED),
                     *record,
                     *of_all,
                     *(of_primary if name == self.config.primary.name else []),
                 ],
                 log_path=options.run_folder / "parties" / name / log_name,
                 environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
-                handed={_FEDERATION: federation, _IDENTITY: self.identities[name].bundle()},
+                handed={
+                    _FEDERATION: federation,
+                    _IDENTITY: self.identities[name].bundle(),
+                    _HANDED: handed(in_memory.get(name, InMemory()), self.config.family),
+                },
             )
             for name in names
             if name not in without
@@ -284,6 +303,7 @@ def _run_parties(
     more: Sequence[str],
     of_all: Sequence[str] = (),
     without: Sequence[str] = (),
+    in_memory: Mapping[str, InMemory] = MappingProxyType({}),
 ) -> tuple[Mapping[str, Any], dict[str, PartyExit]]:
     """Run all parties; return the primary's outcome, and how each process ended."""
     run_folder = options.run_folder
@@ -308,8 +328,10 @@ def _run_parties(
         return not outcome or name in gone
 
     with parties_here(config) as here:
+        commands = here.commands(
+            options, of_all=of_all, of_primary=more, without=without, in_memory=in_memory
+        )
         files.require_writable_folder(run_folder)
-        commands = here.commands(options, of_all=of_all, of_primary=more, without=without)
         if options.resume:
             commands = [going_on(command, run_folder) for command in commands]
         try:

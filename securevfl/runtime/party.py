@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_covered_channels, require_helpers
+from securevfl.config.sections import IN_MEMORY
 from securevfl.core import errors, files
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.memory import loading
@@ -81,8 +82,9 @@ class PartySession:
         with loading():
             from securevfl.runtime.run_tables import read_party, table_warnings
 
-        party = self.config.party(self.job.name)
-        table = read_party(self.config, party, self.job.data_root, self.observe, model=model)
+        party, table = self.config.party(self.job.name), self.job.in_memory.table
+        if table is None:
+            table = read_party(self.config, party, self.job.data_root, self.observe, model=model)
         for text in table_warnings(self.config, party, table):
             self.observe(Warned(text=text))
         return table
@@ -236,7 +238,8 @@ def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterato
     config = job.config
     party = config.party(job.name)
     files.require_writable_folder(job.folder)
-    table = None if party.is_helper else job.data_root / party.data
+    in_file = not party.is_helper and party.data != IN_MEMORY
+    table = job.data_root / party.data if in_file else None
     with PartyFiles(job.folder, config, party=job.name, resume=job.resume, table=table) as own:
         try:
             require_covered_channels(config)

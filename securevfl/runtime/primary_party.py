@@ -10,7 +10,6 @@ from securevfl.config.sections import parse_address
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError, ProtocolError
 from securevfl.core.formatting import finite_or_none
-from securevfl.core.memory import loading
 from securevfl.core.progress import Listening, Observer, Stage, Warned
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
@@ -37,7 +36,7 @@ from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, revea
 from securevfl.runtime.party import PartySession, countersigner
 from securevfl.runtime.predicting import LinkedRequest, Request, SessionWithPartners
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.primary_run import OtherParties, PrimaryRun, report_alignment
+from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
 from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.message import Done, Message, public_reason
@@ -184,7 +183,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         rounds say.
     """
     config, job = party.config, party.job
-    require_estimator(config, None)
+    require_estimator(config, job.in_memory.base, job.in_memory.top)
     files.require_writable_folder(job.run_folder)
     table = party.read_table()
     split, facts = run_plan.run_facts(config, table)
@@ -237,7 +236,12 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         return write_pretraining(
             job.run_folder, run.pretraining, session.traffic(), alignment=run.alignment
         )
-    return run.finish(job.run_folder, mode="federated", traffic=session.traffic())
+    return run.finish(
+        job.run_folder,
+        mode="federated",
+        traffic=session.traffic(),
+        with_alone=job.in_memory.with_alone,
+    )
 
 
 def _link(session: PrimarySession, plan: run_plan.RunPlan, table: PartyTable) -> LinkedPrimary:
@@ -297,6 +301,7 @@ def _build(
             recorder=recorder,
         ),
         observe=party.observe,
+        own=OwnModels(base=party.job.in_memory.base, top=party.job.in_memory.top),
     )
     if party.job.group is not None:
         assert isinstance(run.primary, NetworkPrimary), "checked before it joined"
@@ -504,7 +509,7 @@ def predicting(
 
 
 def predict_once(party: PartySession) -> Predictions:
-    """Ask for predictions of one file of new rows, and write them.
+    """Ask for predictions of new rows, and write them.
 
     Raises:
         SecureVflError: Any failure, here or at another party.
@@ -512,19 +517,16 @@ def predict_once(party: PartySession) -> Predictions:
     Reveals:
         What :meth:`PredictingPrimary.ask` says.
     """
-    job, config = party.job, party.config
-    assert job.new_rows is not None, "said where the job was made"
-    files.require_writable_folder(job.new_rows.out.parent, what="folder of --out")
+    job, config, asked = party.job, party.config, party.job.in_memory.new_rows
+    assert asked is not None, "said where the job was made"
+    files.require_writable_folder(asked.out.parent, what="folder of --out")
     model = load_model(job.folder / FOLDER, config, party=job.name)
-    with loading():  # pandas loads with it
-        from securevfl.runtime.run_tables import read_new_rows
-    rows = read_new_rows(config, model, job.new_rows.path, id_column=job.new_rows.id_column)
     try:
-        with predicting(party, model, without=job.new_rows.without) as session:
-            predictions = session.ask(rows)
+        with predicting(party, model, without=asked.without) as session:
+            predictions = session.ask(asked.named)
     except (PartyTimeoutError, PartyFailedError) as error:
-        raise _with_advice(config, error, without=job.new_rows.without) from error
-    predictions.write(job.new_rows.out)
+        raise _with_advice(config, error, without=asked.without) from error
+    predictions.write(asked.out)
     return predictions
 
 

@@ -1,8 +1,9 @@
 """Options of a run and of a party's process, and checks of them before anything starts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -13,6 +14,11 @@ from securevfl.core.column_names import keys_in_clear
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, unheard
 from securevfl.federation.rounds.party_workers import WorkerGroup
+
+if TYPE_CHECKING:
+    # They bring pandas, and a party that only helps has no table.
+    from securevfl.data.tables import PartyTable
+    from securevfl.runtime.predicting import NamedRows
 
 FederationSource = str | Path | FederationConfig
 """A federation: the path of its file, or what :func:`securevfl.read_federation` returned."""
@@ -118,16 +124,35 @@ def warnings_about(config: FederationConfig) -> list[str]:
 # The job of a party's process.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class NewRows:
-    """A file of the primary's new rows, and where their predictions go."""
+    """The primary's new rows, and where their predictions go."""
 
-    path: Path
+    named: "NamedRows"
     out: Path
-    id_column: str | None = None
-    """What rows are called; None numbers them from 1 on."""
     without: tuple[str, ...] = ()
     """Secondaries that are absent."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InMemory:
+    """What a party has from Python's memory, and from no file."""
+
+    table: "PartyTable | None" = None
+    """Its table; None: the federation file says where it is."""
+    base: Any = None
+    """An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``."""
+    top: Any = None
+    """The same where ``model.top`` is one from Python."""
+    with_alone: bool = True
+    """Whether the best model of the primary alone is found too."""
+    new_rows: NewRows | None = None
+    """What the primary asks for, where it serves."""
+
+
+def of_tables(tables: "Mapping[str, PartyTable] | None", primary: str) -> dict[str, InMemory]:
+    """Return what parties have from memory: their tables, if any, and the primary an entry."""
+    return {primary: InMemory(), **{n: InMemory(table=one) for n, one in (tables or {}).items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +177,8 @@ class PartyJob(RunOptions):
     """Whether this party answers for the model that it has kept, and does not train."""
     serves_on: bool = False
     """Whether it waits for the next session when one has ended."""
-    new_rows: NewRows | None = None
-    """What the primary asks for, where it serves."""
+    in_memory: InMemory = InMemory()
+    """What no file has."""
     after_loss: bool = False
     """Whether this party was in a session of the run before, which was lost or broken off."""
     may_be_second: bool = False

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from securevfl.config.sections import PartySettings
-from securevfl.core.errors import ConfigError, DataError, NoRowsError
+from securevfl.core.errors import ConfigError, NoRowsError
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.party_tables import as_pandas
 from securevfl.data.tables import PartyTable
@@ -88,7 +88,7 @@ class TrainedRun(KeptRun):
             if out is not None:
                 predictions.write(out)
         else:
-            predictions = self._ask_primary(rows, named, way, absent, id_column, out, observe)
+            predictions = self._ask_primary(named, way, absent, out, observe)
         unknown = named.table.unknown_words
         return replace(predictions, measured_without=measured, unknown_words=unknown)
 
@@ -101,13 +101,15 @@ class TrainedRun(KeptRun):
         return "here" if read_figures(self.folder)["mode"] == "simulated" else "processes"
 
     def primary_job(
-        self, observe: Observer, new_rows: run_options.NewRows | None = None
+        self,
+        observe: Observer,
+        in_memory: run_options.InMemory = run_options.InMemory(),  # noqa: B008 - frozen
     ) -> run_options.PartyJob:
         """Return the job of the primary's process, which serves the model.
 
         Args:
             observe: Called with progress.
-            new_rows: What it asks for; None where requests come later.
+            in_memory: With the new rows that it asks for; without where requests come later.
         """
         return run_options.PartyJob(
             **vars(replace(self.options(observe), resume=True)),
@@ -116,7 +118,7 @@ class TrainedRun(KeptRun):
             identity_folder=self.identity or self.folder,
             listen=self.listen,
             serves=True,
-            new_rows=new_rows,
+            in_memory=in_memory,
         )
 
     def options(self, observe: Observer) -> run_options.RunOptions:
@@ -154,34 +156,27 @@ class TrainedRun(KeptRun):
 
     def _ask_primary(
         self,
-        rows: Any,
         named: predicting.NamedRows,
         way: Way,
         absent: tuple[str, ...],
-        id_column: str | None,
         out: Path | None,
         observe: Observer,
     ) -> Predictions:
-        """Have the primary's own process ask the other parties, by a file of the rows."""
+        """Have the primary's own process ask the other parties."""
         from securevfl.runtime.launching import run_party
 
-        if isinstance(rows, PartyTable):
-            raise ConfigError(
-                "rows: the parties of this run have processes of their own, and the primary's "
-                "reads a file; give a frame or a path instead of a PartyTable"
-            )
         with tempfile.TemporaryDirectory(prefix="securevfl-") as temporary:
             new = run_options.NewRows(
-                path=_file_of(rows, Path(temporary)),
-                out=(out or Path(temporary) / FILE).resolve(),
-                id_column=id_column,
-                without=absent,
+                named=named, out=(out or Path(temporary) / FILE).resolve(), without=absent
             )
+            primary = self.config.primary.name
+            in_memory = run_options.of_tables(self.tables, primary)
+            in_memory[primary] = asked = replace(in_memory[primary], new_rows=new)
             if way == "processes":
-                told = predict_in_processes(self.config, self.options(observe), new)
+                told = predict_in_processes(self.config, self.options(observe), in_memory)
                 predictions = read_predictions(new.out, told)
             else:
-                outcome = run_party(self.primary_job(observe, new))
+                outcome = run_party(self.primary_job(observe, asked))
                 assert isinstance(outcome, Predictions), "a primary that serves returns predictions"
                 predictions = outcome
         # As the frame has them: a file holds texts alone.
@@ -271,19 +266,6 @@ class TrainedRun(KeptRun):
 def _warn_of(table: PartyTable, observe: Observer) -> None:
     for text in table.notes:
         observe(Warned(text=f"{table.name}: {text}"))
-
-
-def _file_of(rows: Any, folder: Path) -> Path:
-    """Return the file of new rows, written to ``folder`` if they are in memory."""
-    if isinstance(rows, str | Path):
-        return Path(rows).resolve()
-    path = folder / "rows.parquet"
-    try:
-        as_pandas(rows, where="new rows").to_parquet(path, index=False)
-    except ValueError as error:  # what Arrow says of columns that hold several kinds of things
-        text = " ".join(str(error).split())
-        raise DataError(f"new rows: can't be handed to the primary's process: {text}") from None
-    return path
 
 
 # Entry points that use a trained run.

@@ -11,7 +11,9 @@ PACKAGE = ROOT / "securevfl"
 # Methods that torch's modules and functions and CrypTen's communicators are called by.
 _TORCH = {"forward", "setup_context", "get_extra_state", "set_extra_state"}
 # Notebooks show a result by its own HTML.
-CALLED_BY_LIBRARIES = frozenset({*_TORCH, "get_rank", "get_world_size", "reduce", "_repr_html_"})
+CALLED_BY_LIBRARIES = frozenset(
+    {*_TORCH, "get_rank", "get_world_size", "reduce", "reducer_override", "_repr_html_"}
+)
 
 
 def trees(folders: Iterable[Path]) -> Iterator[tuple[Path, ast.Module]]:

@@ -36,11 +36,11 @@ def test_the_example_learns_and_says_what_a_promise_refuses(
 def test_a_file_may_name_it_where_one_process_does_all(
     example: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Processes that are started do not know it, which is said before any is."""
+    """Processes that cannot import it are refused before any is started."""
     sv.models.split_model(example["bottom"], nn.Linear, name="plain")
     path = write_federation(tmp_path, rows=60, model={"family": "plain"})
     assert sv.read_federation(path).family.name == "plain"
-    with pytest.raises(ConfigError, match="'plain' is registered in this process only, and train"):
+    with pytest.raises(ConfigError, match="import a model's code from its module, and cannot: "):
         sv.train(path, out=tmp_path / "run")
     options = sv.StudyOptions(jobs=2)
     with pytest.raises(ConfigError, match="in this process only, and comparing in other processes"):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.federations import write_federation
 from torch import Tensor, nn
 
 import securevfl as sv
@@ -119,11 +118,24 @@ def test_a_wrong_half_is_named_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_taken_name_and_other_processes_are_refused(tmp_path: Path) -> None:
+def test_a_taken_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="the name 'fet' is taken"):
         sv.models.split_model(layers, layers, name="fet")
-    sv.models.split_model(layers, layers)
-    path = write_federation(tmp_path, rows=60, model={"family": "split", "width": 4})
-    line = r'\[project.entry-points."securevfl.families"\]: split = "MODULE:CLASS"'
-    with pytest.raises(ConfigError, match=line):
-        sv.train(path, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("of", ["lambda", "local", "main"])
+def test_processes_that_cannot_import_a_half_are_refused(
+    of: str, parties: list[sv.data.PartyTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, before any is started and anything is written."""
+
+    def local(inputs: int, outputs: int) -> nn.Module:
+        return nn.Linear(inputs, outputs)
+
+    monkeypatch.setattr(normalised, "__module__", "__main__")  # as of a script or notebook
+    half = {"lambda": lambda i, o: nn.Linear(i, o), "local": local, "main": normalised}[of]
+    model = sv.models.split_model(half, layers)
+    with pytest.raises(ConfigError, match=r"write it into a file such as own_model\.py") as refused:
+        sv.train(parties, model, privacy=FREE, out=tmp_path / "run", progress=False)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()

@@ -35,8 +35,8 @@ class PartyFiles:
     resume: bool
     """Whether the run resumes from these files."""
     table: Path | None = None
-    """The party's table, whose ledger is charged for every run; None for a party without a table,
-    such as a coordinator."""
+    """The party's table, whose ledger is charged for every run; None for a party without a file of
+    one: a coordinator, or a table in memory, whose ledger lies in the run folder."""
     simulated: bool = False
     """Whether all parties share this process.
 

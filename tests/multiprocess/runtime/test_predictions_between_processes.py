@@ -17,8 +17,8 @@ from securevfl.ledger.ledger import ledger_of_table, set_limit
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import Predictions, read_predictions
-from securevfl.runtime.run_options import NewRows, RunOptions
-from securevfl.runtime.trained_run import predict
+from securevfl.runtime.run_options import InMemory, NewRows, RunOptions
+from securevfl.runtime.trained_run import predict, trained_run
 
 PARTIES = ("agency", "bank-1", "bank-2")
 SMALL = {"rows": 60, "training": {"epochs": 1, "batch_size": 32}}
@@ -37,10 +37,10 @@ def trained(path: Path) -> tuple[FederationConfig, Path, Path]:
 
 
 def in_processes(config: FederationConfig, run: Path, rows: Path) -> Predictions:
-    new = NewRows(path=rows, out=run.parent / "many.csv")
-    told = predict_in_processes(
-        config, RunOptions(run_folder=run, data_root=run.parent, observe=unheard), new=new
-    )
+    named = trained_run(run, federation=config).named(rows)
+    new = NewRows(named=named, out=run.parent / "many.csv")
+    options = RunOptions(run_folder=run, data_root=run.parent, observe=unheard)
+    told = predict_in_processes(config, options, {"agency": InMemory(new_rows=new)})
     return read_predictions(new.out, told)
 
 

@@ -17,7 +17,8 @@ from helpers.star import together
 from securevfl.config.reading import read_federation
 from securevfl.federation.session.party_files import LOG_FILE
 from securevfl.runtime.launching import Outcome, run_party
-from securevfl.runtime.run_options import NewRows, PartyJob
+from securevfl.runtime.run_options import InMemory, NewRows, PartyJob
+from securevfl.runtime.trained_run import trained_run
 from securevfl.transport.identity import provision
 
 SMALL = {"epochs": 1, "batch_size": 16}
@@ -79,7 +80,7 @@ def run(path: Path, out: Path, **more: Any) -> Outcome:
             data_root=path.parent,
             device=torch.device("cuda"),
             resume=False,
-            **({**more, "new_rows": None} if name != config.primary.name else more),
+            **({**more, "in_memory": InMemory()} if name != config.primary.name else more),
         )
         with watched():
             return run_party(job)
@@ -113,8 +114,9 @@ def test_parties_on_gpus_meet(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, RUNS[name])
     with labelled_cuda():
         figures = run(path, tmp_path / "run")
-        rows = NewRows(path=tmp_path / "agency.csv", out=tmp_path / "predicted.csv")
-        predicted = run(path, tmp_path / "run", serves=True, new_rows=rows)
+        named = trained_run(tmp_path / "run").named(tmp_path / "agency.csv")
+        rows = InMemory(new_rows=NewRows(named=named, out=tmp_path / "predicted.csv"))
+        predicted = run(path, tmp_path / "run", serves=True, in_memory=rows)
 
     assert 0 <= figures.as_json()["test_metrics"]["accuracy"] <= 1
     assert len(predicted.rows) == len((tmp_path / "agency.csv").read_text().splitlines()) - 1
