@@ -31,6 +31,19 @@ class Channel:
     whose: Literal["secondaries", "primary", "all"]
     """Whose rows, records or weights are learned about."""
 
+    to: Literal["primary", "secondaries", "all", "recipients", "nobody"]
+    """Who learns it; ``recipients`` are those who get the model."""
+
+
+def coverage(channel: Mapping[str, str]) -> str:
+    """Return whether a guarantee covers a channel of :func:`channels`, in a word or two."""
+    guarantee = channel["guarantee"]
+    if guarantee == _NOTHING:
+        return guarantee
+    if guarantee.startswith("secondaries' records"):
+        return "partly covered"
+    return "covered" if guarantee.startswith(("covered", "masks")) else "not covered"
+
 
 def leaves_secondary(channel: Mapping[str, str]) -> bool:
     """Return whether a channel of :func:`channels` reveals anything of a secondary."""
@@ -52,7 +65,7 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
     reveals = "the primary: one noised average over secondaries for every row and release"
     if all_of_them == 1:
         reveals += "; with one secondary nothing hides it but the noise"
-    yield Channel("aggregates", reveals, covered, "secondaries")
+    yield Channel("aggregates", reveals, covered, "secondaries", "primary")
     if (degree := config.privacy.mask_degree) is not None:
         noise = "nothing" if config.privacy.mechanism == "none" else "its own noise alone"
         yield Channel(
@@ -64,6 +77,7 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
             f"{degree} helpers on (privacy.colluding = {config.privacy.colluding}) {noise} covers "
             f"a single term",
             "secondaries",
+            "primary",
         )
     if config.continues_on_loss:
         yield Channel(
@@ -74,6 +88,7 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
             f"after, the difference is theirs",
             covered,
             "secondaries",
+            "all",
         )
 
 
@@ -86,7 +101,7 @@ def _returned(config: FederationConfig) -> Iterator[Channel]:
             if encoder == "frozen"
             else "secondaries learn from residuals"
         )
-        yield Channel("gradients", f"no one: {why}", _NOTHING, "primary")
+        yield Channel("gradients", f"no one: {why}", _NOTHING, "primary", "nobody")
     else:
         iso = bool(config.training.iso_gradients)
         yield Channel(
@@ -95,6 +110,7 @@ def _returned(config: FederationConfig) -> Iterator[Channel]:
             "inferred" + (", behind ISO noise, and the length of the longest in the batch" * iso),
             f"{_ISO} how badly the worst row is predicted" if iso else _NOT_COVERED,
             "primary",
+            "secondaries",
         )
     if assisted and config.label_epsilon is not None:
         yield Channel(
@@ -104,6 +120,7 @@ def _returned(config: FederationConfig) -> Iterator[Channel]:
             f"covered by label_epsilon = {config.label_epsilon:g}, against all secondaries "
             f"together",
             "primary",
+            "secondaries",
         )
     elif assisted:
         yield Channel(
@@ -113,6 +130,7 @@ def _returned(config: FederationConfig) -> Iterator[Channel]:
             f"round was the best",
             _NOT_COVERED,
             "primary",
+            "secondaries",
         )
     reveals, covered = "no one", _NOTHING
     if encoder != "frozen" and config.model.average_positions_every:
@@ -120,7 +138,8 @@ def _returned(config: FederationConfig) -> Iterator[Channel]:
         covered = "heuristic: a secure mean without noise"
         if encoder == "dp-trained":
             covered = "covered by epsilon: every update of the weights is noised"
-    yield Channel("positional-encoding averaging", reveals, covered, "all")
+    to: Literal["all", "nobody"] = "nobody" if covered == _NOTHING else "all"
+    yield Channel("positional-encoding averaging", reveals, covered, "all", to)
 
 
 def _linkage(config: FederationConfig) -> Iterator[Channel]:
@@ -134,6 +153,7 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
         ),
         f'not covered by epsilon: protection = "{config.linkage.protection}"',
         "all",
+        "all",
     )
     if spec.tells_rows:
         yield Channel(
@@ -143,6 +163,7 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
             "have one at all secondaries",
             _NOT_COVERED,
             "all",
+            "all",
         )
     reveals, covered = "no one: the family reads none", _NOTHING
     if spec.similarities is not None:
@@ -150,12 +171,13 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
         covered = (
             "heuristic: tau bounds one greedy attacker, where distances are whole numbers; not DP"
         )
-    yield Channel("similarities", reveals, covered, "secondaries")
-    reveals, covered = "no one", _NOTHING
+    to: Literal["primary", "nobody"] = "nobody" if covered == _NOTHING else "primary"
+    yield Channel("similarities", reveals, covered, "secondaries", to)
     if spec.keys.are_numbers and spec.keys.ranges is None:
         reveals = "every secondary: mean and deviation of the primary's keys"
-        covered = _NOT_COVERED
-    yield Channel("scaling statistics", reveals, covered, "primary")
+        yield Channel("scaling statistics", reveals, _NOT_COVERED, "primary", "secondaries")
+    else:
+        yield Channel("scaling statistics", "no one", _NOTHING, "primary", "nobody")
 
 
 def _always(_config: FederationConfig) -> Iterator[Channel]:
@@ -165,6 +187,7 @@ def _always(_config: FederationConfig) -> Iterator[Channel]:
         "every secondary, and the primary",
         _NOT_COVERED,
         "all",
+        "all",
     )
     yield Channel(
         "publication of the model",
@@ -172,6 +195,7 @@ def _always(_config: FederationConfig) -> Iterator[Channel]:
         "primary's own data",
         "secondaries' records are covered as the aggregates are; the primary's are not",
         "all",
+        "recipients",
     )
 
 
@@ -186,6 +210,7 @@ def _pretraining(config: FederationConfig) -> Iterator[Channel]:
             f"{seen} unit vectors for every aligned row",
             _NOT_COVERED,
             "secondaries",
+            "primary",
         )
         seen, covered = "unit vectors of every aligned row", _NOT_COVERED
         if settings.primary_sends == "gaussian":
@@ -204,6 +229,7 @@ def _pretraining(config: FederationConfig) -> Iterator[Channel]:
             f"out",
             covered,
             "primary",
+            "secondaries",
         )
     if "aggregate" in config.family.pretraining:
         reveals = "every party: the mean of all parties' local top encoders and heads"
@@ -215,7 +241,7 @@ def _pretraining(config: FederationConfig) -> Iterator[Channel]:
         if settings.iso_weights:
             reveals += "; the primary's part is behind ISO noise, but for batch norms' statistics"
             covered += f"; of the primary's weights {_ISO} each layer's longest row"
-        yield Channel("pretraining, aggregation of models", reveals, covered, "all")
+        yield Channel("pretraining, aggregation of models", reveals, covered, "all", "all")
 
 
 def _encoders(config: FederationConfig) -> Iterator[Channel]:
@@ -233,11 +259,13 @@ def _encoders(config: FederationConfig) -> Iterator[Channel]:
                 "the primary: each secondary's sum of records for each class, behind that "
                 "secondary's noise; the dealer, which must collude with no party: sizes"
             )
-        yield Channel("fitting of encoders", reveals, _covered_by_noise(config), "secondaries")
+        yield Channel(
+            "fitting of encoders", reveals, _covered_by_noise(config), "secondaries", "primary"
+        )
     covered = f"covered by label_epsilon = {encoder.label_epsilon:g}, any one row's label, against"
     if encoder.labels == "plaintext":
         reveals = "every secondary: each training row's label, and which rows train"
-        yield Channel(name, reveals, _NOT_COVERED, "primary")
+        yield Channel(name, reveals, _NOT_COVERED, "primary", "secondaries")
     elif encoder.labels == "randomised":
         yield Channel(
             name,
@@ -245,6 +273,7 @@ def _encoders(config: FederationConfig) -> Iterator[Channel]:
             "all; which rows train",
             f"{covered} all secondaries together; which rows train is not covered",
             "primary",
+            "secondaries",
         )
     elif encoder.labels == "shares":
         yield Channel(
@@ -254,6 +283,7 @@ def _encoders(config: FederationConfig) -> Iterator[Channel]:
             f"{covered} one secondary that follows the protocol; the dealer together with a "
             f"secondary sees labels",
             "primary",
+            "secondaries",
         )
 
 

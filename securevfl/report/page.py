@@ -1,24 +1,31 @@
 """A run's report: one HTML file, made from the run folder alone."""
 
+import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from securevfl.config.disclosure import channels, coverage
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.column_names import keys_in_clear
-from securevfl.core.formatting import written
+from securevfl.core.errors import ConfigError
+from securevfl.core.formatting import epsilon_in_words, written
+from securevfl.dp.statement import suspicion_in_words
 from securevfl.federation.run_plan import predictions_in_words
 from securevfl.federation.session.membership import absences_in_words
 from securevfl.ledger.book import LABELS
+from securevfl.ledger.chain import read_chain
 from securevfl.ledger.ledger import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
 from securevfl.report.learned import Section, section_of
 from securevfl.report.secondary_page import TEMPLATES, write_secondary_pages
+from securevfl.report.verify import verify_run
 from securevfl.runtime import run_folder
+from securevfl.runtime.run_folder import own_folders
 
 # What partners are worth, for people: titles, columns and cells of what was measured.
 
@@ -138,6 +145,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         figures.append(plots.bytes_plot(metrics["bytes"]))
     path = run / "federation.toml"
     config = config or read_federation(path)
+    shown = [{**one, "mark": coverage(one)} for one in channels(config)]
     measured = run_folder.read_contribution(run, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
@@ -150,8 +158,18 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         contribution=None if measured is None else _contribution(measured),
         absences=absences_in_words(metrics.get("absences", ()), epochs=metrics["epochs"]),
         links=run_folder.links_of_run(metrics),
+        digest=config.digest,
+        parties=_parties(run, config, metrics),
+        odds=_odds(privacy),
+        uncovered=[one["channel"] for one in shown if one["mark"] == "not covered"],
+        unseen=_UNSEEN if metrics["mode"] == "simulated" else (),
         privacy=privacy,
         promised=_promised(privacy),
+        channels=[one for one in shown if one["to"] != "nobody"],
+        unsent=[f"{one['channel']} ({one['reveals']})" for one in shown if one["to"] == "nobody"],
+        picture=_picture(config, shown),
+        ledgers=_ledgers(run, metrics),
+        settings=_settings(config),
         predictions=predictions_in_words(config),
         figures=figures,
         learned=_learned(run, metrics),
@@ -275,6 +293,155 @@ def _mistakes(evaluation: dict[str, Any]) -> list[str]:
         plots.confusion_plot(confusion["counts"], confusion["classes"]),
         plots.calibration_plot(evaluation["calibration"]),
     ]
+
+
+# The first page, and the last: who, what is promised in plain words, and what was checked.
+
+_UNSEEN: Final = (
+    "that parties which do not trust one another see no more than this: all tables lay with one "
+    "process",
+    "masks, TLS and signatures: sums were made in the open",
+    "traffic, waiting and lost parties",
+)
+
+
+def _parties(run: Path, config: FederationConfig, metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a line for each party: the primary's own figures, and others' where they lie here."""
+    facts = {path.name: files.read_json(path / run_folder.OWN_FACTS) for path in own_folders(run)}
+    lines = []
+    for one in config.parties:
+        known = facts.get(one.name)
+        rows, columns = ("its own page", "its own page") if one.role == "secondary" else ("", "")
+        if known is not None:
+            rows, columns = f"{known['records']:,}", str(len(known["features"]))
+        elif one.role == "primary":
+            rows = f"{sum(metrics['rows'].values()):,}"
+        lines.append(
+            {
+                "name": one.name,
+                "role": one.role,
+                "rows": rows,
+                "columns": columns,
+                "identity": (one.identity or "none: simulated").removeprefix("ed25519:")[:16],
+                "signs": not one.is_helper,
+            }
+        )
+    return lines
+
+
+def _odds(privacy: dict[str, Any]) -> str:
+    """Return the promise in odds that people can picture, of this run and of the table."""
+    if privacy["hides"] is None:
+        return "nothing bounds what may be found out of secondaries' records; no noise was added."
+    spent = max(privacy["epsilon"], privacy["epsilon_planned"])
+    said = (
+        f"whoever is 1 % sure that {privacy['hides']} may become {suspicion_in_words(spent)} sure, "
+        f"by all that this run released (epsilon = {epsilon_in_words(spent)})"
+    )
+    total = privacy["total_epsilon"]
+    if privacy["table_runs"] > 1 and total is not None:
+        said += (
+            f", and {suspicion_in_words(total)} by all {privacy['table_runs']} runs on the tables "
+            f"(epsilon = {epsilon_in_words(total)})"
+        )
+    return f"{said}."
+
+
+_WRAPPED: Final = 38
+"""Characters of a line between the boxes of the picture."""
+_BOX: Final = 22
+"""Characters of a line in a box."""
+_LINE: Final = 17
+"""Units of the picture from line to line."""
+
+
+def _picture(config: FederationConfig, shown: list[dict[str, str]]) -> dict[str, Any]:
+    """Return the picture of channels: arrows between two boxes, with what goes along each."""
+    lanes, y = [], 22
+    for whose, to, left, right in (
+        ("secondaries", "primary", False, True),
+        ("primary", "secondaries", True, False),
+        ("", "all", True, True),
+    ):
+        names = [
+            {"name": line, "mark": one["mark"], "first": not number}
+            for one in shown
+            if one["to"] == to and (to == "all" or one["whose"] == whose)
+            for number, line in enumerate(textwrap.wrap(one["channel"], _WRAPPED))
+        ]
+        if names:
+            lanes.append({"y": y, "names": names, "left": left, "right": right})
+            y += _LINE * len(names) + 26
+    below = [
+        f"{one.name} ({one.role}) helps to link or deals masks, and must collude with no party"
+        for one in config.parties
+        if one.is_helper
+    ]
+    below += [
+        f"{one['channel']}: to everybody who gets the model"
+        for one in shown
+        if one["to"] == "recipients"
+    ]
+    partners = [one.name for one in config.secondaries]
+    named = partners if len(partners) < 6 else [*partners[:4], f"and {len(partners) - 4} more"]
+    heading = "1 secondary" if len(partners) == 1 else f"{len(partners)} secondaries"
+    return {
+        "lanes": lanes,
+        "below": below,
+        "secondaries": [heading, *map(_in_box, named)],
+        "primary": ["primary", _in_box(config.primary.name)],
+        "tall": y - 12,
+        "height": y + 18 * len(below) + 8,
+        "alt": "Arrows between the secondaries and the primary; the table below says the same",
+    }
+
+
+def _in_box(name: str) -> str:
+    return name if len(name) <= _BOX else f"{name[: _BOX - 1]}\u2026"
+
+
+def _ledgers(run: Path, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return what checking every ledger at hand came to."""
+    ledger = run / metrics["ledger"]
+    party = ledger.parent.name
+    try:
+        findings = verify_run(run)
+    except ConfigError as error:
+        return {"findings": [], "good": False, "note": str(error), "head": "", "party": party}
+    bad = [one for one in findings if one.good is False]
+    shown = [
+        replace(one, text=one.text.replace(f"{run.absolute()}/", ""))
+        for one in dict.fromkeys(findings)
+    ]
+    known = sum(one.good is not None for one in shown)
+    result = f"{len(bad)} FAILED" if bad else "none failed"
+    return {
+        "findings": shown,
+        "good": not bad,
+        "note": f"The ledgers at hand were checked again for this page, in {known} ways: {result}.",
+        "head": read_chain(ledger)[0].head.hex() if ledger.exists() else "",
+        "party": party,
+    }
+
+
+def _settings(config: FederationConfig) -> Iterator[dict[str, str]]:
+    """Yield every setting but the parties', with its value and where that is from."""
+    for name in ("federation", "model", "training", "base", "privacy", "linkage", "encoder"):
+        yield from _settings_of(name, getattr(config, name), config)
+    for name in ("pretraining", "prediction", "runtime"):
+        yield from _settings_of(name, getattr(config, name), config)
+
+
+def _settings_of(name: str, section: object, config: FederationConfig) -> Iterator[dict[str, str]]:
+    if not is_dataclass(section):
+        return
+    given = config.source.get(name, {})
+    for one in fields(section):
+        where = f"{name}.{one.name}"
+        origin = "the file" if one.name in given else "default"
+        if where in config.chosen:
+            origin = "auto"
+        yield {"name": where, "value": str(getattr(section, one.name)), "origin": origin}
 
 
 def _promised(privacy: dict[str, Any]) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """The report's plots, as inline SVG: no file, no script, no font from elsewhere."""
 
+import html
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -21,9 +23,12 @@ GREY: Final = "#8a8f98"
 INK: Final = "#1d2733"
 """Colour of text on a light cell, on any page."""
 
+_GROUP: Final = re.compile(r'<g id="[^"]*">')
+"""Opens a group with a name that nothing refers to, and that other plots have too."""
+
 _STYLE: Final = '<style type="text/css">'
 _PAGE_COLOURS: Final = (
-    "svg{color:#1d2733}@media (prefers-color-scheme:dark){svg{color:#dfe4ea}}"
+    "svg{color:#1d2733}@media screen and (prefers-color-scheme:dark){svg{color:#dfe4ea}}"
     "text{fill:currentColor}"
 )
 """Axes and text have the colour of the page's text, light or dark."""
@@ -32,13 +37,18 @@ _PAGE_COLOURS: Final = (
 def svg(figure: Figure) -> str:
     """Return a figure as an SVG element without a ground; equal figures give equal texts."""
     buffer = io.StringIO()
-    # Text stays text (smaller, selectable); a fixed salt makes equal runs give equal files.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "securevfl"}):
+    titles = [figure.get_suptitle(), *(axes.get_title(loc="left") for axes in figure.axes)]
+    label = next((one for one in titles if one), "plot")
+    # Text stays text (smaller, selectable). A salt of the plot's own makes equal runs give equal
+    # files, and two plots of a page no equal ids.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"securevfl {label}"}):
         figure.savefig(
             buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
         )
     text = buffer.getvalue().replace("#000000", "currentColor")
-    return text[text.index("<svg") :].replace(_STYLE, _STYLE + _PAGE_COLOURS, 1)
+    text = _GROUP.sub("<g>", text[text.index("<svg") :])
+    named = f'<svg role="img" aria-label="{html.escape(label)}"'
+    return text.replace("<svg", named, 1).replace(_STYLE, _STYLE + _PAGE_COLOURS, 1)
 
 
 def new_axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:

@@ -96,7 +96,8 @@ def test_a_run_shows_it_on_the_console_in_its_figures_and_in_its_report(
     assert figures["total_epsilon"] == figures["epsilon"]
 
     report = (tmp_path / "run" / "report.html").read_text()
-    (box,) = re.findall(r'<p class="(statement[^"]*)">(.*?)</p>', report)
+    promised = report[report.index("What is promised") : report.index("Who learns what")]
+    (box,) = re.findall(r'<p class="(statement[^"]*)">(.*?)</p>', promised)
     assert html.unescape(box[1]) == text
     assert box[0] == ("statement warned" if warned else "statement")
     shades = {tuple(bytes.fromhex(one)) for one in re.findall(r"#([0-9a-f]{6})\b", report)}

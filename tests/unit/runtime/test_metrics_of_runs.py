@@ -68,7 +68,7 @@ def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Captu
     assert gain["interval"][0] <= gain["value"] <= gain["interval"][1]
     assert (gain["metric"], gain["used"]) == ("f1", "joint")
     assert f"verdict: {gain['verdict']}" in " ".join(ended.out.split())
-    assert f"Verdict: {gain['verdict']}." in page
+    assert f"Worth it? {gain['verdict'][0].upper()}{gain['verdict'][1:]}." in page
     assert f"({alone['chosen']})" in ended.out
     assert f"{alone['chosen']} (local, chosen)" in page
     assert set(metrics["placebos"]) == {"own", "permuted"}

@@ -49,7 +49,7 @@ def test_a_simulation_without_a_promise_shows_all_parties(tmp_path: Path) -> Non
     assert page.count(MASK) == 2, "the primary has no mask, each secondary has one"
     assert page.count(ENCODINGS) == 1
     assert page.count(ATTENTION) == 1
-    assert page.count("attention by rank of the link") == 3
+    assert page.count('aria-label="attention by rank of the link"') == 3
     assert "What bank-2&#39;s model learned" in page
     names = [one["name"] for one in shown(run)["alignment"]["pictures"]]
     assert names[1:3] == [

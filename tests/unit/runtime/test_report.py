@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.federations import write_federation
+from helpers.federations import FROZEN, write_federation
+from helpers.labelled_runs import write
 from helpers.undisturbed import simulated
 
+from securevfl.config.reading import read_federation
 from securevfl.core.column_names import keys_in_clear
+from securevfl.dp.statement import suspicion_in_words
 from securevfl.lab.study_plots import search_plot
 from securevfl.report import plots
 from securevfl.report.page import write_report
@@ -28,7 +31,6 @@ def test_a_curve_of_one_epoch_is_drawn() -> None:
         lambda rows: epsilon_plot([row["epoch"] for row in rows], [1.0] * len(rows), budget=None),
     ):
         assert "1.02" not in draw(one)
-        assert 'id="line2d' in draw(one)
         # Axes have markers for ticks, and the only point of a curve has one too.
         paths = [svg.count("clip-path") - svg.count("<clipPath") for svg in (draw(one), draw(two))]
         assert paths[0] > 0
@@ -94,3 +96,53 @@ def test_a_report_has_a_box_of_keys_in_clear(tmp_path: Path) -> None:
     simulated(path, tmp_path / "run")
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert re.search(r'class="statement warned">Warning: linkage.protection[^<]*birth_date', page)
+
+
+def test_a_report_is_read_from_the_first_page_to_the_signature(tmp_path: Path) -> None:
+    """Who, worth, promise, who learns what, ledgers, settings, lines to sign: in this order."""
+    path = write(tmp_path, {"privacy": FROZEN})
+    run = simulated(path, tmp_path / "run")
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    headings = re.findall(r"<h2>([^<]*)</h2>", page)
+    wanted = ["In short", "Is it worth it", "What is promised", "Who learns what", "Ledgers"]
+    wanted += ["Curves, traffic and time", "Settings", "To sign"]
+    assert [one for one in headings if one in wanted] == wanted
+    config = read_federation(tmp_path / "run" / "federation.toml")
+    assert page.count(config.digest) == 1
+    signed = page[page.index("To sign") :]
+    for party in config.parties:
+        assert f"<td>{party.name}</td><td>{party.role}</td>" in page
+        assert (f"<tr><td>{party.name}</td>" in signed) == (not party.is_helper)
+    spent = max(run.metrics["privacy"]["epsilon"], run.metrics["privacy"]["epsilon_planned"])
+    assert f"may become {suspicion_in_words(spent)} sure" in page
+    assert "What a simulation cannot show" in page
+    assert str(tmp_path) not in page
+
+
+def test_a_report_names_what_no_guarantee_covers(tmp_path: Path) -> None:
+    """Without noise the averages too; with it what noise has nothing to do with."""
+    uncovered = {}
+    for name, privacy in (("plain", {"mechanism": "none"}), ("noised", FROZEN)):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = write(folder, {"privacy": privacy})
+        simulated(path, folder / "run")
+        page = write_report(folder / "run").read_text(encoding="utf-8")
+        (found,) = re.findall(r"No guarantee covers: ([^<]*)\.</p>", page)
+        uncovered[name] = found.split("; ")
+    assert "aggregates" in uncovered["plain"]
+    assert "gradients" in uncovered["plain"]
+    assert "aggregates" not in uncovered["noised"]
+    assert "linkage" in uncovered["noised"]
+
+
+def test_a_report_says_that_a_ledger_was_changed(tmp_path: Path) -> None:
+    path = write(tmp_path, {"privacy": FROZEN})
+    simulated(path, tmp_path / "run")
+    assert "none failed" in write_report(tmp_path / "run").read_text(encoding="utf-8")
+    (ledger, *_) = sorted((tmp_path / "run").glob("parties/*/ledger.jsonl"))[1:]
+    lines = ledger.read_text().splitlines()
+    ledger.write_text("\n".join([*lines[:-2], lines[-1]]) + "\n")
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "2 FAILED" in page, "the chain, and a checkpoint that rests on what was cut"
+    assert re.search(r"<td>chain</td><td>bank-\d</td><td>BAD</td>", page)
