@@ -21,14 +21,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import tomli_w
 from fedsim_tables import Tables, fate, letter, places, synthetic
 from figure_files import OF_A_RUN, keep
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from panels import panels_of, save
 
 from securevfl.config.sections import BaseSettings
 from securevfl.data.tables import PartyTable
@@ -287,23 +285,6 @@ def print_table(name: str, found: Mapping[str, dict[str, Any]]) -> None:
             for own in (gains(found, method), figures["partners"])
         ]
         print(f"{text} {' | '.join(cells)} |")
-
-
-def panels_of(number: int, *, most: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
-    """Return a figure of so many panels, at most ``most`` in a line, each of a size in inches."""
-    columns = min(most, number)
-    lines = -(-number // columns)
-    figure = Figure(figsize=(size[0] * columns, size[1] * lines), layout="constrained")
-    panels = list(np.atleast_1d(figure.subplots(lines, columns)).ravel())
-    for axes in panels[number:]:
-        axes.set_visible(False)
-    return figure, panels[:number]
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as SVG, byte for byte the same for the same figures."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "securevfl"}):
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
 def draw(results: Mapping[str, Mapping[str, dict[str, Any]]], path: Path) -> None:

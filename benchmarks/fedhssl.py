@@ -2,6 +2,8 @@
 
     python benchmarks/fedhssl.py run --results results.jsonl      # goes on where it was
     python benchmarks/fedhssl.py updates --results results.jsonl  # several updates an exchange
+    python benchmarks/fedhssl.py guidance --results guidance.jsonl  # Table V, and figure 8
+    python benchmarks/fedhssl.py samples --results samples.jsonl    # Table IX
     python benchmarks/fedhssl.py tables --results results.jsonl
     python benchmarks/fedhssl.py plot --results results.jsonl --out notebook/figures/fedhssl.svg
     python benchmarks/fedhssl.py speed
@@ -13,6 +15,8 @@ number of steps at the same rate: no epoch and no rate is chosen by test rows.
 """
 
 import argparse
+import dataclasses
+import functools
 import itertools
 import json
 import statistics
@@ -28,8 +32,16 @@ from aligned.halves import digits_halves, folder_views, mfeat_views, mnist_halve
 from aligned.histopathology import load_histopathology
 from aligned.modelnet import load_modelnet
 from aligned.nuswide import load_nuswide
-from aligned.views import AlignedViews, scarce_rows
-from fedhssl_tables import plot, print_gains, print_measures, print_tables
+from aligned.views import AlignedViews, ScarceRows, scarce_rows
+from fedhssl_tables import (
+    plot,
+    plot_guidance,
+    print_gains,
+    print_guidance,
+    print_measures,
+    print_samples,
+    print_tables,
+)
 
 # Chosen on rows that no table below tests on: see notebook/fedhssl.md.
 SMALL = methods.Setting(
@@ -61,6 +73,15 @@ IMAGES = methods.Setting(
 
 LABELS = (20, 50, 200, 500, 1000)
 PAPER_LABELS = (200, 400, 600, 800, 1000)
+
+TABLES = {
+    "methods": print_tables,
+    "gains": print_gains,
+    "measures": print_measures,
+    "guidance": print_guidance,
+    "samples": print_samples,
+}
+PLOTS = {"methods": plot, "guidance": plot_guidance}
 
 Load = Callable[[Path | None], AlignedViews]
 SETS: dict[str, tuple[Load, methods.Setting]] = {
@@ -101,7 +122,7 @@ class Results:
     def _key(line: dict[str, Any]) -> tuple[Any, ...]:
         names = (
             "set", "aligned", "method", "algorithm", "seed", "labelled", "updates", "rounds",
-            "form", "places", "lambda_p", "lambda_f",
+            "form", "places", "lambda_p", "lambda_f", "gamma", "samples",
         )  # fmt: skip
         return tuple(line.get(name) for name in names)
 
@@ -229,6 +250,73 @@ def updates(args: argparse.Namespace) -> None:
         results.add(**cell, metric=data.metric, **measured, seconds=seconds, **sent)
 
 
+def guidance(args: argparse.Namespace) -> None:
+    """[FedHSSL] Table V and figure 8: local encoders alone, by gamma, with and without the mean.
+
+    At gamma 0 the cross-party encoder guides nothing: FedGSSL's local encoder is FedLocalSSL's.
+    """
+    results = Results(args.results)
+    cells = itertools.product(
+        range(args.seeds), args.set, args.algorithm, args.gamma, ("fedgssl", "fedhssl")
+    )
+    for seed, name, algorithm, gamma, method in cells:
+        cell = {
+            "set": name, "aligned": 0.2, "method": method, "algorithm": algorithm, "seed": seed,
+            "labelled": args.labelled, "gamma": gamma,
+        }  # fmt: skip
+        if not results.has(**cell):
+            setting = methods.with_pretraining(SETS[name][1], guidance=gamma)
+            setting = dataclasses.replace(setting, model={**setting.model, "encoders": "local"})
+            prepared = _prepared(name, args)
+            rows = scarce_rows(prepared.data, aligned=0.2, labelled=args.labelled, seed=seed)
+            _measure(results, prepared, setting, rows, cell)
+
+
+def samples(args: argparse.Namespace) -> None:
+    """[FedHSSL] Table IX: cross-party and local learning from shares of the training rows."""
+    results = Results(args.results)
+    cells = itertools.product(
+        range(args.seeds), args.set, args.algorithm, (0.2, 0.4, 1.0), ("fedlocalssl", "fedcssl")
+    )
+    for seed, name, algorithm, share, method in cells:
+        cell = {
+            "set": name, "method": method, "algorithm": algorithm, "seed": seed,
+            "labelled": args.labelled, "samples": share,
+        }  # fmt: skip
+        if not results.has(**cell):
+            prepared = _prepared(name, args)
+            # The labelled rows are the same for every share.
+            few = scarce_rows(prepared.data, aligned=0.2, labelled=args.labelled, seed=seed)
+            some = scarce_rows(prepared.data, aligned=share, labelled=1, seed=seed).aligned
+            rows = dataclasses.replace(few, local=some, aligned=some)
+            _measure(results, prepared, SETS[name][1], rows, cell)
+
+
+@functools.cache
+def _loaded(name: str, folder: Path | None, device: str) -> methods.Prepared:
+    return methods.prepare(SETS[name][0](folder), device)
+
+
+def _prepared(name: str, args: argparse.Namespace) -> methods.Prepared:
+    return _loaded(name, args.folder, args.device)
+
+
+def _measure(
+    results: Results,
+    prepared: methods.Prepared,
+    setting: methods.Setting,
+    rows: ScarceRows,
+    cell: dict[str, Any],
+) -> None:
+    """Pretrain and fine-tune once."""
+    method, seed = cell["method"], cell["seed"]
+    (encoders, _), seconds = timed(
+        methods.pretrain, prepared, setting, method, cell["algorithm"], rows, seed
+    )
+    measured = methods.fine_tune(prepared, setting, method, encoders, rows.labelled, seed)
+    results.add(**cell, metric=prepared.data.metric, **measured, seconds=seconds)
+
+
 def speed(args: argparse.Namespace) -> None:
     """CPU seconds of ten iterations on mfeat with the paper's networks, 40 % aligned."""
     data = mfeat_views(2).standardised()
@@ -258,7 +346,8 @@ def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
 def options(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     commands = parser.add_subparsers(required=True)
     for function, name in (
-        (run, "run"), (updates, "updates"), (tables, "tables"), (draw, "plot"), (speed, "speed"),
+        (run, "run"), (updates, "updates"), (guidance, "guidance"), (samples, "samples"),
+        (tables, "tables"), (draw, "plot"), (speed, "speed"),
     ):  # fmt: skip
         command = commands.add_parser(name)
         command.set_defaults(function=function)
@@ -270,11 +359,11 @@ def options(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def tables(args: argparse.Namespace) -> None:
-    {"methods": print_tables, "gains": print_gains, "measures": print_measures}[args.of](read(args))
+    TABLES[args.of](read(args))
 
 
 def draw(args: argparse.Namespace) -> None:
-    plot(read(args), args.out)
+    PLOTS[args.of](read(args), args.out)
 
 
 def read(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -290,15 +379,22 @@ def read(args: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    running, updating, showing, drawing, _ = options(parser)
-    for command in (running, updating):
+    running, updating, guiding, sampling, showing, drawing, _ = options(parser)
+    for command in (running, updating, guiding, sampling):
         command.add_argument("--set", nargs="+", choices=list(SETS), default=["mfeat", "digits"])
         command.add_argument("--seeds", type=int, default=5)
         command.add_argument("--folder", type=Path)
     running.add_argument("--first-seed", type=int, default=0)
     running.add_argument("--labelled", nargs="+", type=int)
     running.add_argument("--aligned", nargs="+", type=float, default=[0.2, 0.4])
-    running.add_argument("--algorithm", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
+    for command in (running, guiding):
+        command.add_argument("--algorithm", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
+    sampling.add_argument("--algorithm", nargs="+", choices=ALGORITHMS, default=["simsiam"])
+    guiding.add_argument(
+        "--gamma", nargs="+", type=float, default=[0.0, 0.5], help="weights of the guidance"
+    )
+    for command in (guiding, sampling):
+        command.add_argument("--labelled", type=int, default=200)
     running.add_argument(
         "--method",
         nargs="+",
@@ -309,7 +405,8 @@ def main() -> None:
     for command in (showing, drawing):
         command.add_argument("--labelled", nargs="+", type=int, help="leave other numbers out")
         command.add_argument("--algorithm", nargs="+", choices=ALGORITHMS, help="and other ones")
-    showing.add_argument("--of", choices=("methods", "gains", "measures"), default="methods")
+    showing.add_argument("--of", choices=tuple(TABLES), default="methods")
+    drawing.add_argument("--of", choices=tuple(PLOTS), default="methods")
     drawing.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.function(args)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from panels import panels_of, save
 from scipy.stats import t
 
 Line = dict[str, Any]
@@ -193,6 +194,68 @@ def _print_updates(lines: Sequence[Line]) -> None:
             _cell([li for li in own if li["updates"] == e], {}, seeds=seeds) for e in (1, 4, 8)
         ]
         print(f"| {rounds} | {own[0]['megabytes']:.2f} | " + " | ".join(cells) + " |")
+
+
+def print_guidance(lines: Sequence[Line]) -> None:
+    """Print [FedHSSL] Table V at the values of gamma that were measured: local encoders alone."""
+    print("| set | loss | gamma | without the mean of tops | with it | points of the mean |")
+    print("| --- |" + " --- |" * 5)
+    for name, algorithm, gamma in sorted(
+        {(li["set"], li["algorithm"], li["gamma"]) for li in lines if "gamma" in li}
+    ):
+        of = {"set": name, "algorithm": algorithm, "gamma": gamma}
+        print(f"| {name} | {algorithm} | {gamma:g} | {_pair(lines, 'fedgssl', 'fedhssl', **of)} |")
+
+
+def print_samples(lines: Sequence[Line]) -> None:
+    """Print [FedHSSL] Table IX: local and cross-party learning by the share of rows."""
+    print("| set | loss | share of rows | fedlocalssl | fedcssl | points of cross-party learning |")
+    print("| --- |" + " --- |" * 5)
+    for name, algorithm, share in sorted(
+        {(li["set"], li["algorithm"], li["samples"]) for li in lines if "samples" in li}
+    ):
+        of = {"set": name, "algorithm": algorithm, "samples": share}
+        cells = _pair(lines, "fedlocalssl", "fedcssl", **of)
+        print(f"| {name} | {algorithm} | {share:.0%} | {cells} |")
+
+
+def _pair(lines: Sequence[Line], one: str, other: str, **of: Any) -> str:
+    """Return two methods' cells and the points between them, paired by seed."""
+    found = [_by_seed(lines, method=method, **of) for method in (one, other)]
+    texts = [f"{statistics.mean(v.values()):.3f} ± {_deviation([*v.values()]):.3f}" for v in found]
+    gains = [100 * (found[1][seed] - found[0][seed]) for seed in found[0].keys() & found[1].keys()]
+    return " | ".join([*texts, with_interval(gains)])
+
+
+def _by_seed(lines: Sequence[Line], **of: Any) -> dict[int, float]:
+    own = [line for line in lines if all(line.get(name) == value for name, value in of.items())]
+    return {line["seed"]: line["value"] for line in own}
+
+
+def plot_guidance(lines: Sequence[Line], out: Path) -> None:
+    """Draw [FedHSSL] figure 8: SimSiam by gamma, one panel a set; bars are deviations."""
+    own = [line for line in lines if "gamma" in line and line["algorithm"] == "simsiam"]
+    names = list(dict.fromkeys(line["set"] for line in own))
+    figure, panels = panels_of(len(names), most=4, size=(3.2, 2.6))
+    for axes, name in zip(panels, names, strict=True):
+        gammas = sorted({line["gamma"] for line in own if line["set"] == name})
+        for method in ("fedgssl", "fedhssl"):
+            values = [
+                [*_by_seed(own, set=name, method=method, gamma=gamma).values()] for gamma in gammas
+            ]
+            axes.errorbar(
+                gammas,
+                [statistics.mean(one) for one in values],
+                yerr=[_deviation(one) for one in values],
+                marker="o",
+                capsize=2,
+                label=f"{method}, local encoders",
+            )
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel("gamma, weight of the guidance")
+        axes.set_ylabel(f"test {own[0]['metric']}")
+    panels[0].legend(fontsize=7)
+    save(figure, out)
 
 
 def plot(lines: Sequence[Line], out: Path) -> None:

@@ -11,14 +11,16 @@ FIGURE is one of
 - ``parts``: without dynamic masks, without places, encodings averaged never or rarely, pooled
   releases, keys with more noise or none;
 - ``dropout``: parties left out of a round at random, 0 to 0.9, between processes, with bytes sent;
+- ``importance`` and ``correlation``: features dealt out unevenly as VertiBench does (appendix G,
+  whose settings are not known here), by alpha and by beta; not for house_kc;
 - ``privacy``: noise and sampling rate (Figure 8), each point with its epsilon, which is sound: for
   dp-trained encoders and pooled releases, one link a record.
 
-TABLE is ``digits`` (five parties, FeT's protocol), ``mnist`` (the same on 4,000 rows) or
-``house_kc`` (two parties, 4,000 rows). No base and no alone: the networks by themselves, as in the
-paper. Each line is a mean and deviation over seeds; differences to the first are paired by seed.
-``--store`` keeps each run as a line and skips what is there. ``--between`` runs every line between
-processes, as ``dropout`` does by itself: the metric is the simulation's.
+TABLE is ``digits`` (five parties, FeT's protocol), ``mnist``, ``gisette`` (the same on 4,000 rows)
+or ``house_kc`` (two parties, 4,000 rows). No base and no alone: the networks by themselves, as in
+the paper. Each line is a mean and deviation over seeds; differences to the first are paired by
+seed. ``--store`` keeps each run as a line and skips what is there. ``--between`` runs every line
+between processes, as ``dropout`` does by itself: the metric is the simulation's.
 """
 
 import argparse
@@ -32,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from beside_alone import panels_of, save
 from fedsim_tables import write_table
 from fet_tables import ROWS, federation, paired, spread, study_of
+from panels import panels_of, save
 
 from securevfl.core.memory import keep_freed_memory
 from securevfl.lab.pooled_methods import train_in_one_place
@@ -49,6 +51,8 @@ PAPERS_DROPOUT = 0.6
 DROPPED = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
 NOISES = (0.5, 1.0, 2.0, 4.0)
 RATES = (1.0, 0.5, 0.1)
+# [VertiBench] evaluates at these values.
+UNEVEN = {"importance": (0.1, 1.0, 10.0, 100.0), "correlation": (0.0, 0.3, 0.6, 1.0)}
 TOP1SIM: dict[str, Any] = {"family": "top1sim", "neighbours": None}
 
 
@@ -134,6 +138,25 @@ def dropout() -> list[Line]:
     ]
 
 
+def uneven(by: str, values: tuple[float, ...]) -> list[Line]:
+    """Appendix G: the methods on tables that are dealt out as ``by`` and its setting say."""
+    kinds: dict[str, dict[str, Any]] = {"fet": {}, "top1sim": TOP1SIM, "solo": {}}
+    return [
+        Line(name="fet, even", series="fet, even"),
+        *(
+            Line(
+                name=f"{kind}, {value:g}",
+                changed=changed,
+                tables={"by": by, "weights": value},
+                series=kind,
+                at=value,
+            )
+            for kind, changed in kinds.items()
+            for value in values
+        ),
+    ]
+
+
 def privacy(bounds: tuple[float, float]) -> list[Line]:
     """Figure 8, with a promise that holds."""
     kept = {
@@ -167,6 +190,10 @@ def lines_of(figure: str, table: str) -> list[Line]:
         if table != "mnist":
             raise SystemExit("fet_figures.py: parties takes the table mnist, which has columns")
         return parties()
+    if figure in UNEVEN:
+        if table == "house_kc":
+            raise SystemExit(f"fet_figures.py: {figure} deals out one table; house_kc is two")
+        return uneven(figure, UNEVEN[figure])
     if figure == "privacy":
         bounds = study_of(table, seed=0).bounds
         if bounds is None:
@@ -263,6 +290,7 @@ def draw(
     if series:
         axes.set_ylabel(label)
         axes.set_xlabel(ACROSS[figure_name])
+        axes.set_xscale("log" if figure_name == "importance" else "linear")
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     axes.set_title(f"{table}: {figure_name}", fontsize=9)
     save(figure, path)
@@ -283,6 +311,8 @@ ACROSS = {
     "parties": "parties",
     "dropout": "share of the secondaries left out of a round",
     "privacy": "noise multiplier",
+    "importance": "alpha of every party's share",
+    "correlation": "beta: 0 keeps correlated features together",
 }
 MORE_HEADS = {"dropout": ["MB sent by a secondary"], "privacy": ["epsilon"]}
 
@@ -290,9 +320,9 @@ MORE_HEADS = {"dropout": ["MB sent by a secondary"], "privacy": ["epsilon"]}
 def main() -> None:
     """Run what is not kept yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    figures = ("neighbours", "parties", "parts", "dropout", "privacy")
+    figures = ("neighbours", "parties", "parts", "dropout", "privacy", *UNEVEN)
     parser.add_argument("figure", choices=figures)
-    parser.add_argument("table", choices=["digits", "mnist", "house_kc"])
+    parser.add_argument("table", choices=["digits", "mnist", "gisette", "house_kc"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=ROWS, help="of the primary, at most")
     parser.add_argument("--only", nargs="+", metavar="LINE", help="lines by name; default: all")

@@ -5,8 +5,9 @@
 
 ``departures`` changes one setting at a time to the paper's value, and then all of them.
 ``positions`` is the ablation behind the paper's Figure 4: encodings that start equal or not,
-averaged or not. TABLE is ``digits`` (five parties, FeT's protocol), ``mnist`` (the same on 4,000
-rows) or ``house_kc`` (two parties, 4,000 rows). Differences to the first line are paired by seed.
+averaged or not. TABLE is ``digits`` (five parties, FeT's protocol), ``mnist``, ``gisette`` (the
+same on 4,000 rows) or ``house_kc`` (two parties, 4,000 rows). Differences to the first line are
+paired by seed.
 """
 
 import argparse
@@ -74,9 +75,16 @@ class Study:
 
 
 def study_of(
-    name: str, *, seed: int, parties: int = 5, key_noise: float = 0.05, rows: int = ROWS
+    name: str,
+    *,
+    seed: int,
+    parties: int = 5,
+    key_noise: float = 0.05,
+    rows: int = ROWS,
+    by: str = "random",
+    weights: float | None = None,
 ) -> Study:
-    """Return the tables of a study; number of parties and noise are of those that are dealt out."""
+    """Return the tables of a study; all but ``rows`` is of those that are dealt out."""
     if name == "house_kc":
         primary, secondary = load_folder(name)
         chosen = np.sort(np.random.RandomState(0).permutation(primary.num_rows)[:rows])
@@ -91,10 +99,17 @@ def study_of(
     table = load_builtin(name) if name == "digits" else load_full(name)
     chosen = np.random.RandomState(0).permutation(len(table.y))[:rows]
     tables = split_table(
-        table.X[chosen], table.y[chosen], parties=parties, key_noise=key_noise, seed=seed
+        table.X[chosen],
+        table.y[chosen],
+        parties=parties,
+        key_noise=key_noise,
+        seed=seed,
+        task=table.task,
+        by=by,
+        weights=weights,
     )
-    bounds = (-6.0, 16.0) if name == "digits" else (0.0, 255.0)
-    return Study(tables=tables, task="multiclass", neighbours=5, epochs=12, bounds=bounds)
+    bounds = {"digits": (-6.0, 16.0), "gisette": (-1.0, 1.0)}.get(name, (0.0, 255.0))
+    return Study(tables=tables, task=table.task, neighbours=5, epochs=12, bounds=bounds)
 
 
 def federation(study: Study, changed: Mapping[str, Any], *, seed: int) -> FederationConfig:
@@ -235,7 +250,7 @@ def paired(values: Sequence[float], base: Sequence[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", choices=["departures", "positions"])
-    parser.add_argument("table", choices=["digits", "mnist", "house_kc"])
+    parser.add_argument("table", choices=["digits", "mnist", "gisette", "house_kc"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[], help="lines of departures; default: all")

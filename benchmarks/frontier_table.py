@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from beside_alone import panels_of, save
+from panels import panels_of, save
 from surviving import any_code, plan_of
 
 from securevfl.lab.advice import noise_a_number, surviving_share

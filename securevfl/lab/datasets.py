@@ -20,6 +20,7 @@ from securevfl.core.files import require_unpackable
 from securevfl.data.keys_and_labels import encode_labels
 from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.tables import Labels, PartyTable
+from securevfl.lab.uneven import by_correlation, by_importance
 
 # Split one table between parties, by the papers' protocols, with the true match kept apart.
 
@@ -34,13 +35,15 @@ def split_table(
     seed: int = 0,
     task: Task = "multiclass",
     names: Sequence[str] | None = None,
+    by: str = "random",
+    weights: float | Sequence[float] | None = None,
 ) -> list[PartyTable]:
     """Split a table by FeT's protocol for multi-party fuzzy data.
 
-    Features are dealt out at random and equally. The primary's features are reduced to ``key_dim``
-    dimensions by PCA, and each dimension is brought to mean 0 and standard deviation 1: these are
-    the universal keys. Each party, the primary too, gets them plus its own N(0, key_noise^2). Every
-    secondary stores its rows in an order of its own.
+    Features are dealt out at random and equally, or as ``by`` says. The primary's features are
+    reduced to ``key_dim`` dimensions by PCA, and each dimension is brought to mean 0 and standard
+    deviation 1: these are the universal keys. Each party, the primary too, gets them plus its own
+    N(0, key_noise^2). Every secondary stores its rows in an order of its own.
 
     Args:
         X: Features, one row a record, finite.
@@ -51,6 +54,12 @@ def split_table(
         seed: Everything random here follows from it.
         task: What the label is.
         names: One name a party; default ``primary``, ``secondary-1``, ...
+        by: ``random``; ``importance`` gives each party a random share of the features, and the
+            primary at least ``key_dim``; ``correlation`` gives all as many, more or less correlated
+            within a party.
+        weights: With ``importance``: alpha of every party's share, or one a party, by default 1.
+            Small ones make very uneven shares, large ones even ones. With ``correlation``: beta,
+            from 0, correlated features at one party, to 1, spread over all; by default 0.5.
 
     Returns:
         The primary's table with labels, then the secondaries'. ``entities`` holds the row number
@@ -63,7 +72,8 @@ def split_table(
     References:
         [FeT] section 7.1 ("Datasets") gives the protocol; it does not give the unit of the noise.
         The authors' code (Xtra-Computing/FeT @ cd6e119, src/preprocess/FuzzySplitter.py)
-        standardises the PCA dimensions first, and so do we.
+        standardises the PCA dimensions first, and so do we. [VertiBench] defines the other
+        splits (:mod:`securevfl.lab.uneven`), which [FeT] takes in appendix G.
 
     Differs from [FeT]: PCA and its scale are fitted to all rows, where the authors' code takes
     the first 70 %. Keys stand for attributes that exist before any training, and the split into
@@ -75,12 +85,29 @@ def split_table(
         raise DataError(
             f"X: has {values.shape[1]} features, too few for {parties} parties with one each"
         )
-    columns = stream(seed, "split", "features").permutation(values.shape[1])
-    views = {
-        name: [int(column) for column in np.sort(part)]
-        for name, part in zip(
-            _party_names(names, parties), np.array_split(columns, parties), strict=True
+    checks.one_of(("random", "importance", "correlation"), by=by)
+    if by == "random" and weights is not None:
+        raise ConfigError('weights: go with by = "importance" or "correlation"')
+    if by == "importance":
+        if key_dim + parties - 1 > values.shape[1]:
+            raise DataError(
+                f"X: has {values.shape[1]} features, too few for {key_dim} at the primary and one "
+                f"at each of {parties - 1} others"
+            )
+        alpha = 1.0 if weights is None else weights
+        parts = by_importance(
+            values.shape[1], parties=parties, weights=alpha, first=key_dim, seed=seed
         )
+    elif by == "correlation":
+        beta = 0.5 if weights is None else weights
+        if not isinstance(beta, int | float):
+            raise ConfigError(f'weights: must be one number with by = "correlation", got {weights}')
+        parts = by_correlation(values, parties=parties, beta=beta, seed=seed)
+    else:
+        columns = stream(seed, "split", "features").permutation(values.shape[1])
+        parts = [np.sort(part) for part in np.array_split(columns, parties)]
+    views = {
+        name: part.tolist() for name, part in zip(_party_names(names, parties), parts, strict=True)
     }
     keys = _principal_keys(values[:, views[next(iter(views))]], key_dim)
     return _deal(values, targets, keys, views, key_noise=key_noise, seed=seed, task=task)
@@ -274,7 +301,7 @@ _FOLDER_TASKS: Final[Mapping[str, Task]] = {
     "fate_vehicle": "multiclass",
 }
 
-_FULL_TABLES: Final = ("letter", "mfeat", "mnist")
+_FULL_TABLES: Final = ("gisette", "letter", "mfeat", "mnist")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -356,7 +383,9 @@ def load_folder(name: str) -> list[PartyTable]:
 
 
 def load_full(name: str) -> FullTable:
-    """Read a table of ``SECUREVFL_DATA`` that is not split yet: letter, mfeat or mnist.
+    """Read a table of ``SECUREVFL_DATA`` that is not split yet: gisette, letter, mfeat or mnist.
+
+    ``gisette`` is the folder of LIBSVM's ``gisette_scale.bz2``, as [FeT] takes it.
 
     Raises:
         ConfigError: If ``SECUREVFL_DATA`` is not set, or there is no such table in it.
@@ -366,13 +395,16 @@ def load_full(name: str) -> FullTable:
     if name not in _FULL_TABLES:
         raise ConfigError(f"data: no full table {name!r}; there are {', '.join(_FULL_TABLES)}")
     views: dict[str, tuple[int, ...]] = {}
-    if name == "letter":
+    if name == "gisette":
+        X, y = _libsvm(folder / "gisette_scale.bz2")
+    elif name == "letter":
         columns = np.loadtxt(folder / "full.csv.gz", delimiter=",", skiprows=1)
         X, y = columns[:, :-1], columns[:, -1].astype(np.int64)
     else:
         arrays = load_archive(name)
         X, y, views = _multiview(arrays) if name == "mfeat" else _pixels(arrays)
-    return FullTable(name=name, X=X, y=y, task="multiclass", views=views)
+    task: Task = "binary" if name == "gisette" else "multiclass"
+    return FullTable(name=name, X=X, y=y, task=task, views=views)
 
 
 def load_archive(name: str) -> dict[str, np.ndarray]:
@@ -399,6 +431,14 @@ def _require_folder(name: str) -> Path:
     if not (root / name).is_dir():
         raise ConfigError(f"data: {root} has no folder {name!r}")
     return root / name
+
+
+def _libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        X, y = sklearn.datasets.load_svmlight_file(str(path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"table {path}: can't be read: {error}") from None
+    return X.toarray(), y.astype(np.int64)
 
 
 def _pixels(

@@ -35,3 +35,19 @@ def test_synthetic_table_and_delta(tmp_path: Path) -> None:
     table = run("fedsim_delta.py", tmp_path / "sklearn")
     for name in ("exact", "top1sim", "avgsim"):
         assert f"| sklearn | {name} |" in table
+
+
+@pytest.mark.slow
+def test_table_2_and_table_9(tmp_path: Path) -> None:
+    """Each party by itself, and how large the networks are."""
+    common = ("fedsim_tables.py", "sklearn", "--out", tmp_path, "--rows", 300, "--seeds", 1)
+    alone = run(*common, "--of", "secondary").splitlines()
+    assert [line.split(" | ")[0] for line in alone[2:]] == [
+        "| primary",
+        "| secondary",
+        "| primary better by",
+    ]
+    sizes = run(*common, "--of", "parameters", "--methods", "top1sim,fedsim").splitlines()[2:]
+    counts = [[int(cell.replace(",", "")) for cell in line.split(" | ")[1:3]] for line in sizes]
+    assert counts[0][1] == counts[1][1] > 0
+    assert counts[1][0] > counts[0][0] > 0

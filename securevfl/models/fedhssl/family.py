@@ -308,7 +308,7 @@ def _augmentation(
 
 
 class FedGSSLFamily(FedHSSLFamily):
-    """``family = "fedgssl"``: without aggregation of models ([FedHSSL] V-C, Table IV)."""
+    """``family = "fedgssl"``: without aggregation of models ([FedHSSL] V-C, figure 6, Table V)."""
 
     name = "fedgssl"
     settings_class = FedGSSLConfig
@@ -316,7 +316,7 @@ class FedGSSLFamily(FedHSSLFamily):
 
 
 class FedCSSLFamily(FedHSSLFamily):
-    """``family = "fedcssl"``: cross-party learning alone ([FedHSSL] V-C, Table IV)."""
+    """``family = "fedcssl"``: cross-party learning alone ([FedHSSL] V-C, figure 6, Table IX)."""
 
     name = "fedcssl"
     settings_class = FedCSSLConfig
@@ -324,7 +324,7 @@ class FedCSSLFamily(FedHSSLFamily):
 
 
 class FedLocalSSLFamily(FedHSSLFamily):
-    """``family = "fedlocalssl"``: every party pretrains alone ([FedHSSL] V-C, Table IV)."""
+    """``family = "fedlocalssl"``: every party pretrains alone ([FedHSSL] V-A, Table IV)."""
 
     name = "fedlocalssl"
     settings_class = FedLocalSSLConfig
@@ -332,7 +332,7 @@ class FedLocalSSLFamily(FedHSSLFamily):
 
 
 class FedSplitNNFamily(FedHSSLFamily):
-    """``family = "fedsplitnn"``: no pretraining ([FedHSSL] V-C, Table IV)."""
+    """``family = "fedsplitnn"``: no pretraining ([FedHSSL] V-A, Table IV)."""
 
     name = "fedsplitnn"
     settings_class = FedSplitNNConfig

@@ -1,11 +1,12 @@
 """Real tables by name."""
 
+import bz2
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.lab.datasets import (
     data_folder,
     load_builtin,
@@ -93,3 +94,33 @@ def test_full_tables_are_read() -> None:
     assert sorted(column for view in mfeat.views.values() for column in view) == list(range(649))
     assert len(split_views(mfeat.X, mfeat.y, views=mfeat.views)) == 6
     assert load_full("mnist").X.shape == (60_000, 784)
+
+
+def test_gisette_is_read_as_libsvm_gives_it_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Columns from 1 on, those that are not named are zero; two classes, -1 and 1."""
+    (tmp_path / "gisette").mkdir()
+    file = tmp_path / "gisette" / "gisette_scale.bz2"
+    monkeypatch.setenv("SECUREVFL_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="gisette_scale"):
+        load_full("gisette")
+    lines = [f"{label} 1:0.5 {column}:-1 12:0.25\n" for label in (1, -1) for column in (2, 3, 5)]
+    file.write_bytes(bz2.compress("".join(lines * 5).encode()))
+    table = load_full("gisette")
+    assert table.X.shape == (30, 12)
+    assert table.X[1].tolist() == [0.5, 0, -1, *[0] * 8, 0.25]
+    assert sorted(set(table.y)) == [-1, 1]
+    (tmp_path / "gisette" / "gisette_scale.bz2").write_bytes(b"no archive")
+    with pytest.raises(DataError, match="can't be read"):
+        load_full("gisette")
+
+
+def test_gisette_has_its_size() -> None:
+    """As the collection states it, where it is at hand."""
+    folder = data_folder()
+    if folder is None or not (folder / "gisette").is_dir():
+        pytest.skip("gisette is not at hand")
+    table = load_full("gisette")
+    assert table.X.shape == (6000, 5000)
+    assert table.task == "binary"

@@ -1,0 +1,119 @@
+"""Deal one table's features out unevenly: by importance and by correlation, as VertiBench does."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+
+from securevfl.core import checks
+from securevfl.core.conventions import stream
+from securevfl.core.errors import ConfigError
+
+Parts = list[np.ndarray]
+"""Feature numbers of each party."""
+
+# Exchanges of two features that a search tries; on tables of 64 columns it has settled by then.
+_TRIES: Final = 2_000
+# A worse Icor is kept at first by about so much, to leave a poor optimum again.
+_HEAT: Final = 0.003
+_NEAR: Final = 1e-4
+
+
+def by_importance(
+    features: int, *, parties: int, weights: float | Sequence[float], first: int, seed: int
+) -> Parts:
+    """Deal each feature to a party drawn with shares of importance from a Dirichlet distribution.
+
+    Args:
+        features: How many there are.
+        parties: How many there are.
+        weights: alpha of every party, or one a party, > 0; small ones make very uneven shares.
+        first: Features that the first party has at least; every other one has one at least.
+        seed: Of all draws.
+
+    Raises:
+        ConfigError: If a weight is not above 0, or there is not one a party.
+
+    References:
+        [VertiBench], as in its package (0.1.2), ``ImportanceSplitter``.
+    """
+    alpha = np.broadcast_to(np.asarray(weights, dtype=np.float64), (parties,)).copy()
+    if not (np.isfinite(alpha).all() and (alpha > 0).all()):
+        raise ConfigError(f"weights: must be above 0, got {weights}")
+    random = stream(seed, "split", "importance")
+    # Logarithms of gamma variates, which do not vanish where alpha is small.
+    grown = np.log(random.gamma(alpha + 1)) + np.log(random.uniform(size=parties)) / alpha
+    shares = np.exp(grown - grown.max())
+    order = random.permutation(features)
+    owners = random.choice(parties, size=features, p=shares / shares.sum())
+    # The first places are everyone's own, so that no party is empty.
+    owners[: first + parties - 1] = [0] * first + list(range(1, parties))
+    return [np.sort(order[owners == party]) for party in range(parties)]
+
+
+def icor(correlations: Float64[np.ndarray, "features features"], parts: Parts) -> float:
+    """Return how much more features of different parties are correlated than those of one.
+
+    The mean over parties i of the mean over others j of ``Pcor(i, j) - Pcor(i, i)``, Pcor being
+    the standard deviation of a block's singular values over the root of its smaller side.
+
+    References:
+        [VertiBench], as in its package (0.1.2), ``CorrelationEvaluator.overall_corr_score``.
+    """
+    count = len(parts)
+    blocks = np.empty((count, count))
+    for one in range(count):
+        for other in range(one + 1):
+            found = np.linalg.svd(correlations[np.ix_(parts[one], parts[other])], compute_uv=False)
+            spread = found.std(ddof=1) / len(found) ** 0.5 if len(found) > 1 else 0.0
+            blocks[one, other] = blocks[other, one] = spread
+    return float((blocks.sum() - count * np.trace(blocks)) / (count * (count - 1)))
+
+
+def by_correlation(
+    X: Float64[np.ndarray, "rows features"], *, parties: int, beta: float, seed: int
+) -> Parts:
+    """Deal features out equally, so that Icor is beta of the way from its least to its largest.
+
+    Args:
+        X: The table.
+        parties: How many there are.
+        beta: 0 keeps correlated features together, 1 spreads them over the parties.
+        seed: Of the search.
+
+    References:
+        [VertiBench], as in its package (0.1.2), ``CorrelationSplitter``.
+
+    Differs from [VertiBench]: exchanges of two features, annealed, take the place of its genetic
+    search for the least, the largest and the wanted Icor. Both are heuristics.
+    """
+    checks.closed_unit(beta=beta)
+    correlations = np.nan_to_num(pd.DataFrame(X).corr(method="spearman").to_numpy())
+    random = stream(seed, "split", "correlation")
+    start = np.array_split(random.permutation(X.shape[1]), parties)
+
+    def search(target: float) -> tuple[Parts, float]:
+        """Return parts, and their Icor, that come as near to a target as exchanges find."""
+        parts = [part.copy() for part in start]
+        found = icor(correlations, parts)
+        for tried_before in range(_TRIES):
+            if abs(found - target) < _NEAR:
+                break
+            one, other = random.choice(parties, size=2, replace=False)
+            here, there = random.integers(len(parts[one])), random.integers(len(parts[other]))
+            own, theirs = parts[one][here], parts[other][there]
+            parts[one][here], parts[other][there] = theirs, own
+            tried = icor(correlations, parts)
+            worse = abs(tried - target) - abs(found - target)
+            if worse < _HEAT * (1 - tried_before / _TRIES) ** 2 * random.exponential():
+                found = tried
+            else:
+                parts[one][here], parts[other][there] = own, theirs
+        return parts, found
+
+    # Icor lies between -1 and 1.
+    (_, least), (_, largest) = search(-1.0), search(1.0)
+    parts, _ = search(beta * largest + (1 - beta) * least)
+    return [np.sort(part) for part in parts]
