@@ -9,7 +9,7 @@ from securevfl.core.lazy_names import on_first_use
 from securevfl.version import __version__
 
 if TYPE_CHECKING:
-    from securevfl import callbacks, data, dp, linkage, models
+    from securevfl import callbacks, data, dp, linkage, models, mpc
     from securevfl.config.encoder import EncoderSettings
     from securevfl.config.linkage import LinkageSettings
     from securevfl.config.presets import preset
@@ -56,6 +56,7 @@ __all__ = [
     "link",
     "linkage",
     "models",
+    "mpc",
     "predict",
     "preset",
     "progress",

@@ -77,6 +77,7 @@ How rows and records find one another, and how keys are hidden: [linkage](linkag
 How frozen encoders are made; goes with `privacy.encoder = "frozen"` and `model.release =
 "pooled"`. At a small epsilon it matters most ([class means](class-means.md)).""",
     "prediction": "What a saved model may be asked for ([predictions](predictions.md)).",
+    "mpc": "What parties compute on shares ([threat model](threat-model.md#computing-on-shares)).",
     "runtime": "How long a party waits for others ([lost parties](losses.md)). `_s`: seconds.",
     "pretraining": """\
 For `fedhssl`, `fedgssl`, `fedcssl` and `fedlocalssl` alone ([FedHSSL](fedhssl.md)).""",

@@ -165,6 +165,13 @@ def party(
         bool, typer.Option("--once", help="With --serve: end when the primary is done.")
     ] = False,
     handed: Annotated[Path | None, typer.Option("--handed", hidden=True)] = None,
+    program: Annotated[
+        Path | None,
+        typer.Option(
+            "--program", metavar="PROGRAM.py", help="Run this program, the same at all parties."
+        ),
+    ] = None,
+    function: Annotated[str, typer.Option("--function", hidden=True)] = "program",
     as_json: given.AsJson = False,
 ) -> None:
     """Run one party of a federation, on its own machine."""
@@ -174,13 +181,19 @@ def party(
         from securevfl.runtime import launching
         from securevfl.runtime.handing_over import taken
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.runtime.run_options import InMemory, PartyJob, device_named
+        from securevfl.runtime.run_options import InMemory, PartyJob, Program, device_named
 
     end_with_launcher()
     keep_freed_memory()
     try:
         in_memory = InMemory() if handed is None else taken(handed)
-        config = read_federation(federation)
+        config = read_federation(federation, only_linkage=program is not None)
+        agreed = None
+        if program is not None:
+            with loading():
+                from securevfl.runtime.programs import with_program
+            agreed = Program.of(program, function)
+            config = with_program(config, agreed)
         if serve and out is None:
             raise ConfigError("--serve: needs --out RUN, the folder of the run that has trained")
         if serve and in_memory.new_rows is None and config.party(name).role == "primary":
@@ -205,6 +218,7 @@ def party(
                     serves=serve,
                     serves_on=serve and not once,
                     in_memory=in_memory,
+                    program=agreed,
                     group=group,
                 )
                 _run_to_the_end(job, as_json=as_json)
@@ -263,6 +277,37 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
         print(f"securevfl: {job.name} is done; its log and ledger: {job.folder}", file=sys.stderr)
         if not is_launched() and not job.serves:
             results.write_pictures(job.folder)
+
+
+@app.command(rich_help_panel=_PANEL)
+def mpc(
+    federation: given.FederationFile,
+    program: Annotated[
+        Path, typer.Argument(metavar="PROGRAM.py", help="A file with def program(party).")
+    ],
+    out: given.Out = None,
+    data_root: given.FileDataRoot = None,
+    as_json: given.AsJson = False,
+) -> None:
+    """Run a CrypTen program between the parties, on this machine, one process per party."""
+    with loading():
+        from securevfl.config.reading import read_federation
+        from securevfl.core.shown_progress import RunProgress
+        from securevfl.runtime import programs
+        from securevfl.runtime.run_folder import run_folder_for
+
+    config = read_federation(federation, only_linkage=True)
+    folder = run_folder_for(config, out, resume=False)
+    with RunProgress(metric="") as progress:
+        results = programs.run(
+            config, program, out=folder, data_root=data_root or federation.parent, observe=progress
+        )
+    if as_json:
+        print(json.dumps({"run": str(folder), "results": results}))
+        return
+    for name, result in results.items():
+        print(f"{name}: {json.dumps(result)}")
+    print(f"securevfl: logs and results: {folder}", file=sys.stderr)
 
 
 @app.command(rich_help_panel=_PANEL)

@@ -29,6 +29,7 @@ class FederationConfig:
     training: sections.TrainingSettings
     base: sections.BaseSettings
     privacy: Privacy
+    mpc: sections.MpcSettings
     linkage: LinkageSettings
     prediction: sections.PredictionSettings
     runtime: sections.RuntimeSettings

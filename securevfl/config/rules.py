@@ -99,12 +99,12 @@ def _require_roles(config: FederationConfig) -> None:
             'party.role: a "coordinator" links in place of the parties; with '
             f'linkage.protection = "{protection.name}" there is nothing for it to do'
         )
-    linked = "dealer" in protection.helpers
-    if config.helper("dealer") is not None and not linked and not config.deals_class_sums:
+    used = "dealer" in protection.helpers or config.deals_class_sums or "mpc" in config.source
+    if config.helper("dealer") is not None and not used:
         takers = [other.name for other in PROTECTIONS.values() if "dealer" in other.helpers]
         raise ConfigError(
-            f'party.role: a "dealer" goes with linkage.protection = "{" or ".join(takers)}" or '
-            f'encoder.labels = "shares" alone'
+            f'party.role: a "dealer" goes with linkage.protection = "{" or ".join(takers)}", '
+            f'encoder.labels = "shares" or an [mpc] table alone'
         )
 
 

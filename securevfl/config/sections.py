@@ -226,6 +226,19 @@ class PredictionSettings:
         checks.require_limits(self)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MpcSettings:
+    """The ``[mpc]`` table: what parties compute on shares, and with what."""
+
+    programs: Literal["unpromised", "always"] = "unpromised"
+    """When ``securevfl mpc`` may run a program between the parties: where this file promises no
+    epsilon, or always. What a program reveals is its author's affair, and no epsilon covers it."""
+
+    program: str = ""
+    """SHA-256 of the only program that may run, with the name of its function; ``securevfl mpc``
+    fills it in, so that parties compare it as they compare this file."""
+
+
 OnLoss = Literal["stop", "wait", "continue"]
 
 

@@ -1,17 +1,20 @@
-"""CrypTen's shared tensor and its reveal over our own transport; the only user of CrypTen.
+"""CrypTen as it is loaded here: what it finds while a party computes, and its reveal of a sum.
 
-What is used of CrypTen is the share algebra behind ``ArithmeticSharedTensor.from_shares`` and its
-``reveal`` through the ``Communicator`` interface. Its generators, codec and transport are not:
-nothing here calls ``crypten.init``, and ``torch.distributed`` stays untouched.
+CrypTen asks module-level functions for its communicator, its provider of tuples and its generators.
+Here they answer with those of the party that this thread computes for (:class:`Found`); elsewhere
+with CrypTen's own. Nothing calls ``crypten.init``, and ``torch.distributed`` stays untouched.
+:mod:`securevfl.mpc.on_shares` has a communicator for whole programs; the sum of every round needs
+less (:class:`CrypTenSumTo`).
 """
 
 import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final, NoReturn, cast
 
@@ -53,10 +56,13 @@ def import_crypten() -> ModuleType:
 crypten = import_crypten()
 
 from crypten import communicator as crypten_communicator  # noqa: E402
+from crypten.communicator import Communicator as Communicator  # noqa: E402
+from crypten.communicator.distributed_communicator import ReduceOp as ReduceOp  # noqa: E402
 from crypten.mpc.primitives.arithmetic import ArithmeticSharedTensor  # noqa: E402
+from crypten.mpc.provider.provider import TupleProvider as TupleProvider  # noqa: E402
 
 
-class StarCommunicator(crypten_communicator.Communicator):  # type: ignore[misc]
+class StarCommunicator(Communicator):  # type: ignore[misc]
     """The one collective that a star can do safely: a sum that the primary alone receives.
 
     CrypTen's own reduce over gloo leaves a part of the plaintext in every party's buffer, and its
@@ -149,7 +155,7 @@ class CrypTenSumTo:
         communicator = StarCommunicator(
             self._wire, rank=rank, round_number=round_number, active=active
         )
-        with _installed(communicator):
+        with found(Found(communicator)):
             # Precision 0: words are ring elements already, and CrypTen's codec stays out.
             shared = ArithmeticSharedTensor.from_shares(words, precision=0)
             sums = ArithmeticSharedTensor.reveal_batch([shared], dst=PRIMARY_RANK)
@@ -182,22 +188,51 @@ class CrypTenSumTo:
             self._masks.prepare(round_number, count, active)
 
 
-_current: ContextVar[StarCommunicator] = ContextVar("securevfl_crypten_communicator")
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What CrypTen finds while one party computes."""
+
+    communicator: Any
+    """Carries tensors to the other parties."""
+    provider: Any = None
+    """Deals the randomness of multiplications and conversions; None: there are none."""
+    generators: Mapping[str, Mapping[torch.device, torch.Generator]] = field(default_factory=dict)
+    """For CrypTen's sharings of zero, by name and device."""
+
+
+_current: ContextVar[Found] = ContextVar("securevfl_crypten")
 _original_get = crypten_communicator.get
+_original_provider = crypten.mpc.get_default_provider
+
+
+class _Generators(dict[str, Any]):
+    """CrypTen's generators, which are those of the party that this thread computes for."""
+
+    def __getitem__(self, name: str) -> Any:
+        here = _current.get(None)
+        return super().__getitem__(name) if here is None else here.generators[name]
 
 
 def _get_communicator() -> Any:
-    return _current.get(None) or _original_get()
+    here = _current.get(None)
+    return _original_get() if here is None else here.communicator
 
 
-# CrypTen finds its communicator through this module-level function. Ours is seen inside a reveal
-# of ours only, by the thread that runs it; elsewhere CrypTen finds what it always would.
+def _get_provider() -> Any:
+    here = _current.get(None)
+    return _original_provider() if here is None else here.provider
+
+
+# CrypTen looks these up by name at every use, so that each thread finds what is its own.
 crypten_communicator.get = _get_communicator
+crypten.mpc.get_default_provider = _get_provider
+setattr(crypten, "generators", _Generators(crypten.generators))  # noqa: B010 - of another module
 
 
 @contextmanager
-def _installed(communicator: StarCommunicator) -> Iterator[None]:
-    token = _current.set(communicator)
+def found(what: Found) -> Iterator[None]:
+    """Let CrypTen find these in this thread, until the block ends."""
+    token = _current.set(what)
     try:
         yield
     finally:

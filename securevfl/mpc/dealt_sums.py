@@ -239,15 +239,15 @@ def _row_masks(
     size = rows_of_piece(*what.shape)
     for number, start in enumerate(range(0, what.rows, size), 1):
         count = min(size, what.rows - start)
-        yield slice(start, start + count), _uniform(key, number, (count, *what.shape))
+        yield slice(start, start + count), uniform(key, number, (count, *what.shape))
 
 
 def _noise_mask(key: bytes, what: DealtFor) -> UInt64[np.ndarray, "bins numbers"]:
     """Return the mask P."""
-    return _uniform(key, 0, what.shape)
+    return uniform(key, 0, what.shape)
 
 
-def _uniform(key: bytes, number: int, shape: tuple[int, ...]) -> UInt64[np.ndarray, "..."]:
+def uniform(key: bytes, number: int, shape: tuple[int, ...]) -> UInt64[np.ndarray, "..."]:
     """Return a key stream of AES-256, one for each number: GCM without its tag, as for masks."""
     words = int(np.prod(shape))
     stream = Cipher(AES256(key), GCM(struct.pack(">IQ", 0, number))).encryptor()

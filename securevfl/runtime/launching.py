@@ -31,7 +31,7 @@ from securevfl.runtime.handing_over import handed
 from securevfl.runtime.party import PartySession, party_session, run_helper, serve_as_helper
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.run_folder import RunFigures, write_figures
-from securevfl.runtime.run_options import InMemory, PartyJob, RejoinDue, RunOptions
+from securevfl.runtime.run_options import InMemory, PartyJob, Program, RejoinDue, RunOptions
 from securevfl.transport.identity import Identity, fleeting
 
 # How a launcher starts parties again: those that were killed, and those that these need.
@@ -204,6 +204,20 @@ def predict_in_processes(
     return dict(told)
 
 
+def processes_with_program(config: FederationConfig, options: RunOptions, program: Program) -> None:
+    """Run a program between all parties, each in its own process; see :func:`train_in_processes`.
+
+    Raises:
+        SecureVflError: The kind that fits where the failure began, naming the party.
+
+    Reveals:
+        Between the processes: what the program opens. This machine holds all of it.
+    """
+    named = ["--program", str(program.path), "--function", program.function]
+    without = [party.name for party in config.parties if party.role == "coordinator"]
+    _run_parties(config, options, more=[], of_all=named, without=without)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _PartiesHere:
     """A federation whose parties are processes of this machine, with identities of their own."""
@@ -224,7 +238,7 @@ class _PartiesHere:
 
         Args:
             options: Where and how.
-            of_all: Arguments of all parties, which say that they serve a kept model; else none.
+            of_all: Arguments of all parties, which serve a kept model or run a program; else none.
             of_primary: More arguments of the primary.
             without: Parties that are not started.
             in_memory: What parties have from no file, by name.
@@ -234,7 +248,7 @@ class _PartiesHere:
         """
         names, most = list(self.identities), options.record_mib
         record = [] if most is None else ["--record-views", f"{most:g}"]
-        log_name = "predictions.log" if of_all else "output.log"
+        log_name = "predictions.log" if "--serve" in of_all else "output.log"
         # Handed over and written nowhere: not even a launcher that is killed leaves a key behind,
         # and what lies in the run folder belongs to a run that has begun.
         federation = tomli_w.dumps(dict(self.config.source)).encode()
@@ -365,7 +379,8 @@ def _pin(config: FederationConfig, pinned: Mapping[str, str], *, address: str) -
     for party in source["party"]:
         if party["role"] == "primary":
             party["address"] = address
-    return parse_federation(source, file="federation.toml of this run")
+    trains = not config.mpc.program
+    return parse_federation(source, file="federation.toml of this run", only_linkage=not trains)
 
 
 # A party as several processes of its own machine, which torchrun has started.
@@ -524,7 +539,7 @@ def _run_session(party: PartySession) -> _Ended:
     if job.after_loss:
         give_back_memory()
     with loading():
-        begin = _role_of(job.config.party(job.name).role, serves=job.serves)
+        begin = _role_of(job)
     ended = begin(party)
     party.files.log("rejoin" if isinstance(ended, RejoinDue) else "done")
     return ended
@@ -555,12 +570,17 @@ def _after(error: errors.ProtocolError, job: PartyJob, losses: int) -> PartyJob:
     )
 
 
-def _role_of(role: str, *, serves: bool) -> Callable[[PartySession], _Ended]:
+def _role_of(job: PartyJob) -> Callable[[PartySession], _Ended]:
     """Return what a party does from joining to the end.
 
     Each is imported where it is chosen: no process loads what another role alone needs, and a
     party that only helps needs neither CrypTen nor tables.
     """
+    role, serves = job.config.party(job.name).role, job.serves
+    if job.program is not None:
+        from securevfl.runtime.program_party import run_program
+
+        return run_program
     if role == "primary" and serves:
         from securevfl.runtime.primary_party import predict_once
 

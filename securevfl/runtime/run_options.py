@@ -1,5 +1,6 @@
 """Options of a run and of a party's process, and checks of them before anything starts."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,30 @@ def of_tables(tables: "Mapping[str, PartyTable] | None", primary: str) -> dict[s
 
 
 @dataclass(frozen=True, kw_only=True)
+class Program:
+    """A function in a file, which all parties run together."""
+
+    path: Path
+    function: str
+    digest: str
+    """SHA-256 of the function's name and the file."""
+
+    @classmethod
+    def of(cls, path: Path, function: str = "program") -> "Program":
+        """Return the program that a file has now.
+
+        Raises:
+            ConfigError: If there is no such file.
+        """
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"program: {path}: {error.strerror}") from None
+        digest = hashlib.sha256(function.encode() + b"\0" + content).hexdigest()
+        return cls(path=path.resolve(), function=function, digest=digest)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RejoinDue:
     """How a session ends between two epochs, so that some who were lost come back."""
 
@@ -179,6 +204,8 @@ class PartyJob(RunOptions):
     """Whether it waits for the next session when one has ended."""
     in_memory: InMemory = InMemory()
     """What no file has."""
+    program: Program | None = None
+    """What all parties run together, where they do not train."""
     after_loss: bool = False
     """Whether this party was in a session of the run before, which was lost or broken off."""
     may_be_second: bool = False

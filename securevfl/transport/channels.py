@@ -209,8 +209,7 @@ class _ChannelsOverStar(ABC):
             To callers: what was sealed for them. To a primary that relays it: sizes.
         """
         while not self._waiting[name]:
-            if (came := self._next()) is not None:
-                self._put(*came)
+            self._take_in()
         message = self._waiting[name].popleft()
         self._held[name] -= message.held_bytes
         if message.kind not in kinds:
@@ -218,9 +217,28 @@ class _ChannelsOverStar(ABC):
             raise ProtocolError(f"{name}: sent {message.kind.name} where {due} was due")
         return message
 
+    def receive_any(self, *kinds: MessageKind) -> tuple[str, Message]:
+        """Return whichever party's message is there first, with that party's name.
+
+        Raises:
+            ProtocolError: As :meth:`receive`.
+            AuthenticationError: As :meth:`receive`.
+
+        Reveals:
+            What :meth:`receive` reveals.
+        """
+        while not any(self._waiting.values()):
+            self._take_in()
+        name = next(name for name, waiting in self._waiting.items() if waiting)
+        return name, self.receive(name, *kinds)
+
     @abstractmethod
     def _next(self) -> tuple[str, Message] | None:
         """Receive a message; return it with its sender, or None if it was passed on."""
+
+    def _take_in(self) -> None:
+        if (came := self._next()) is not None:
+            self._put(*came)
 
     def _put(self, sender: str, message: Message) -> None:
         held = self._held[sender]

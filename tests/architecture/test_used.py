@@ -8,12 +8,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "securevfl"
 
-# Methods that torch's modules and functions and CrypTen's communicators are called by.
+# Methods that torch's modules and functions are called by, CrypTen's communicators and providers.
 _TORCH = {"forward", "setup_context", "get_extra_state", "set_extra_state"}
+_CRYPTEN = {
+    *("get_rank", "get_world_size", "get_name", "reduce", "all_reduce", "broadcast_obj"),
+    *("generate_additive_triple", "generate_binary_triple", "wrap_rng", "B2A_rng", "ask_ahead"),
+}
 # Notebooks show a result by its own HTML.
-CALLED_BY_LIBRARIES = frozenset(
-    {*_TORCH, "get_rank", "get_world_size", "reduce", "reducer_override", "_repr_html_"}
-)
+CALLED_BY_LIBRARIES = frozenset({*_TORCH, *_CRYPTEN, "reducer_override", "_repr_html_"})
 
 
 def trees(folders: Iterable[Path]) -> Iterator[tuple[Path, ast.Module]]:

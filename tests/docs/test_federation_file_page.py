@@ -124,7 +124,7 @@ def test_every_setting_of_a_family_that_the_reader_takes_is_in_its_table(family:
 
 SECTIONS = (
     *("federation", "party", "training", "base", "privacy", "linkage", "encoder", "prediction"),
-    *("runtime", "pretraining"),
+    *("mpc", "runtime", "pretraining"),
 )
 
 

@@ -50,6 +50,17 @@ def test_paillier_links_as_plaintext_does():
     assert found["paillier"] == found["none"]
 
 
+@pytest.mark.multiprocess
+def test_a_correlation_is_computed_on_shares(capsys):
+    """Of two parties' columns, for one of them; it is the one in clear, and short to write."""
+    example = EXAMPLES / "secret_correlation.py"
+    found = runpy.run_path(str(example))["main"]()
+    assert found["shared"] == pytest.approx(found["clear"], abs=1e-3)
+    assert found["laboratory"] is None
+    assert capsys.readouterr().out in runpy.run_path(str(example))["__doc__"].replace("    ", "")
+    assert len(example.read_text(encoding="utf-8").splitlines()) < 60
+
+
 def test_fedhssl_example_learns_from_few_labels(capsys):
     """The smoke run, which is the same every time, lies well above chance and says who sees what.
 

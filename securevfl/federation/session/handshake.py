@@ -85,9 +85,11 @@ def read_hello(config: FederationConfig, message: Message) -> Hello:
     if not _FILE_DIGEST.fullmatch(digest):
         raise ProtocolError(f"party {message.sender!r} sent an invalid digest of its file")
     if digest != config.digest:
+        what = "federation files or programs" if config.mpc.program else "federation files"
         raise ConfigError(
-            f"federation files differ: {config.primary.name!r} has {config.digest}, "
+            f"{what} differ: {config.primary.name!r} has {config.digest}, "
             f"{message.sender!r} has {digest}; give every party the same file"
+            + (" and the same program" if config.mpc.program else "")
         )
     if protocol != PROTOCOL_VERSION:
         raise ProtocolError(
@@ -219,6 +221,11 @@ def welcome(hellos: Mapping[str, Hello], facts: RunFacts) -> Welcome:
     return Welcome(facts=facts, keys=keys)
 
 
+def callers_of_program(config: FederationConfig) -> tuple[str, ...]:
+    """Return who dials the primary where parties run a program: all but a coordinator."""
+    return tuple(party.name for party in config.callers if party.role != "coordinator")
+
+
 def open_welcome(
     config: FederationConfig, message: Message, *, key: SessionKey, pinned: Mapping[str, str]
 ) -> tuple[RunFacts, dict[int, bytes]]:
@@ -235,6 +242,8 @@ def open_welcome(
     """
 
     def callers(facts: RunFacts) -> list[str]:
+        if config.mpc.program:
+            return list(callers_of_program(config))
         require_active(config, facts.active, rank=key.offer.rank, predicts=facts.predicts)
         if facts.predicts:
             return list(callers_in_predictions(config, facts.active))

@@ -22,6 +22,14 @@ from securevfl.federation.class_means.class_means_stage import (
     ClassMeansSums,
     ClassMeansTurn,
 )
+from securevfl.federation.computing import (
+    ComputingDealing,
+    ComputingDone,
+    ComputingKey,
+    ComputingRequest,
+    ComputingSeed,
+    ComputingTensor,
+)
 from securevfl.federation.messages import (
     AverageRequest,
     EpochMark,
@@ -71,6 +79,7 @@ from securevfl.linkage.stage.messages import (
     OwnSimilarities,
 )
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
+from securevfl.mpc.dealt_tuples import TupleRequest
 from securevfl.transport.channels import SealedFrom, SealedTo
 from securevfl.transport.message import Done, Failure, Ping, SessionStart, TypedMessage
 
@@ -258,6 +267,31 @@ READS: Final = (
     _read(Ready()),
     _read(ClassMeansCall()),
     _read(ClassMeansDone()),
+    _read(ComputingKey(key=bytes(32))),
+    _read(ComputingSeed(seed=bytes(SEED_BYTES), context=bytes(32))),
+    _read(
+        ComputingTensor(step=3, values=np.arange(6).reshape(2, 3)),
+        step=3,
+        dtype=np.int64,
+        shape=(2, 3),
+    ),
+    _read(
+        ComputingRequest(
+            world=(1, 2),
+            requests=(
+                TupleRequest(number=0, kind="square", sizes=((2, 3),)),
+                TupleRequest(
+                    number=1,
+                    kind="triple",
+                    sizes=((1, 1, 6), (2, 1, 3)),
+                    operation="conv1d",
+                    options='{"padding": 1}',
+                ),
+            ),
+        )
+    ),
+    _read(ComputingDealing(number=4, words=_NUMBERS.reshape(-1)), count=_NUMBERS.size),
+    _read(ComputingDone()),
     _read(Ping(full=True)),
 )
 """Every message that checks what it reads, and those that hold nothing."""

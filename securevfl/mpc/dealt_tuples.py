@@ -1,0 +1,371 @@
+"""Multiplication triples and their like for CrypTen, from a dealer that colludes with no party.
+
+CrypTen multiplies shared numbers with random ones that nobody knows, shared beforehand: triples
+``c = a b``, squares ``s = r r``, their like on bits, and one random number in two kinds of shares.
+The dealer gives each member a seed. A member's shares are key streams of AES-256 from it, except
+that the first member's share of the dependent number comes from the dealer: the *correction*, which
+makes the shares add up. Nothing of it is drawn by a generator of torch.
+
+A stream's key is HMAC-SHA256 of the seed and of all that a request is: what runs, who takes part,
+its number, kind, operation and sizes. Members that ask for different things get numbers that fit
+together nowhere, and compute noise. Numbers only rise: the dealer refuses a second correction under
+one number, and a member uses no number twice.
+"""
+
+import hmac
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from operator import add, xor
+from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from securevfl.core.errors import ProtocolError
+from securevfl.mpc.crypten_bridge import TupleProvider, crypten
+from securevfl.mpc.dealt_sums import SEED_BYTES, uniform
+
+Kind = Literal["triple", "square", "and", "wraps", "bit", "double"]
+"""``triple`` and ``and``: a product of two. ``wraps``: how often shares of one number pass the
+ring's end. ``bit``: one random bit, of which both kinds of shares exist. ``double``: the same of a
+whole number."""
+
+_LABEL: Final = b"securevfl/mpc/tuples/v1"
+_OPERATIONS: Final = ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d")
+_OPTIONS: Final = ("stride", "padding", "dilation", "groups", "output_padding")
+# 1 GiB; what a dealer makes room for on a member's word.
+_MOST_WORDS: Final = 1 << 27
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TupleRequest:
+    """One dealing of random numbers that depend on one another."""
+
+    number: int
+    """Rises from request to request."""
+    kind: Kind
+    sizes: tuple[tuple[int, ...], ...]
+    """Shapes of the independent numbers."""
+    operation: str = ""
+    """Of a triple: the function of torch that makes its product."""
+    options: str = "{}"
+    """The function's keyword arguments, as JSON."""
+
+    def __post_init__(self) -> None:
+        pairs = self.kind in ("triple", "and")
+        try:
+            named = json.loads(self.options)
+        except (ValueError, RecursionError):
+            named = None
+        fits = (
+            len(self.sizes) == 1 + pairs
+            and (self.operation in _OPERATIONS) == (self.kind == "triple")
+            and isinstance(named, dict)
+            and set(named) <= set(_OPTIONS)
+            and all(length >= 0 for size in self.sizes for length in size)
+            and sum(math.prod(size) for size in self.sizes) <= _MOST_WORDS
+        )
+        if not fits or self.number < 0:
+            raise ProtocolError(f"a dealer's randomness was asked for in an impossible way: {self}")
+
+    @classmethod
+    def from_json(cls, told: Any) -> "TupleRequest":
+        """Return a request that came as JSON.
+
+        Raises:
+            ProtocolError: If it is none.
+        """
+        try:
+            number, sizes = told["number"], told["sizes"]
+            texts = (told["kind"], told["operation"], told["options"])
+            lengths = [length for size in sizes for length in size]
+            whole = all(type(one) is int for one in (number, *lengths))
+            if not whole or texts[0] not in get_args(Kind) or set(map(type, texts)) != {str}:
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise ProtocolError(f"no request of a dealer's randomness: {told!r:.80}") from None
+        return cls(
+            number=number,
+            kind=texts[0],
+            sizes=tuple(tuple(size) for size in sizes),
+            operation=texts[1],
+            options=texts[2],
+        )
+
+    @property
+    def on_bits(self) -> bool:
+        """Whether shares of the independent numbers are of their bits, and do not add up."""
+        return self.kind in ("and", "bit")
+
+    @property
+    def depends_on_bits(self) -> bool:
+        """The same of the dependent number."""
+        return self.kind in ("and", "double")
+
+    def product(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return the product that a triple is about."""
+        product: Tensor = getattr(torch, self.operation)(one, other, **json.loads(self.options))
+        return product
+
+    @property
+    def dependent_size(self) -> tuple[int, ...]:
+        """Shape of the number that depends on the others."""
+        if self.kind == "and":
+            return tuple(torch.broadcast_shapes(*self.sizes))
+        if self.kind != "triple":
+            return self.sizes[0]
+        # Without values: on the device "meta" only shapes are computed.
+        one, other = (torch.empty(size, device="meta") for size in self.sizes)
+        try:
+            size = tuple(self.product(one, other).shape)
+        except (RuntimeError, TypeError) as error:
+            raise ProtocolError(f"no triple is like {self}: {error}") from None
+        if math.prod(size) > _MOST_WORDS:
+            raise ProtocolError(f"a dealer's randomness was asked for of {size}, which is too much")
+        return size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class SeedOfMember:
+    """What makes one member's shares."""
+
+    seed: bytes
+    context: bytes
+    """What runs: session, run and program, the same at all members."""
+
+    def independent(self, request: TupleRequest, world: Sequence[int]) -> list[Tensor]:
+        """Return this member's shares of the independent numbers."""
+        key = self._key(request, world)
+        shares = [_words(key, part, size) for part, size in enumerate(request.sizes)]
+        return [share & 1 for share in shares] if request.kind == "bit" else shares
+
+    def dependent(self, request: TupleRequest, world: Sequence[int]) -> Tensor:
+        """Return the share of the dependent number at any member but the first."""
+        return _words(self._key(request, world), len(request.sizes), request.dependent_size)
+
+    def _key(self, request: TupleRequest, world: Sequence[int]) -> bytes:
+        agreed = json.dumps([self.context.hex(), list(world), asdict(request)], sort_keys=True)
+        return hmac.digest(self.seed, _LABEL + agreed.encode(), "sha256")
+
+
+def _words(key: bytes, part: int, size: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(uniform(key, part, size).view(np.int64))
+
+
+class TupleDealer:
+    """The dealer's part: seeds for all members, and corrections for the first of them."""
+
+    def __init__(self, ranks: Sequence[int], context: bytes) -> None:
+        """Draw seeds.
+
+        Args:
+            ranks: Of all parties that may compute.
+            context: What runs.
+        """
+        self.seeds = {rank: os.urandom(SEED_BYTES) for rank in ranks}
+        """By rank; each is for that party alone."""
+        self._context = context
+        self._last = -1
+
+    def corrections(
+        self, world: Sequence[int], requests: Sequence[TupleRequest]
+    ) -> Int64[np.ndarray, " words"]:
+        """Return the first member's shares of the dependent numbers, one after another.
+
+        Args:
+            world: Ranks of those that compute, ascending.
+            requests: What they need, by number.
+
+        Raises:
+            ProtocolError: If a number was dealt before, or strangers are to compute.
+
+        Reveals:
+            To the first member: uniform numbers. The dealer learns sizes.
+        """
+        if not world or sorted(set(world) & set(self.seeds)) != list(world):
+            raise ProtocolError(f"randomness was asked for parties {list(world)!r:.80}")
+        found = []
+        for request in requests:
+            if request.number <= self._last:
+                raise ProtocolError(
+                    f"randomness {request.number} was dealt before (the last is {self._last}); "
+                    f"used twice it would hide nothing"
+                )
+            self._last = request.number
+            found.append(self._correction(world, request))
+        return torch.cat([one.reshape(-1) for one in found]).numpy()
+
+    def _correction(self, world: Sequence[int], request: TupleRequest) -> Tensor:
+        size = request.dependent_size
+        members = [SeedOfMember(seed=self.seeds[rank], context=self._context) for rank in world]
+        shares = [member.independent(request, world) for member in members]
+        others = [member.dependent(request, world) for member in members[1:]]
+        value = _dependent_value(request, shares)
+        if request.depends_on_bits:
+            return reduce(xor, others, value)
+        assert value.shape == size, "what the members make room for"
+        return value - sum(others, torch.zeros_like(value))
+
+
+def _dependent_value(request: TupleRequest, shares: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Return the dependent number in clear, from all members' shares of the independent ones."""
+    if request.kind == "wraps":
+        wraps: Tensor = crypten.common.util.count_wraps([share for (share,) in shares])
+        return wraps
+    totals = [reduce(xor if request.on_bits else add, parts) for parts in zip(*shares, strict=True)]
+    if request.kind == "triple":
+        return request.product(*totals)
+    if request.kind == "and":
+        return totals[0] & totals[1]
+    return totals[0] * totals[0] if request.kind == "square" else totals[0]
+
+
+@runtime_checkable
+class DealerLine(Protocol):
+    """The first member's way to the dealer."""
+
+    def ask(self, world: Sequence[int], requests: Sequence[TupleRequest]) -> None:
+        """Ask for corrections; they may be taken later.
+
+        Reveals:
+            To the dealer: sizes.
+        """
+        ...
+
+    def take(self, number: int, count: int) -> Int64[np.ndarray, " count"]:
+        """Return the corrections of the requests that begin with a number.
+
+        Raises:
+            ProtocolError: If they are others, or of another size.
+        """
+        ...
+
+
+class DealtTuples(TupleProvider):  # type: ignore[misc]
+    """CrypTen's provider of tuples, from the dealer's seed and corrections."""
+
+    NAME = "dealt"
+
+    def __init__(
+        self,
+        member: SeedOfMember,
+        *,
+        world: Sequence[int],
+        line: DealerLine | None,
+        first_number: int = 0,
+    ) -> None:
+        """Make it.
+
+        Args:
+            member: This party's seed.
+            world: Ranks of those that compute, ascending.
+            line: To the dealer, at the first member; None elsewhere.
+            first_number: Of the first request.
+        """
+        super().__init__()
+        self._member, self._world, self._line = member, tuple(world), line
+        self._next = first_number
+        self._ahead: deque[TupleRequest] = deque()
+        self._words: deque[Tensor] = deque()
+        self.asked: list[TupleRequest] = []
+        """All requests so far: a program that has run once tells what it needs next time."""
+
+    def ask_ahead(self, like: Sequence[TupleRequest]) -> None:
+        """Ask for all that a program needs at once, as an earlier run of it did.
+
+        Reveals:
+            To the dealer: sizes.
+        """
+        self._ahead = deque(
+            replace(one, number=self._next + place) for place, one in enumerate(like)
+        )
+        if self._line is not None and self._ahead:
+            self._line.ask(self._world, list(self._ahead))
+
+    def generate_additive_triple(
+        self,
+        size0: torch.Size,
+        size1: torch.Size,
+        op: str,
+        device: Any = None,  # noqa: ARG002 - CrypTen's
+        **options: Any,
+    ) -> tuple[Any, ...]:
+        """Return shares of a, b and their product."""
+        text = json.dumps(options, sort_keys=True)
+        return self._dealt("triple", (size0, size1), operation=op, options=text)
+
+    def square(self, size: torch.Size, device: Any = None) -> tuple[Any, ...]:  # noqa: ARG002
+        """Return shares of r and its square."""
+        return self._dealt("square", (size,))
+
+    def generate_binary_triple(
+        self,
+        size0: torch.Size,
+        size1: torch.Size,
+        device: Any = None,  # noqa: ARG002
+    ) -> tuple[Any, ...]:
+        """Return shares of the bits a, b and a & b."""
+        return self._dealt("and", (size0, size1))
+
+    def wrap_rng(self, size: torch.Size, device: Any = None) -> tuple[Any, ...]:  # noqa: ARG002
+        """Return shares of r, and of how often they pass the ring's end."""
+        return self._dealt("wraps", (size,))
+
+    def B2A_rng(self, size: torch.Size, device: Any = None) -> tuple[Any, ...]:  # noqa: ARG002, N802
+        """Return both kinds of shares of a random bit."""
+        bits, sums = self._dealt("bit", (size,))
+        return sums, bits
+
+    def double(self, size: torch.Size) -> tuple[Any, ...]:
+        """Return both kinds of shares of a random number: those that add up, and its bits'."""
+        return self._dealt("double", (size,))
+
+    def _dealt(
+        self, kind: Kind, sizes: Sequence[torch.Size], *, operation: str = "", options: str = "{}"
+    ) -> tuple[Any, ...]:
+        request = TupleRequest(
+            number=self._next,
+            kind=kind,
+            sizes=tuple(tuple(size) for size in sizes),
+            operation=operation,
+            options=options,
+        )
+        self._next += 1
+        self.asked.append(request)
+        independent = self._member.independent(request, self._world)
+        if self._line is None:
+            dependent = self._member.dependent(request, self._world)
+        else:
+            dependent = self._corrected(self._line, request)
+        shared = [_shared(share, on_bits=request.on_bits) for share in independent]
+        return (*shared, _shared(dependent, on_bits=request.depends_on_bits))
+
+    def _corrected(self, line: DealerLine, request: TupleRequest) -> Tensor:
+        if not self._ahead:
+            line.ask(self._world, [request])
+            self._ahead.append(request)
+        if self._ahead[0] != request:
+            raise ProtocolError(
+                f"the program needs {request}, and had asked the dealer for {self._ahead[0]}"
+            )
+        if not self._words:
+            sizes = [one.dependent_size for one in self._ahead]
+            counts = [math.prod(size) for size in sizes]
+            words = torch.from_numpy(line.take(request.number, sum(counts)))
+            parts = zip(words.split(counts), sizes, strict=True)
+            self._words = deque(part.view(size) for part, size in parts)
+        self._ahead.popleft()
+        return self._words.popleft()
+
+
+def _shared(share: Tensor, *, on_bits: bool) -> Any:
+    kinds = crypten.mpc.primitives
+    kind = kinds.BinarySharedTensor if on_bits else kinds.ArithmeticSharedTensor
+    return kind.from_shares(share, precision=0)

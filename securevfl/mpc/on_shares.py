@@ -1,0 +1,422 @@
+"""CrypTen between parties: its programs over any lines that carry arrays in order.
+
+A communicator has what CrypTen's arithmetic asks for, on arrays alone: nothing is pickled, and what
+comes must have the shape and type that is due. With a provider of tuples
+(:mod:`securevfl.mpc.dealt_tuples`) CrypTen's own arithmetic, comparisons and encoder run on it.
+
+What a party shows to another one are its shares of what is opened. To each it adds key streams of
+AES-256 that it has in common with every other member and that cancel in the sum, so that a share by
+itself is uniform. CrypTen's sharings of zero come from torch's generators, whose 32-bit state could
+be searched; nothing that hangs on them alone leaves: openings within a multiplication hide behind
+the dealer's numbers, and all openings behind these streams.
+
+Arithmetic is secure against members that follow it and pool what they see, up to all but one, as
+long as the dealer is not among them. A member that computes otherwise can change results.
+"""
+
+import hashlib
+import hmac
+import os
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from securevfl.core.errors import ProtocolError
+from securevfl.mpc.crypten_bridge import Communicator, Found, ReduceOp, found
+from securevfl.mpc.dealt_sums import uniform
+from securevfl.mpc.dealt_tuples import DealerLine, DealtTuples, SeedOfMember
+
+_STREAM_LABEL: Final = b"securevfl/mpc/on-shares/stream/v1"
+_SEED_LABEL: Final = b"securevfl/mpc/on-shares/zero/v1"
+
+# From here on, among three and more, it is cheaper that each adds up a part of an opening for all.
+_LARGE: Final = 1 << 12
+
+_DTYPES: Final = (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.bool)
+_MOST_AXES: Final = 16
+
+
+@runtime_checkable
+class Lines(Protocol):
+    """One party's lines to all others: private, in order, and from whom they say."""
+
+    def send(self, rank: int, step: int, values: npt.NDArray[Any]) -> None:
+        """Send an array to a party.
+
+        Reveals:
+            To that party: the array.
+        """
+        ...
+
+    def receive(
+        self, rank: int, step: int, *, dtype: npt.DTypeLike, shape: tuple[int | None, ...]
+    ) -> npt.NDArray[Any]:
+        """Return the next array of a party.
+
+        Args:
+            rank: Whose.
+            step: The step of the program that it must belong to.
+            dtype: Its type.
+            shape: Its shape; None stands for any length.
+
+        Raises:
+            ProtocolError: If it is of another step, type or shape.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seat:
+    """One party's place among those that compute together."""
+
+    rank: int
+    """Its own, one of the world's."""
+    world: tuple[int, ...]
+    """Ranks of all that compute, ascending; CrypTen counts them from 0."""
+    pair_keys: Mapping[int, bytes]
+    """32 bytes that it shares with each other one, by rank."""
+    context: bytes
+    """What runs: session, run and program, the same at all members."""
+    lines: Lines
+    """To the others."""
+    seed: SeedOfMember | None = None
+    """From the dealer; None where nothing is multiplied."""
+    dealer: DealerLine | None = None
+    """The way to the dealer, at the world's first member."""
+
+    def key(self, peer: int, label: bytes, *numbers: int) -> bytes:
+        """Return a key that two members share for one purpose."""
+        agreed = label + struct.pack(f">I{len(numbers)}q", len(numbers), *numbers) + self.context
+        return hmac.digest(self.pair_keys[peer], agreed, "sha256")
+
+
+class LineCommunicator(Communicator):  # type: ignore[misc]
+    """CrypTen's collectives over lines; CrypTen's ranks are places in the world."""
+
+    BYTES_PER_ELEMENT = 8
+
+    def __init__(self, member: Seat, *, first_step: int = 0) -> None:
+        """Make it.
+
+        Args:
+            member: This party's place.
+            first_step: Number of its first step; higher than all that the member has had.
+        """
+        self._member = member
+        self._world = member.world
+        self._place = member.world.index(member.rank)
+        self._others = [place for place in range(len(member.world)) if place != self._place]
+        self._step = first_step
+        self._name = f"rank{self._place}"
+        self.opened = hashlib.sha256()
+        """Of all that was opened to everybody so far, the same at all members."""
+        self.reset_communication_stats()
+
+    def _refused(self, *_positional: object, **_named: object) -> NoReturn:
+        """Refuse what would pickle objects, or is used by nothing that is offered here."""
+        raise ProtocolError("CrypTen asked for a way to communicate that is not offered here")
+
+    isend = irecv = send_obj = recv_obj = _refused
+
+    def get_world_size(self) -> int:
+        """Return how many compute."""
+        return len(self._world)
+
+    def get_rank(self) -> int:
+        """Return this party's place."""
+        return self._place
+
+    def set_name(self, name: str) -> None:
+        """Take the party's name."""
+        self._name = name
+
+    def get_name(self) -> str:
+        """Return the party's name."""
+        return self._name
+
+    def send(self, tensor: Tensor, dst: int) -> None:
+        """Send a tensor.
+
+        Reveals:
+            To ``dst``: the tensor as it is.
+        """
+        # No step of all: the lines of the two keep the order.
+        self._send(dst, tensor)
+
+    def recv(self, tensor: Tensor, src: int | None = None) -> Tensor:
+        """Receive a tensor of the given one's shape into it, and return it."""
+        if src is None:
+            self._refused()
+        return tensor.copy_(self._receive(src, tensor.dtype, tensor.shape))
+
+    def broadcast(self, sent: Any, src: int, async_op: bool = False, batched: bool = False) -> Any:
+        """Send one party's tensors to all others, which get them in their own tensors' place.
+
+        Reveals:
+            To everybody: the tensors as they are.
+        """
+        self._require_waiting(async_op)
+        for tensor in sent if batched else [sent]:
+            self._begin()
+            if self._place == src:
+                for place in self._others:
+                    self._send(place, tensor)
+            else:
+                tensor.copy_(self._receive(src, tensor.dtype, tensor.shape))
+        return sent
+
+    def broadcast_obj(self, obj: Any, src: int) -> torch.Size:
+        """Send one party's shape to all others; no other object is offered.
+
+        Reveals:
+            To everybody: the shape.
+        """
+        self._begin()
+        if self._place != src:
+            return torch.Size(self._receive(src, torch.int64, (None,)).tolist())
+        if not isinstance(obj, torch.Size) or len(obj) > _MOST_AXES:
+            self._refused()
+        for place in self._others:
+            self._send(place, torch.tensor(obj, dtype=torch.int64))
+        return obj
+
+    def scatter(
+        self, scatter_list: Any, src: int, size: Any = None, async_op: bool = False
+    ) -> Tensor:
+        """Send one party's tensors out, one to each.
+
+        Reveals:
+            To each party: its tensor as it is.
+        """
+        self._require_waiting(async_op)
+        self._begin()
+        if self._place != src:
+            return self._receive(src, torch.int64, scatter_list[0].shape if size is None else size)
+        for place in self._others:
+            self._send(place, scatter_list[place])
+        own: Tensor = scatter_list[src]
+        return own
+
+    def gather(self, tensor: Tensor, dst: int, async_op: bool = False) -> Sequence[Tensor | None]:
+        """Send every party's tensor to one.
+
+        Reveals:
+            To ``dst``: the tensors as they are.
+        """
+        self._require_waiting(async_op)
+        self._begin()
+        if self._place == dst:
+            return self._from_all(tensor)
+        self._send(dst, tensor)
+        return [None]
+
+    def all_gather(self, tensor: Tensor, async_op: bool = False) -> list[Tensor]:
+        """Send every party's tensor to everybody.
+
+        Reveals:
+            To everybody: the tensors as they are.
+        """
+        self._require_waiting(async_op)
+        self._begin()
+        for place in self._others:
+            self._send(place, tensor)
+        return self._from_all(tensor)
+
+    def barrier(self) -> None:
+        """Wait until all are here."""
+        self.all_gather(torch.zeros(1, dtype=torch.uint8))
+
+    def reduce(
+        self,
+        shares: Any,
+        dst: int,
+        op: Any = ReduceOp.SUM,
+        async_op: bool = False,
+        batched: bool = False,
+    ) -> Any:
+        """Open tensors to one party, which gets all parties' shares added up, or XORed.
+
+        Reveals:
+            To ``dst``: the total alone.
+        """
+        self._require_waiting(async_op)
+        tensors = list(shares) if batched else [shares]
+        hidden = self._hidden(tensors, op)
+        if self._place != dst:
+            self._send(dst, hidden)
+            return None
+        total = self._total(self._from_all(hidden), op)
+        return _apart(total, tensors) if batched else total.view(shares.shape)
+
+    def all_reduce(
+        self, shares: Any, op: Any = ReduceOp.SUM, async_op: bool = False, batched: bool = False
+    ) -> Any:
+        """Open tensors to everybody: all parties' shares added up, or XORed.
+
+        Reveals:
+            To everybody: the total alone.
+        """
+        self._require_waiting(async_op)
+        tensors = list(shares) if batched else [shares]
+        hidden = self._hidden(tensors, op)
+        parts = [hidden] * len(self._world)
+        large = len(self._world) > 2 and hidden.numel() >= _LARGE
+        if large:
+            parts = list(hidden.tensor_split(len(self._world)))
+        for place in self._others:
+            self._send(place, parts[place])
+        total = self._total(self._from_all(parts[self._place]), op)
+        if large:
+            self._begin()
+            for place in self._others:
+                self._send(place, total)
+            total = torch.cat(
+                [
+                    total if place == self._place else self._receive(place, torch.int64, part.shape)
+                    for place, part in enumerate(parts)
+                ]
+            )
+        self.opened.update(total.numpy().tobytes())
+        return _apart(total, tensors) if batched else total.view(shares.shape)
+
+    def _hidden(self, tensors: Sequence[Tensor], op: Any) -> Tensor:
+        """Return all numbers of a share in a row, under streams that cancel in the total."""
+        self._begin()
+        if op not in (ReduceOp.SUM, ReduceOp.BXOR):
+            self._refused()
+        if any(tensor.dtype != torch.int64 for tensor in tensors):
+            raise ProtocolError("what is opened must be shares, of int64")
+        hidden = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        words, member = hidden.numpy().view(np.uint64), self._member
+        for peer in self._world:
+            if peer != member.rank:
+                numbers = (self._step, op == ReduceOp.SUM, len(words), *self._world)
+                stream = uniform(member.key(peer, _STREAM_LABEL, *numbers), 0, words.shape)
+                if op == ReduceOp.BXOR:
+                    np.bitwise_xor(words, stream, out=words)
+                else:
+                    combine = np.add if member.rank < peer else np.subtract
+                    combine(words, stream, out=words)
+        return hidden
+
+    def _total(self, shares: Sequence[Tensor], op: Any) -> Tensor:
+        total = shares[0].clone()
+        for share in shares[1:]:
+            total = total.add_(share) if op == ReduceOp.SUM else total.bitwise_xor_(share)
+        return total
+
+    def _from_all(self, own: Tensor) -> list[Tensor]:
+        return [
+            own if place == self._place else self._receive(place, own.dtype, own.shape)
+            for place in range(len(self._world))
+        ]
+
+    def _begin(self) -> None:
+        self._step += 1
+        self.comm_rounds += 1
+
+    def _require_waiting(self, async_op: bool) -> None:
+        if async_op:
+            self._refused()
+
+    def _send(self, place: int, tensor: Tensor) -> None:
+        if tensor.dtype not in _DTYPES or tensor.dim() > _MOST_AXES:
+            raise ProtocolError(f"a tensor of {tensor.dtype} cannot be sent")
+        self.comm_bytes += tensor.nbytes
+        values = tensor.detach().contiguous().numpy()
+        self._member.lines.send(self._world[place], self._step, values)
+
+    def _receive(self, place: int, dtype: torch.dtype, shape: Sequence[int | None]) -> Tensor:
+        begin = time.monotonic()
+        kind = torch.empty(0, dtype=dtype).numpy().dtype
+        values = self._member.lines.receive(
+            self._world[place], self._step, dtype=kind, shape=tuple(shape)
+        )
+        self.comm_time += time.monotonic() - begin
+        return torch.from_numpy(values)
+
+
+def _apart(total: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts = total.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def _zero_generators(member: Seat, number: int) -> dict[str, dict[torch.device, torch.Generator]]:
+    """Return the generators of CrypTen's sharings of zero, in which neighbours agree.
+
+    They hide nothing that leaves a party; see the module.
+    """
+    world, place = member.world, member.world.index(member.rank)
+
+    def of_neighbours(lower: int, upper: int) -> bytes:
+        peer = upper if member.rank == lower else lower
+        # One that computes alone is its own neighbour.
+        return (
+            os.urandom(8) if peer == member.rank else member.key(peer, _SEED_LABEL, number, lower)
+        )
+
+    before, after = world[place - 1], world[(place + 1) % len(world)]
+    seeds = {
+        "prev": of_neighbours(before, member.rank),
+        "next": of_neighbours(member.rank, after),
+        "local": os.urandom(8),
+        "global": hashlib.sha256(_SEED_LABEL + member.context).digest(),
+    }
+    if len(world) == 1:
+        seeds["next"] = seeds["prev"]
+    generators = {}
+    for name, seed in seeds.items():
+        generator = torch.Generator().manual_seed(int.from_bytes(seed[:8], "big") >> 1)
+        generators[name] = {torch.device("cpu"): generator}
+    return generators
+
+
+@dataclass(frozen=True, eq=False)
+class Computing:
+    """What a party computes with, while it does."""
+
+    communicator: LineCommunicator
+    tuples: DealtTuples | None
+
+
+# Steps and requests of one number; a program of more would take a year.
+_MOST_STEPS: Final = 1 << 32
+
+
+@contextmanager
+def computing(member: Seat, *, number: int = 0) -> Iterator[Computing]:
+    """Let CrypTen compute for a party in this thread.
+
+    Args:
+        member: Its place.
+        number: Rises from one use to the next, so that no stream is used twice.
+
+    Raises:
+        ProtocolError: If a member is at fault.
+
+    Reveals:
+        To the other members: what the program opens to them, and sizes.
+    """
+    if member.rank not in member.world or list(member.world) != sorted(set(member.world)):
+        raise ProtocolError(f"rank {member.rank} cannot compute among {list(member.world)}")
+    communicator = LineCommunicator(member, first_step=number * _MOST_STEPS)
+    tuples = None
+    if member.seed is not None:
+        first = member.rank == member.world[0]
+        tuples = DealtTuples(
+            member.seed,
+            world=member.world,
+            line=member.dealer if first else None,
+            first_number=number * _MOST_STEPS,
+        )
+    generators = _zero_generators(member, number)
+    with found(Found(communicator, tuples, generators)):
+        yield Computing(communicator, tuples)

@@ -1,0 +1,121 @@
+"""CrypTen programs between parties, each in its own process, over mutual TLS."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.command_line import securevfl
+from helpers.federations import save, write_federation
+
+import securevfl as sv
+from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.federation.messages import RoundKind
+from securevfl.federation.session.handshake import read_hello
+from securevfl.runtime.programs import with_program
+from securevfl.runtime.run_options import Program
+from securevfl.transport.message import Message
+
+THREE = """
+from securevfl.mpc import crypten
+
+def program(party):
+    shared = [
+        crypten.cryptensor(party.column("x0", of=name), src=place)
+        for place, name in enumerate(party.names)
+    ]
+    greatest = (shared[1] * shared[2]).max()
+    return {
+        "rank": party.rank,
+        "all": shared[0].sum().get_plain_text(),
+        "own": greatest.get_plain_text(dst=2),
+    }
+"""
+
+
+def with_dealer(folder: Path, **sections: dict[str, object]) -> Path:
+    path = write_federation(folder, rows=60, **sections)
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    source["party"].append({"name": "dealer", "role": "dealer"})
+    return save(folder, {"mpc": {}, **source})
+
+
+@pytest.mark.multiprocess
+def test_three_parties_run_a_program(tmp_path, capfd):
+    """By the command: three parties compute, a dealer helps, and one learns a result."""
+    path, program = with_dealer(tmp_path), tmp_path / "program.py"
+    program.write_text(THREE, encoding="utf-8")
+    ended = securevfl(capfd, "mpc", path, program, "--out", tmp_path / "run", "--json")
+
+    assert ended.code == 0, ended.err
+    results = json.loads(ended.out)["results"]
+    tables = [pd.read_csv(tmp_path / f"{name}.csv")["x0"] for name in results]
+    assert list(results) == ["agency", "bank-1", "bank-2"]
+    assert [one["rank"] for one in results.values()] == [0, 1, 2]
+    assert [one["all"] for one in results.values()] == pytest.approx(
+        [tables[0].sum()] * 3, abs=0.01
+    )
+    assert [one["own"] for one in results.values()][:2] == [None, None]
+    largest = float(np.max(tables[1].to_numpy() * tables[2].to_numpy()))
+    assert results["bank-2"]["own"] == pytest.approx(largest, abs=0.01)
+    log = (tmp_path / "run/parties/dealer/log.jsonl").read_text(encoding="utf-8")
+    assert '"event": "dealt"' in log
+
+
+@pytest.mark.multiprocess
+def test_a_program_that_fails_names_its_party(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "def program(party):\n    if party.name == 'shop':\n        party.column('nothing')\n",
+        encoding="utf-8",
+    )
+    frame = pd.DataFrame({"x": [1.0, 2.0]})
+    with pytest.raises(SecureVflError, match="shop") as failed:
+        sv.mpc.run({"bank": frame, "shop": frame}, program)
+    assert "has no column 'nothing'" in str(failed.value)
+
+
+def test_programs_are_refused_beside_a_promise(tmp_path):
+    """Unless the file says that they may run."""
+    (tmp_path / "program.py").write_text("def program(party):\n    pass\n", encoding="utf-8")
+    privacy = {"epsilon": 8.0, "encoder": "trained", "unit": "linked-row"}
+    path = with_dealer(tmp_path, privacy=privacy, model={"average_positions_every": 0})
+
+    with pytest.raises(SecureVflError, match=r"mpc.programs: this file promises an epsilon"):
+        sv.mpc.run(path, tmp_path / "program.py")
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    path = save(tmp_path, {**source, "mpc": {"programs": "always"}})
+    program = Program.of(tmp_path / "program.py")
+    allowed = with_program(sv.read_federation(path), program)
+    assert allowed.mpc.program == program.digest
+
+
+def test_a_program_needs_a_dealer_a_file_and_a_function(tmp_path):
+    path, program = write_federation(tmp_path), tmp_path / "program.py"
+    with pytest.raises(ConfigError, match="No such file"):
+        sv.mpc.run(path, program)
+    program.write_text("program = 3\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="deals random numbers"):
+        sv.mpc.run(path, program)
+    with pytest.raises(ConfigError, match="no function at the top of a file"):
+        sv.mpc.run(path, lambda party: party)
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    pinned = save(tmp_path, {**source, "mpc": {"program": "0" * 64}})
+    with pytest.raises(ConfigError, match=r"mpc.program: this file allows 0000"):
+        sv.mpc.run(pinned, program)
+
+
+def test_unequal_programs_do_not_meet(tmp_path):
+    """Their digests are in what parties compare when they greet, and in every pair's key."""
+    path, files = with_dealer(tmp_path), []
+    for number in range(2):
+        files.append(tmp_path / f"{number}.py")
+        files[-1].write_text(f"def program(party):\n    return {number}\n", encoding="utf-8")
+    one, other = (with_program(sv.read_federation(path), Program.of(file)) for file in files)
+    greeting = Message(
+        kind=RoundKind.HELLO, meta={"digest": other.digest, "protocol": 13}, sender="bank-1"
+    )
+    with pytest.raises(ConfigError, match="federation files or programs differ"):
+        read_hello(one, greeting)
