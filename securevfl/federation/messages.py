@@ -14,7 +14,7 @@ from securevfl.federation.run_plan import RUN_ID_DIGITS, Purpose, RunFacts, pred
 from securevfl.mpc.masks import PUBLIC_BYTES
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
-PROTOCOL_VERSION: Final = 13
+PROTOCOL_VERSION: Final = 14
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
 
 SIGNATURE_BYTES: Final = 64
