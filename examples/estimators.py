@@ -1,11 +1,12 @@
 """A federation among scikit-learn's tools: what partners are worth, a search, and a kept model.
 
-    python examples/estimators.py
+    python examples/estimators.py [--device cuda]
 
 Two made-up tables: the label of the primary's customers depends on what a secondary knows of them.
 Prints accuracies of held-out folds, together and alone, and the search's best settings.
 """
 
+import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +30,7 @@ def tables() -> tuple[pd.DataFrame, "pd.Series[Any]", pd.DataFrame]:
     return own, pd.Series(np.where(wealth + 0.5 * (jobs == "nurse") > 0, "yes", "no")), theirs
 
 
-def main() -> dict[str, float]:
+def main(device: str = "cpu") -> dict[str, float]:
     """Return accuracies and the search's best area under the curve."""
     X, y, bureau = tables()
     model = sv.FederatedClassifier(
@@ -39,6 +40,7 @@ def main() -> dict[str, float]:
         epochs=8,
         learning_rate=0.02,
         random_state=0,
+        device=device,
     )
     figures = {"together": float(cross_val_score(model, X, y, cv=2).mean())}
     model.set_params(secondaries=())
@@ -72,4 +74,6 @@ def keep_and_use(bureau: pd.DataFrame, bank: pd.DataFrame, folder: Path) -> None
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description="A federation as an estimator.")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    main(parser.parse_args().device)

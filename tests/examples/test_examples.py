@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -23,13 +24,37 @@ def test_digits_example_reaches_its_window(capsys):
 
     Its accuracies were 0.856 together and 0.717 alone.
     """
-    figures = runpy.run_path(str(EXAMPLES / "digits_fet.py"))["main"](["--smoke"])
+    main = runpy.run_path(str(EXAMPLES / "digits_fet.py"))["main"]
+    figures = main(["--smoke", "--simulate"])
     assert figures["alone"] + 0.05 < figures["joint"] < 0.95
     assert 0.60 < figures["alone"] < 0.85
     assert 7.9 < figures["epsilon"] <= 8.0
     said = " ".join(capsys.readouterr().out.split())
     assert "whether any one record (linked to" in said
     assert "is in any one secondary's table" in said
+
+
+@pytest.mark.multiprocess
+def test_digits_example_gives_each_party_a_process(capsys):
+    """As it is run by default: the same promise, and a table that says what it covers."""
+    figures = runpy.run_path(str(EXAMPLES / "digits_fet.py"))["main"](["--smoke"])
+    assert 7.9 < figures["epsilon"] <= 8.0
+    assert 0.60 < figures["alone"] < 0.85
+    assert "- aggregates: covered by epsilon" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_is_short_and_shows_what_it_printed(path):
+    """Under 80 lines; the README has it with its output, and a GPU is one word away."""
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 80
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    _, found, after = page.partition(f"[`{path.name}`]({path.name}): ")
+    assert found
+    assert "```\n" in after.partition("\n\n[`")[0]
+    assert "--device" in text or path.name in ("budget.py", "secret_correlation.py")
+    promised = re.findall(r"epsilon[^\n]{0,30}?(\d+(?:\.\d+)?)", text)
+    assert all(float(one) <= 10 for one in promised)
 
 
 def test_the_budget_shows_what_sampling_saves(tmp_path, capsys):
@@ -62,7 +87,7 @@ def test_a_correlation_is_computed_on_shares(capsys):
 
 
 def test_fedhssl_example_learns_from_few_labels(capsys):
-    """The smoke run, which is the same every time, lies well above chance and says who sees what.
+    """The smoke run, which is the same every time, lies above chance and says who sees what.
 
     At 3 iterations it shows no gain yet, and none is asked for.
     """
