@@ -31,6 +31,7 @@ from securevfl.lab.study_commands import app as studies_app
 
 if TYPE_CHECKING:
     from securevfl.lab.advice import Advice, Bound
+    from securevfl.lab.attacks.run_audit import RunAudit
     from securevfl.lab.audit.audit_report import AuditReport
     from securevfl.lab.rehearsal import Played
 
@@ -422,6 +423,25 @@ def _print_contribution(measured: dict[str, Any]) -> None:
 
 @app.command()
 def audit(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Folder of a run that was recorded with --record-views: attack what its parties "
+            "received. Without it, the installed mechanism is tested.",
+        ),
+    ] = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option("--attacks", metavar="NAME,...", help="With RUN: which; default: all."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="With RUN: how often what an attack draws at random is drawn.")
+    ] = 3,
+    beside: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="With RUN: another recorded run of the same file."),
+    ] = None,
     secondaries: Annotated[
         int, typer.Option(help="Parties that average; the primary comes on top.")
     ] = 4,
@@ -440,12 +460,16 @@ def audit(
     timeout: Annotated[float, typer.Option(help="Seconds for all of it.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
-    """Run real rounds between processes on made-up rows, and test the noise and the clip.
+    """Attack what the parties of RUN received, or test the noise and the clip on made-up rows.
 
-    Class sums and drawn labels, to which class means are fitted, are tested too.
+    Without RUN real rounds run between processes. Class sums and drawn labels, to which class means
+    are fitted, are tested too.
 
-    Exit code 0 if every test passes, 4 if one fails.
+    Exit code 0 if every test passes and the run keeps its promises, 4 if not.
     """
+    if run is not None:
+        _audit_run(run, attacks, seeds=seeds, beside=beside, as_json=as_json)
+        return
     from securevfl.lab.audit.settings import AuditSettings
 
     settings = AuditSettings(
@@ -466,6 +490,57 @@ def audit(
         _print_audit(report)
     if report.verdict == "fail":
         raise typer.Exit(PrivacyError.exit_code)
+
+
+def _audit_run(
+    run: Path, attacks: str | None, *, seeds: int, beside: Path | None, as_json: bool
+) -> None:
+    with loading():
+        from securevfl.lab.attacks import run_audit
+
+    def tell(text: str) -> None:
+        print(f"securevfl: attack {text}", file=sys.stderr, flush=True)
+
+    found = run_audit.audit_run(
+        run, run_audit.chosen(attacks), seeds=seeds, beside=beside, tell=tell
+    )
+    if as_json:
+        print(json.dumps(found.as_json()))
+    else:
+        _print_run_audit(found, run / run_audit.FILE)
+    if found.violations:
+        raise typer.Exit(PrivacyError.exit_code)
+
+
+def _print_run_audit(found: "RunAudit", path: Path) -> None:
+    console = Console()
+    rows = [["attack", "by", "on", "measure", "found", "95 % interval", "trivial guess", "ceiling"]]
+    for one in found.findings:
+        mark = " *" if one["beats_floor"] else ""
+        rows.append(
+            [
+                one["attack"],
+                one["attacker"],
+                one["about"],
+                one["measure"].partition(";")[0],
+                f"{one['value']:.3f}{mark}",
+                "{:.3f} to {:.3f}".format(*one["interval"]),
+                f"{one['floor']:.3f}",
+                "" if one["ceiling"] is None else f"{one['ceiling']:.3f}",
+            ]
+        )
+    print_figures(console, rows, title="* beats the trivial guess, clearly", names=3)
+    for one in found.channels:
+        measured = f"; measured by {', '.join(one['measured_by'])}" if one["measured_by"] else ""
+        beaten = f"; above the trivial guess: {', '.join(one['beaten_by'])}"
+        why = "" if one["status"].startswith("not covered,") else f" ({one['guarantee']})"
+        text = f"{one['status']}{why}{measured}{beaten if one['beaten_by'] else ''}"
+        say(console, f"{one['channel']}: ", text)
+    for name, why in found.not_tried.items():
+        say(console, f"not tried, {name}: ", why)
+    for text in found.violations:
+        say(console, "PROMISE BROKEN: ", text, style="red")
+    say(console, "", f"{found.seconds:.0f} s; all figures: {path}")
 
 
 _RELEASES: Final = {

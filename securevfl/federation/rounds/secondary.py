@@ -33,6 +33,7 @@ from securevfl.linkage.sampling import LinkSource
 from securevfl.models.family import ExplainedBottom
 from securevfl.models.layers import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
+from securevfl.mpc import codec
 from securevfl.mpc.sum_to import Words, encode_weighted
 from securevfl.transport.message import Done
 
@@ -385,7 +386,8 @@ class Secondary:
         with torch.no_grad():
             aggregation = self.contribution.aggregation
             finite, _ = aggregation.finite(self._of_round(plan))
-            return aggregation.term(aggregation.clip(finite)).cpu()
+            units = aggregation.units(aggregation.clip(finite), bounded=False)
+        return codec.to_float(units, self._cut.ring, divisor=self._cut.slots).cpu()
 
     def _plain_backward_step(self, clipped: Tensor, share: StackedPart | None) -> BackwardStep:
         with torch.enable_grad():

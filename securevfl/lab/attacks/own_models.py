@@ -1,0 +1,214 @@
+"""Labels from the encoder that a secondary has at the end: its own, taught by the primary's labels.
+
+References:
+    [FZJ22] Fu et al., Label Inference Attacks Against Vertical Federated Learning, section 4 (model
+    completion); [FedHSSL] section VI, with 80 known labels. The head here is a logistic regression.
+"""
+
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from sklearn.cluster import SpectralClustering
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from securevfl.lab.attacks import attack
+from securevfl.lab.attacks.evidence import Evidence, PartyView
+
+_KNOWN: Final = 80
+"""Labels that the attacker knows, of all classes together, as in [FedHSSL]."""
+
+_OTHER_PARTS: Final = ("validation", "test")
+_LEAST_COMPARED: Final = 50
+"""Rows of each kind, without which memory is not measured."""
+
+_MOST_ROWS: Final = 2000
+"""That are clustered; more are drawn from."""
+
+
+def _missing(evidence: Evidence) -> str | None:
+    if (why := attack.needs_labels(evidence)) is not None:
+        return why
+    if evidence.taught_by is None:
+        return "encoders are frozen and have learned nothing of labels"
+    if not any("terms" in view.held for view in evidence.secondaries.values()):
+        return "needs the view of a secondary to the run's end"
+    return None
+
+
+def _representations(view: PartyView) -> Float64[np.ndarray, "rows numbers"]:
+    terms = view.array("terms").astype(np.float64)
+    return _scaled(terms.reshape(len(terms), -1))
+
+
+def _scaled(numbers: Float64[np.ndarray, "rows numbers"]) -> Float64[np.ndarray, "rows numbers"]:
+    found: Float64[np.ndarray, "rows numbers"] = StandardScaler().fit_transform(numbers)
+    return found
+
+
+class ModelCompletion:
+    """A head that is fitted to the own representations of a few rows with known labels."""
+
+    name = "model-completion"
+    aim: attack.Aim = "labels"
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        return _missing(evidence)
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
+        """Yield, for each secondary, the success on training rows, and how far it exceeds others'.
+
+        The floor is the same head on the secondary's own columns, which it has without the run.
+        """
+        assert evidence.primary is not None, "asked before"
+        each = max(2, _KNOWN // evidence.classes)
+        for view in evidence.secondaries.values():
+            rows = evidence.train[evidence.linked(view)[evidence.train]]
+            inputs = _representations(view)
+            own = _scaled(evidence.own_columns(view))
+            by_model = _completed(evidence, inputs, rows, each=each, seeds=seeds)
+            by_columns = _completed(evidence, own, rows, each=each, seeds=seeds)
+            value, interval = attack.label_success_of(evidence, by_model)
+            columns, _ = attack.label_success_of(evidence, by_columns)
+            told = partial(
+                attack.Leak,
+                attacker=view.name,
+                about=evidence.config.primary.name,
+                channel=str(evidence.taught_by),
+                known=f"{each} labels of each class",
+            )
+            yield told(
+                attack=self.name,
+                measure=attack.label_measure(evidence),
+                value=value,
+                interval=interval,
+                floor=max(columns, attack.label_floor(evidence, rows)),
+                floor_is="the same head on its own columns",
+                rows=len(by_model[0].rows),
+                seeds=seeds,
+            )
+            others = np.concatenate([evidence.primary.array(name) for name in _OTHER_PARTS])
+            others = others[evidence.linked(view)[others]]
+            if min(len(rows), len(others)) < _LEAST_COMPARED:
+                continue
+            gap, interval = _memory(evidence, inputs, rows, others, each=each)
+            without, _ = _memory(evidence, own, rows, others, each=each)
+            yield told(
+                attack="encoder-memory",
+                measure=f"{attack.label_measure(evidence)} of training rows minus that of others",
+                value=gap,
+                interval=interval,
+                floor=max(without, 0.0),
+                floor_is="the same head on its own columns",
+                rows=len(rows),
+            )
+
+
+def _memory(
+    evidence: Evidence,
+    inputs: Float64[np.ndarray, "rows numbers"],
+    rows: Int64[np.ndarray, " train"],
+    others: Int64[np.ndarray, " others"],
+    *,
+    each: int,
+) -> tuple[float, tuple[float, float]]:
+    """Return how much better a head guesses rows that the encoder was taught by than other rows."""
+    labels = evidence.labels
+    known = attack.some_known(evidence, rows, each=each, seed=0)
+    scores = _head(inputs[known], labels[known], inputs, evidence.classes)
+    success, width = [], 0.0
+    for part in (rows[~np.isin(rows, known)], others):
+        of_part, ends = attack.label_success_of(evidence, [attack.Guess(part, scores[part])])
+        success.append(of_part)
+        width = float(np.hypot(width, (ends[1] - ends[0]) / 2))
+    gap = success[0] - success[1]
+    return gap, (gap - width, gap + width)
+
+
+def _completed(
+    evidence: Evidence,
+    inputs: Float64[np.ndarray, "rows numbers"],
+    rows: Int64[np.ndarray, " some"],
+    *,
+    each: int,
+    seeds: int,
+) -> list[attack.Guess]:
+    guesses = []
+    for seed in range(seeds):
+        known = attack.some_known(evidence, rows, each=each, seed=seed)
+        left = rows[~np.isin(rows, known)]
+        scores = _head(inputs[known], evidence.labels[known], inputs[left], evidence.classes)
+        guesses.append(attack.Guess(left, scores))
+    return guesses
+
+
+def _head(
+    inputs: Float64[np.ndarray, "known numbers"],
+    labels: Int64[np.ndarray, " known"],
+    asked: Float64[np.ndarray, "rows numbers"],
+    classes: int,
+) -> Float64[np.ndarray, "rows classes"]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        head = LogisticRegression(C=0.3, max_iter=300).fit(inputs, labels)
+    found = np.zeros((len(asked), classes))
+    found[:, head.classes_] = head.predict_proba(asked)
+    return found
+
+
+class OwnClusters:
+    """Spectral clusters of own representations, without any label."""
+
+    name = "own-clusters"
+    aim: attack.Aim = "labels"
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        return _missing(evidence)
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
+        """Yield, for each secondary, the success of clusters, beside those of its own columns."""
+        classes = evidence.classes
+        for view in evidence.secondaries.values():
+            rows = evidence.train[evidence.linked(view)[evidence.train]]
+            rows = np.random.default_rng(0).permutation(rows)[:_MOST_ROWS]
+            labels = evidence.labels[rows]
+            own = _scaled(evidence.own_columns(view))
+            guesses = []
+            for numbers in (_representations(view), own):
+                clusters = _clusters(numbers[rows], classes)
+                scores = attack.matched(clusters, labels, classes=classes)
+                guesses.append(attack.Guess(rows, scores))
+            value, interval = attack.label_success_of(evidence, guesses[:1])
+            columns, _ = attack.label_success_of(evidence, guesses[1:])
+            yield attack.Leak(
+                attack=self.name,
+                attacker=view.name,
+                about=evidence.config.primary.name,
+                channel=str(evidence.taught_by),
+                measure=attack.label_measure(evidence),
+                value=value,
+                interval=interval,
+                floor=max(columns, attack.label_floor(evidence, rows)),
+                floor_is="clusters of its own columns",
+                rows=len(rows),
+                known="which cluster is which class",
+            )
+
+
+def _clusters(
+    numbers: Float64[np.ndarray, "rows numbers"], classes: int
+) -> Int64[np.ndarray, " rows"]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Of a graph in several pieces.
+        spectral = SpectralClustering(
+            classes, affinity="nearest_neighbors", n_neighbors=10, random_state=0
+        )
+        found: Int64[np.ndarray, " rows"] = spectral.fit_predict(numbers).astype(np.int64)
+    return found

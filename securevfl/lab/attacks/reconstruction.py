@@ -1,0 +1,144 @@
+"""A secondary's columns from what the primary receives: a decoder trained on known rows.
+
+References:
+    [LWX21] Luo et al., Feature Inference Attack on Model Predictions in Vertical Federated
+    Learning, section IV; here from averages, with a regression in the place of a generator.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import RidgeCV
+from sklearn.model_selection import cross_val_predict
+from sklearn.preprocessing import StandardScaler
+
+from securevfl.lab.attacks import attack
+from securevfl.lab.attacks.evidence import Evidence, PartyView
+
+_KNOWN: Final = 0.2
+"""Share of the linked rows whose columns the attacker knows."""
+
+_LEAST_KNOWN: Final = 20
+_MOST_KNOWN: Final = 1000
+_MOST_ROWS: Final = 5000
+_ALPHAS: Final = (0.1, 1.0, 10.0, 100.0, 1000.0)
+
+
+class Reconstruction:
+    """Columns of a row's records, decoded from its average and from the primary's own columns."""
+
+    name = "reconstruction"
+    aim: attack.Aim = "columns"
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        if evidence.primary is None:
+            return "needs the view of the primary"
+        if not any("links" in one.held for one in evidence.secondaries.values()):
+            return "needs the view of a secondary to the run's end, to know what is right"
+        return None
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
+        """Yield, for each secondary, the share of its columns' variance that is explained.
+
+        The floor is the same decoder of the primary's own columns; the ceiling has averages without
+        noise.
+        """
+        assert evidence.primary is not None, "asked before"
+        rows, averages = evidence.last_averages
+        own = evidence.primary.array("features").astype(np.float64)
+        clear = evidence.without_noise(rows) if evidence.knows_terms else None
+        for view in evidence.secondaries.values():
+            if "links" not in view.held:
+                continue
+            there = np.flatnonzero(evidence.linked(view)[rows])
+            there = np.random.default_rng(0).permutation(there)[:_MOST_ROWS]
+            targets = _varying(evidence.own_columns(view)[rows[there]])
+            inputs = {"own": own[rows[there]], "seen": averages[there]}
+            if clear is not None and evidence.noise_deviation:
+                inputs["clear"] = clear[there]
+            yield from _decoded(evidence, view, inputs, targets, seeds=seeds)
+
+
+def _decoded(
+    evidence: Evidence,
+    view: PartyView,
+    inputs: dict[str, Float64[np.ndarray, "rows numbers"]],
+    targets: Float64[np.ndarray, "rows columns"],
+    *,
+    seeds: int,
+) -> Iterator[attack.Leak]:
+    errors: dict[str, list[Float64[np.ndarray, " left"]]] = {name: [] for name in inputs}
+    spreads = []
+    known = min(_MOST_KNOWN, int(_KNOWN * len(targets)))
+    if known < _LEAST_KNOWN or not targets.shape[1]:
+        return
+    for seed in range(seeds):
+        order = np.random.default_rng(seed).permutation(len(targets))
+        taught, left = order[:known], order[known:]
+        spreads.append(((targets[left] - targets[taught].mean(axis=0)) ** 2).sum(axis=1))
+        for name, numbers in inputs.items():
+            # Whoever has averages has its own columns too.
+            whole = numbers if name == "own" else np.hstack([numbers, inputs["own"]])
+            guess = _decoder(whole, targets, taught)(left)
+            errors[name].append(((targets[left] - guess) ** 2).sum(axis=1))
+
+    def explained(name: str, seed: int, chosen: Any = slice(None)) -> float:
+        return float(1 - errors[name][seed][chosen].sum() / spreads[seed][chosen].sum())
+
+    found = {
+        name: float(np.mean([explained(name, seed) for seed in range(seeds)])) for name in inputs
+    }
+    ends = [
+        attack.bootstrapped(partial(explained, "seen", seed), len(spreads[seed]))
+        for seed in range(seeds)
+    ]
+    low, high = np.mean(ends, axis=0)
+    yield attack.Leak(
+        attack=Reconstruction.name,
+        attacker=evidence.config.primary.name,
+        about=view.name,
+        channel="aggregates",
+        measure="share of the columns' variance that is explained (R2)",
+        value=found["seen"],
+        interval=(float(low), float(high)),
+        floor=max(found["own"], 0.0),
+        floor_is="the same decoder of its own columns",
+        ceiling=found.get("clear"),
+        rows=len(spreads[0]),
+        known=f"the secondary's columns of {known} rows",
+        seeds=seeds,
+    )
+
+
+def _varying(columns: Float64[np.ndarray, "rows every"]) -> Float64[np.ndarray, "rows columns"]:
+    """Return columns that vary, each with mean 0 and deviation 1."""
+    spread = columns.std(axis=0)
+    found: Float64[np.ndarray, "rows columns"] = (columns - columns.mean(axis=0))[:, spread > 0]
+    return found / spread[spread > 0]
+
+
+def _decoder(
+    inputs: Float64[np.ndarray, "rows numbers"],
+    targets: Float64[np.ndarray, "rows columns"],
+    taught: Int64[np.ndarray, " taught"],
+) -> Any:
+    """Return the better of a linear and a kernel regression, by cross-validation."""
+    if not inputs.shape[1]:
+        mean = targets[taught].mean(axis=0)
+        return lambda asked: np.broadcast_to(mean, (len(asked), targets.shape[1]))
+    scaler = StandardScaler().fit(inputs[taught])
+    known, wanted = scaler.transform(inputs[taught]), targets[taught]
+    gamma = 0.5 / known.shape[1]
+    candidates = [RidgeCV(_ALPHAS)]
+    candidates += [KernelRidge(alpha=alpha, kernel="rbf", gamma=gamma) for alpha in (0.1, 1.0)]
+    errors = [
+        float(((cross_val_predict(one, known, wanted, cv=3) - wanted) ** 2).sum())
+        for one in candidates
+    ]
+    best = candidates[int(np.argmin(errors))].fit(known, wanted)
+    return lambda asked: best.predict(scaler.transform(inputs[asked])).reshape(len(asked), -1)

@@ -1,0 +1,188 @@
+"""All attacks on one recorded run, channel by channel: ``securevfl lab audit RUN``."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from securevfl.config.disclosure import channels
+from securevfl.core import checks, files
+from securevfl.core.errors import ConfigError
+from securevfl.lab.attacks import attack, gradients, own_models, told_labels
+from securevfl.lab.attacks.evidence import Evidence
+from securevfl.lab.attacks.presence import LinkedOrNot
+from securevfl.lab.attacks.promised_noise import NoiseAgain, NoiseSize, SampleAgain, Worlds
+from securevfl.lab.attacks.reconstruction import Reconstruction
+from securevfl.version import __version__
+
+FILE: Final = "audit.json"
+"""In the run folder, for its owner alone."""
+
+_FOLDER: Final = "attacks"
+"""Of the run folder: a file each attack that is done."""
+
+Status = Literal["covered by a guarantee", "not covered, measured", "not covered, not measured"]
+
+
+def all_attacks(other: Evidence | None = None) -> dict[str, attack.Attack]:
+    """Return every attack by name.
+
+    Args:
+        other: Another run of the same federation, whose noise must be another.
+    """
+    found: Sequence[attack.Attack] = (
+        gradients.GradientNorm(),
+        gradients.GradientDirection(),
+        gradients.GradientClusters(),
+        own_models.ModelCompletion(),
+        own_models.OwnClusters(),
+        told_labels.ClassSums(),
+        told_labels.ResidualSigns(),
+        told_labels.RowNumbers(),
+        Reconstruction(),
+        LinkedOrNot(),
+        Worlds(),
+        NoiseSize(),
+        NoiseAgain(other),
+        SampleAgain(),
+    )
+    return {one.name: one for one in found}
+
+
+def chosen(names: str | None) -> list[str]:
+    """Return the names of attacks in a comma-separated list; all of them for None.
+
+    Raises:
+        ConfigError: If one is unknown.
+    """
+    known = [*all_attacks()]
+    if names is None:
+        return known
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(
+                f"--attacks: there is no attack {name!r}{checks.did_you_mean(name, known)}; there "
+                f"are {', '.join(known)}"
+            )
+    return wanted
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunAudit:
+    """What attacks found out on one run."""
+
+    run: str
+    channels: list[dict[str, Any]]
+    """Every way in which a party learns something, with its status and its findings."""
+    findings: list[dict[str, Any]]
+    not_tried: dict[str, str]
+    """Attacks that cannot be tried on this run, and why."""
+    violations: list[str]
+    """Promises that the run breaks; none is how it must be."""
+    epsilon: float | None
+    delta: float
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields by name."""
+        return {
+            "version": __version__,
+            "run": self.run,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "violations": self.violations,
+            "channels": self.channels,
+            "findings": self.findings,
+            "not_tried": self.not_tried,
+            "seconds": self.seconds,
+        }
+
+
+def audit_run(
+    folder: Path,
+    names: Sequence[str],
+    *,
+    seeds: int = 3,
+    beside: Path | None = None,
+    tell: Callable[[str], None] = lambda _text: None,
+) -> RunAudit:
+    """Try attacks on what a run's parties have recorded, and write ``audit.json``.
+
+    An attack that is done is not tried again: its file lies in ``attacks/`` of the run folder.
+
+    Args:
+        folder: Of a finished run.
+        names: Of attacks.
+        seeds: How often what an attack draws at random is drawn.
+        beside: Folder of another recorded run of the same federation.
+        tell: Hears what is tried.
+
+    Raises:
+        ConfigError: If nothing was recorded.
+    """
+    checks.whole_from(1, seeds=seeds)
+    start = time.monotonic()
+    evidence = Evidence(folder)
+    other = None if beside is None else Evidence(beside)
+    attacks = all_attacks(other)
+    findings, not_tried = [], {}
+    for number, name in enumerate(names, 1):
+        tell(f"{number}/{len(names)} {name}")
+        made_from = [__version__, evidence.run, seeds, "" if other is None else other.run]
+        done = _done(folder, name, made_from)
+        if done is None:
+            missing = attacks[name].missing(evidence)
+            found = [] if missing else attack.attempt(attacks[name], evidence, seeds=seeds)
+            done = {
+                "made_from": made_from,
+                "missing": missing,
+                "findings": [one.as_json() for one in found],
+            }
+            files.write_json(folder / _FOLDER / f"{name}.json", done)
+        if done["missing"] is not None:
+            not_tried[name] = done["missing"]
+        findings += done["findings"]
+    privacy = evidence.privacy
+    audit = RunAudit(
+        run=evidence.run,
+        channels=[_of_channel(one, findings, privacy) for one in channels(evidence.config)],
+        findings=findings,
+        not_tried=not_tried,
+        violations=[f"{one['attack']}: {one['violates']}" for one in findings if one["violates"]],
+        epsilon=privacy["epsilon"],
+        delta=privacy["delta"],
+        seconds=round(time.monotonic() - start, 1),
+    )
+    files.write_json(folder / FILE, audit.as_json())
+    return audit
+
+
+def _done(folder: Path, name: str, made_from: list[Any]) -> dict[str, Any] | None:
+    """Return what an attack found before, on the same record with the same seeds."""
+    path = folder / _FOLDER / f"{name}.json"
+    if not path.exists():
+        return None
+    found = files.read_json(path)
+    return found if found.get("made_from") == made_from else None
+
+
+def _of_channel(
+    channel: dict[str, str], findings: Sequence[dict[str, Any]], privacy: Any
+) -> dict[str, Any]:
+    measured = [one for one in findings if one["channel"] == channel["channel"]]
+    status: Status = "not covered, measured" if measured else "not covered, not measured"
+    guarantee = channel["guarantee"]
+    if guarantee.startswith("covered by"):
+        status = "covered by a guarantee"
+        if guarantee.startswith("covered by epsilon,"):
+            guarantee += f": {privacy['epsilon']:.4g} at delta {privacy['delta']:g}"
+    clear = sorted({one["attack"] for one in measured if one["beats_floor"]})
+    return {
+        **channel,
+        "guarantee": guarantee,
+        "status": "nothing is sent" if guarantee == "nothing is sent" else status,
+        "measured_by": sorted({one["attack"] for one in measured}),
+        "beaten_by": clear,
+    }

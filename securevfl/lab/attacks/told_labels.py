@@ -1,0 +1,134 @@
+"""Labels from what secondaries are sent of them: residuals, class sums, row numbers."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from sklearn.neighbors import KNeighborsClassifier
+
+from securevfl.lab.attacks import attack
+from securevfl.lab.attacks.evidence import Evidence
+
+_PARTS: Final = ("train", "validation", "test")
+_KNOWN: Final = 10
+"""Labels of each class that the reader of row numbers knows."""
+
+
+class ResidualSigns:
+    """The sign of a row's first residual, or the class whose residual is the largest."""
+
+    name = "residuals"
+    aim: attack.Aim = "labels"
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        if (why := attack.needs_labels(evidence)) is not None:
+            return why
+        view = evidence.attacker
+        if view is None or next(view.of("RESIDUALS"), None) is None:
+            return "no secondary received residuals"
+        return None
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
+        """Yield the success of the first round's residuals."""
+        view = evidence.attacker
+        assert view is not None, "asked before"
+        lines = [one for one in view.of("RESIDUALS") if one["epoch"] == 1]
+        rows = np.concatenate([one["rows"].numpy() for one in lines])
+        scores = np.concatenate([one["residuals"].numpy() for one in lines]).astype(np.float64)
+        if scores.shape[1] == 1:
+            scores = np.hstack([-scores, scores])
+        value, interval = attack.label_success_of(evidence, [attack.Guess(rows, scores)])
+        yield attack.Leak(
+            attack=self.name,
+            attacker=view.name,
+            about=evidence.config.primary.name,
+            channel="residuals",
+            measure=attack.label_measure(evidence),
+            value=value,
+            interval=interval,
+            floor=attack.label_floor(evidence, rows),
+            floor_is="how frequent classes are",
+            rows=len(rows),
+        )
+
+
+class ClassSums:
+    """A class-mean encoder read as it is: its largest number names the class."""
+
+    name = "class-sums"
+    aim: attack.Aim = "labels"
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        if (why := attack.needs_labels(evidence)) is not None:
+            return why
+        encoder = evidence.config.encoder
+        if encoder is None or encoder.method != "class-means" or encoder.in_blocks:
+            return "encoders are no class means"
+        width = evidence.config.family.cut_shape(evidence.config.model)[-1]
+        if evidence.config.scores or width != evidence.classes:
+            return "encoders have no number for each class"
+        return None if evidence.knows_terms else "needs the views of all secondaries to the end"
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
+        """Yield, for each secondary, the success of its own class means on training rows."""
+        for view in evidence.secondaries.values():
+            rows = evidence.train[evidence.linked(view)[evidence.train]]
+            terms = view.array("terms").astype(np.float64)
+            guess = attack.Guess(rows, terms.reshape(len(terms), -1)[rows])
+            value, interval = attack.label_success_of(evidence, [guess])
+            yield attack.Leak(
+                attack=self.name,
+                attacker=view.name,
+                about=evidence.config.primary.name,
+                channel="labels that class means are fitted to",
+                measure=attack.label_measure(evidence),
+                value=value,
+                interval=interval,
+                floor=attack.label_floor(evidence, rows),
+                floor_is="how frequent classes are",
+                rows=len(rows),
+            )
+
+
+class RowNumbers:
+    """A row's number and its part of the split: a table in order of its labels shows them."""
+
+    name = "row-numbers"
+    aim: attack.Aim = "labels"
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        return attack.needs_labels(evidence)
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
+        """Yield the success of the nearest known rows, by number and part."""
+        assert evidence.primary is not None, "asked before"
+        parts = [evidence.primary.array(name) for name in _PARTS]
+        rows = np.concatenate(parts)
+        part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])
+        # Parts are further apart than any two rows.
+        inputs = np.stack([rows / rows.max(), 2.0 * part], axis=1)
+        guesses = []
+        for seed in range(seeds):
+            known = np.isin(rows, attack.some_known(evidence, rows, each=_KNOWN, seed=seed))
+            near = KNeighborsClassifier(3).fit(inputs[known], evidence.labels[rows[known]])
+            scores = np.zeros((int((~known).sum()), evidence.classes))
+            scores[:, near.classes_] = near.predict_proba(inputs[~known])
+            guesses.append(attack.Guess(rows[~known], scores))
+        value, interval = attack.label_success_of(evidence, guesses)
+        yield attack.Leak(
+            attack=self.name,
+            attacker="every secondary",
+            about=evidence.config.primary.name,
+            channel="row counts, batch membership, timing and message sizes",
+            measure=attack.label_measure(evidence),
+            value=value,
+            interval=interval,
+            floor=attack.label_floor(evidence, rows),
+            floor_is="how frequent classes are",
+            rows=len(guesses[0].rows),
+            known=f"{_KNOWN} labels of each class",
+            seeds=seeds,
+        )

@@ -1,0 +1,282 @@
+"""Attacks on recorded runs find planted failures, and nothing where there is none."""
+
+import json
+import shutil
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.altered_mechanisms import SameInEveryRound, scaled, without_noise, wrapped
+from helpers.federations import FROZEN, write_federation
+from helpers.fixed_entropy import fixed_entropy
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import securevfl.linkage.sampling
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import ConfigError
+from securevfl.federation.build import build_secondary, optimizer_of
+from securevfl.federation.checkpoint import read_state, write_state
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.lab.attacks.run_audit import all_attacks, audit_run, chosen
+from securevfl.lab.commands import app
+from securevfl.runtime import simulation
+from securevfl.runtime.run_options import RunOptions
+from securevfl.runtime.run_tables import read_tables
+
+BOUNDED = '[[party]]\nscaling = "bounds"\nbounds = [-4, 4]'
+NOISY = {**FROZEN, "epsilon": 8.0, "links_per_record": 1}
+
+
+def recorded(folder: Path, *, bounded: bool = False, **sections: Any) -> Path:
+    """Simulate and record a federation; return the run folder."""
+    folder.mkdir(exist_ok=True)
+    path = write_federation(folder, **sections)
+    if bounded:
+        path.write_text(path.read_text().replace("[[party]]", BOUNDED))
+    config = read_federation(path)
+    options = RunOptions(run_folder=folder / "run", record_mib=64)
+    simulation.simulate_federation(config, read_tables(config, folder), options, with_alone=False)
+    return folder / "run"
+
+
+def found(run: Path, *names: str, **options: Any) -> dict[str, dict[str, Any]]:
+    """Attack a run; return the findings by attack, the first of each."""
+    audit = audit_run(run, names, **options)
+    assert audit.not_tried == {}
+    return {one["attack"]: one for one in reversed(audit.findings)}
+
+
+def altered(monkeypatch: pytest.MonkeyPatch, alter: Callable[[Any, Secondary], object]) -> None:
+    """Let every secondary of simulations be altered as soon as it is built."""
+
+    def build(plan: Any, *arguments: Any, **options: Any) -> Secondary:
+        secondary = build_secondary(plan, *arguments, **options)
+        alter(plan, secondary)
+        return secondary
+
+    monkeypatch.setattr(simulation, "build_secondary", build)
+
+
+NOISE = ("membership", "noise-size", "noise-again")
+
+
+def test_a_right_run_keeps_its_promises(tmp_path: Path, fixed_noise: None) -> None:
+    first = recorded(tmp_path / "first", bounded=True, privacy=NOISY)
+    second = recorded(tmp_path / "second", bounded=True, privacy=NOISY)
+    audit = audit_run(first, list(all_attacks()), beside=second)
+    assert audit.violations == []
+    assert {one["attack"] for one in audit.findings} >= {*NOISE, "row-numbers", "reconstruction"}
+    noise = next(one for one in audit.findings if one["attack"] == "noise-size")
+    assert noise["value"] == pytest.approx(1, abs=0.05)
+    status = {one["channel"]: one["status"] for one in audit.channels}
+    assert status["aggregates"] == "covered by a guarantee"
+    assert status["gradients"] == "nothing is sent"
+    assert status["linkage"] == "not covered, not measured"
+
+
+def test_noise_that_is_off_behind_a_valid_ledger_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered(monkeypatch, lambda _plan, secondary: without_noise(secondary))
+    run = recorded(tmp_path, bounded=True, privacy=NOISY)
+    text = found(run, "noise-size")["noise-size"]["violates"]
+    assert text.startswith("noise of ")
+    assert "told apart" in found(run, "membership")["membership"]["violates"]
+    result = CliRunner().invoke(app, ["audit", str(run), "--json"])
+    assert result.exit_code == 4
+    assert json.loads(result.stdout)["violations"]
+
+
+def test_noise_of_half_the_deviation_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered(monkeypatch, lambda _plan, secondary: scaled(0.5)(secondary))
+    run = recorded(tmp_path, bounded=True, privacy=NOISY)
+    assert found(run, "noise-size")["noise-size"]["value"] == pytest.approx(0.25, abs=0.05)
+    assert found(run, "noise-size")["noise-size"]["violates"]
+
+
+def test_noise_that_comes_again_in_every_round_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered(monkeypatch, lambda _plan, secondary: wrapped(SameInEveryRound)(secondary))
+    run = recorded(tmp_path, bounded=True, privacy=NOISY, rows=256)
+    assert "several rounds" in found(run, "noise-again")["noise-again"]["violates"]
+
+
+def test_a_public_seed_of_the_noise_is_found_by_another_run(tmp_path: Path) -> None:
+    with fixed_entropy():
+        first = recorded(tmp_path / "first", bounded=True, privacy=NOISY)
+    with fixed_entropy():
+        second = recorded(tmp_path / "second", bounded=True, privacy=NOISY)
+    assert found(first, "noise-again")["noise-again"]["violates"] is None
+    beside = found(first, "noise-again", beside=second)["noise-again"]
+    assert beside["violates"] == "the same noise in several two runs"
+
+
+SAMPLED = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "unit": "secondary-record",
+    "links_per_record": 1,
+    "encoder": "dp-trained",
+    "sampling_rate": 0.3,
+}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_secret_sample_that_is_used_again_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixed_noise: None, *, again: bool
+) -> None:
+    if again:
+        system = types.SimpleNamespace(**vars(securevfl.linkage.sampling.os))
+        system.urandom = lambda size: b"7" * size
+        monkeypatch.setattr(securevfl.linkage.sampling, "os", system)
+    run = recorded(tmp_path, bounded=True, privacy=SAMPLED)
+    one = found(run, "sample-again")["sample-again"]
+    assert (one["violates"] is not None) is again
+    assert again or one["value"] < 0.45
+
+
+class Remembers(nn.Module):
+    """A bottom model that learns a vector for each record, which it knows by its columns."""
+
+    recordwise = False
+
+    def __init__(self, features: Tensor, width: int) -> None:
+        super().__init__()
+        self.register_buffer("features", features)
+        self.memory = nn.Parameter(torch.zeros(len(features), width))
+
+    def forward(self, features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+        del keys, present
+        return self.memory[torch.cdist(features, self.features).argmin(dim=-1)]
+
+
+def test_an_encoder_that_remembers_records_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remember(plan: Any, secondary: Secondary) -> None:
+        secondary.bottom = Remembers(secondary.data.features, plan.cut.shape[1])
+        secondary.optimizer = optimizer_of(plan.config, secondary.bottom)
+
+    training = {"epochs": 25, "learning_rate": 0.05, "patience": 25}
+    sections = {"rows": 400, "training": training, "model": {"neighbours": 1}}
+    plain = found(recorded(tmp_path / "plain", **sections), "model-completion")
+    altered(monkeypatch, remember)
+    memory = found(recorded(tmp_path / "memory", **sections), "model-completion")
+    assert memory["encoder-memory"]["beats_floor"]
+    assert memory["encoder-memory"]["value"] > plain["encoder-memory"]["value"] + 0.1
+
+
+def test_a_split_by_label_and_a_table_in_order_of_labels_are_found(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    assert not found(run, "row-numbers")["row-numbers"]["beats_floor"]
+    path = run / "parties" / "agency" / "view.pt"
+    view = read_state(path)
+    labels = view["held"]["targets"]
+    for name, label in {"train": 0, "validation": 1, "test": 2}.items():
+        view["held"][name] = (labels == label).nonzero().flatten()
+    write_state(path, view)
+    shutil.rmtree(run / "attacks")
+    by_label = found(run, "row-numbers")["row-numbers"]
+    assert by_label["beats_floor"]
+    assert by_label["value"] > 0.99
+
+
+def test_gradients_give_labels_away_and_random_ones_do_not(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    told = found(run, "gradient-direction", "gradient-clusters")
+    assert told["gradient-direction"]["value"] > 0.8
+    assert all(one["beats_floor"] for one in told.values())
+    for name in ("bank-1", "bank-2"):
+        path = run / "parties" / name / "view.pt"
+        view = read_state(path)
+        for line in view["lines"]:
+            if line["kind"] == "GRADIENT":
+                line["gradient"] = torch.randn(line["gradient"].shape)
+        write_state(path, view)
+    shutil.rmtree(run / "attacks")
+    assert not any(
+        one["beats_floor"] for one in found(run, "gradient-direction", "gradient-clusters").values()
+    )
+
+
+def test_lengths_of_gradients_tell_a_rare_class(tmp_path: Path) -> None:
+    path = write_federation(tmp_path, federation={"task": "binary"})
+    frame = pd.read_csv(tmp_path / "agency.csv")
+    frame["y"] = (frame["y"] == 2).astype(int)
+    frame.to_csv(tmp_path / "agency.csv", index=False)
+    config = read_federation(path)
+    options = RunOptions(run_folder=tmp_path / "run", record_mib=64)
+    simulation.simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
+    one = found(tmp_path / "run", "gradient-norm")["gradient-norm"]
+    assert one["measure"] == "AUC"
+    assert one["value"] > 0.8
+    assert one["beats_floor"]
+
+
+def test_columns_are_reconstructed_as_far_as_noise_allows(tmp_path: Path) -> None:
+    clear = {"mechanism": "none", "encoder": "frozen"}
+    one_link = {"model": {"neighbours": 1}, "secondaries": 1}
+    without = found(
+        recorded(tmp_path / "clear", bounded=True, privacy=clear, rows=400, **one_link),
+        "reconstruction",
+    )["reconstruction"]
+    noisy = found(
+        recorded(
+            tmp_path / "noisy",
+            bounded=True,
+            privacy={**NOISY, "epsilon": 1.0},
+            rows=400,
+            **one_link,
+        ),
+        "reconstruction",
+    )["reconstruction"]
+    assert (without["beats_floor"], noisy["beats_floor"]) == (True, False), without["value"]
+    assert without["ceiling"] is None
+    assert noisy["value"] < without["value"] / 2
+    assert noisy["ceiling"] > noisy["value"] + 0.1
+
+
+def test_rows_without_a_link_are_told_by_their_averages(tmp_path: Path) -> None:
+    run = recorded(tmp_path, linkage={"max_distance": 0.02}, model={"neighbours": 1})
+    one = found(run, "linked-or-not")["linked-or-not"]
+    assert one["beats_floor"]
+
+
+def test_an_audit_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    tried: list[str] = []
+    audit_run(run, ["gradient-direction"])
+    kept = run / "attacks" / "gradient-direction.json"
+    marked = json.loads(kept.read_text())
+    marked["findings"][0]["rows"] = 12345
+    kept.write_text(json.dumps(marked))
+    audit = audit_run(run, ["gradient-direction", "row-numbers"], tell=tried.append)
+    assert audit.findings[0]["rows"] == 12345
+    assert tried == ["1/2 gradient-direction", "2/2 row-numbers"]
+    again = audit_run(run, ["gradient-direction"], seeds=2)
+    assert again.findings[0]["rows"] != 12345
+    assert (run / "audit.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'gradient-norm'"):
+        chosen("gradient-nrm")
+    run = recorded(tmp_path)
+    for name in ("bank-1", "bank-2"):
+        (run / "parties" / name / "view.pt").unlink()
+    audit = audit_run(run, list(all_attacks()))
+    assert audit.not_tried["gradient-direction"] == "needs the view of a secondary"
+    assert "needs the views of all parties" in audit.not_tried["membership"]
+    (run / "parties" / "agency" / "view.pt").unlink()
+    with pytest.raises(ConfigError, match="--record-views"):
+        audit_run(run, chosen(None))
+    assert np.isfinite(audit.seconds)
