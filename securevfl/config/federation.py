@@ -313,6 +313,7 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
             secret=linkage.secret,
             cell=linkage.cell,
             key_bits=linkage.key_bits,
+            pad_to=linkage.pad_to,
         ),
         choice=spec.ChoiceSpec(
             neighbours=config.model.neighbours,

@@ -24,7 +24,8 @@ class LinkageSettings:
     equal as texts: "0123" is not 123."""
 
     protection: str
-    """How keys are hidden while linking. ``none``: every secondary sees the primary's keys."""
+    """How keys are hidden while linking. ``none``: every secondary sees the primary's keys. ``psi``
+    hides ids without another party."""
 
     choose: Literal["rows", "records"] = "rows"
     """Each row chooses its K nearest records, or each record its ``privacy.links_per_record``
@@ -91,6 +92,10 @@ class LinkageSettings:
     key_bits: Literal[2048, 3072, 4096] = 2048
     """Bits of the modulus (``paillier``)."""
 
+    pad_to: checks.Count | None = None
+    """For ``psi``: how many different keys every secondary announces, more than any has. By default
+    the primary learns how many there are."""
+
     similarity_noise: checks.NonNegative | None = None
     """sigma of the noise on similarities, in units of sigma_0."""
 
@@ -152,6 +157,10 @@ class LinkageSettings:
         if self.cell is not None and not protection.takes_cells:
             takers = _quoted(other.name for other in PROTECTIONS.values() if other.takes_cells)
             raise ConfigError(f"cell: goes with protection = {takers} alone")
+        if self.pad_to is not None and self.protection != "psi":
+            raise ConfigError('pad_to: goes with protection = "psi" alone')
+        if self.cache is not None and not protection.keeps_links:
+            raise ConfigError(f'cache: no link is kept with protection = "{self.protection}"')
         if self.secret is not None and not protection.needs_secret:
             takers = _quoted(other.name for other in PROTECTIONS.values() if other.needs_secret)
             raise ConfigError(f"secret: goes with protection = {takers}, and only with it")

@@ -111,6 +111,9 @@ class HidingSpec:
     key_bits: int = 2048
     """Bits of a Paillier modulus."""
 
+    pad_to: int | None = None
+    """Keys that a secondary announces in private set intersection; None: as many as it has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceSpec:

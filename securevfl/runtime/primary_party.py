@@ -415,6 +415,7 @@ class PredictingPrimary(SessionWithPartners):
         )
         self._session = session
         self._rounds = run_plan.RoundCounter()
+        self._linking: dict[str, Any] = {}
 
     def check(self) -> None:
         """Raise what ended the session, if anything has.
@@ -455,6 +456,7 @@ class PredictingPrimary(SessionWithPartners):
             keys=request.keys,
             data_root=party.job.data_root,
             cache=LinkCache(None),
+            memory=self._linking,
         )
         yield LinkedRequest(
             primary=link_as_primary(place, session.transport, observe),

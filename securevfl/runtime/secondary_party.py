@@ -396,6 +396,7 @@ class _Requests:
         self._session = session
         self._kept = KeptSecondary(job.config.party(job.name), table, model, device=job.device)
         self._last_round = 0
+        self._linking: dict[str, Any] = {}
         self.asked = 0
 
     def serve(self) -> None:
@@ -437,6 +438,7 @@ class _Requests:
             keys=keys,
             data_root=job.data_root,
             cache=LinkCache(None),
+            memory=self._linking,
         )
         secondary = self._kept.linked(
             plan,

@@ -6,6 +6,7 @@ import textwrap
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -158,21 +159,40 @@ def _served(proposal: Proposal) -> list[str]:
     return [_comment(" ".join(told))]
 
 
+def _protection_of(proposal: Proposal) -> str:
+    """Return how keys are hidden: ids without another party, others not at all."""
+    return "psi" if proposal.keys.metric == "exact" and find_spec("rbcl") else "none"
+
+
+def _protection(proposal: Proposal) -> list[str]:
+    if _protection_of(proposal) == "psi":
+        return [
+            _comment(
+                'protection = "psi": a secondary sees which rows have one of its ids, and no other '
+                "key; the primary sees how many ids a secondary has (pad_to hides it)."
+            )
+        ]
+    shown = proposal.keys.shown
+    return [
+        _comment(
+            'protection = "none": every secondary sees the keys of the primary\'s rows. "bloom", '
+            '"shares" and "paillier" hide them, with the help of a party without a table '
+            "(docs/linkage.md); check says who learns what."
+        ),
+        *([] if shown is None else [_comment(f"Warning: {shown}.")]),
+    ]
+
+
 def _linkage(proposal: Proposal) -> str:
     truth = []
     if proposal.truth is not None:
         truth = [f"truth = {_toml(proposal.truth)}" + _aside("for the quality of links")]
     return _lines(
         *(_comment(f"Keys: {reason}.") for reason in proposal.keys.reasons),
-        _comment(
-            'protection = "none": every secondary sees the keys of the primary\'s rows. "bloom", '
-            '"shares" and "paillier" hide them, with the help of a party without a table '
-            "(docs/linkage.md); check says who learns what."
-        ),
-        *([] if proposal.keys.shown is None else [_comment(f"Warning: {proposal.keys.shown}.")]),
+        *_protection(proposal),
         "[linkage]",
         f"metric = {_toml(proposal.keys.metric)}",
-        'protection = "none"',
+        f"protection = {_toml(_protection_of(proposal))}",
         *(
             f"{name} = {_toml(value)}" + _aside("the tables spell equal keys differently")
             for name, value in proposal.spelling.items()

@@ -7,7 +7,7 @@ common part of all protections with a coordinator.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -78,6 +78,9 @@ class DataParty(LinkageHelper):
 
     observe: Observer
     """Receives progress events."""
+
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What a protection keeps from one linking to the next of a session, by the other party."""
 
 
 def linked_primary(
@@ -170,6 +173,9 @@ class Protection(ABC):
 
     needs_secret: ClassVar[bool] = False
     """Whether data parties share a linkage secret."""
+
+    keeps_links: ClassVar[bool] = True
+    """Whether links may be kept from run to run, which takes a tag of both tables."""
 
     takes_cells: ClassVar[bool] = False
     """Whether grid cells can reduce the pairs that it compares."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from securevfl.linkage.protections.protection import (
     Protection,
     linked_primary,
 )
+from securevfl.linkage.protections.psi import Psi
 from securevfl.linkage.protections.shares import Shares
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
@@ -53,6 +54,7 @@ PROTECTIONS: Final[dict[str, Protection]] = {
     protection.name: protection
     for protection in (
         Plaintext(),
+        Psi(),
         BloomProtection(),
         Hashes(),
         Shares(),
@@ -110,6 +112,9 @@ class LinkageInput:
     cache: LinkCache
     """Where it keeps links."""
 
+    memory: dict[str, Any] = field(default_factory=dict)
+    """See :attr:`DataParty.memory`; one that predicts keeps it for all requests of a session."""
+
     def with_lines(
         self, lines: Channels, *, rows: int, session: bytes, observe: Observer
     ) -> DataParty:
@@ -127,6 +132,7 @@ class LinkageInput:
             session=session,
             secret=read_secret(self.spec, self.data_root) if hides.needs_secret else None,
             cache=self.cache,
+            memory=self.memory,
             observe=observe,
         )
 

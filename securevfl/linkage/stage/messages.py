@@ -65,6 +65,10 @@ class LinkingKind(MessageKind):
     LINKED_ROWS = 31
     """Secondary to primary: which rows have a link, where only aligned rows are learned from."""
 
+    LINK_POINTS = 62
+    """Between the primary and a secondary: keys as points of a group, under secrets of one or of
+    both."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Linked(DeclaredMessage):
