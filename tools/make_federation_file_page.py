@@ -182,7 +182,7 @@ def _model_rows() -> dict[str, str]:
     return {
         "family": f"| `family` | {_listed(list(FAMILIES))} | The kind of model. |",
         "neighbours": f"| `neighbours` | 1..10000 | K, links of a row at every secondary; default: "
-        f"{several}. |",
+        f"{several}, and for exact keys. |",
     }
 
 

@@ -268,14 +268,29 @@ def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:
 
 
 def print_predictions(
-    predictions: Predictions, out: Path, *, left: PredictionBudget | None, as_json: bool
+    predictions: Predictions,
+    out: Path,
+    *,
+    before: PredictionBudget | None,
+    left: PredictionBudget | None,
+    as_json: bool,
 ) -> None:
-    """Say where predictions are, their cost and what is left, and how good they are if known."""
+    """Say where predictions are, their cost and what is left, and how good they are if known.
+
+    Args:
+        predictions: What was predicted.
+        out: Where it is.
+        before: What was left before.
+        left: What is left.
+        as_json: Print JSON instead.
+    """
     if as_json:
         print(json.dumps(summary_of(predictions, out)))
         return
     spent = predictions.epsilon
     cost = "" if spent is None else f"; cost: epsilon {spent:.4g} on top of training"
+    if spent and before is not None and left is not None and before.spent == left.spent:
+        cost = f"; cost: nothing on top of the epsilon {spent:.4g} of earlier predictions"
     if predictions.used == "alone":
         cost = " by the primary alone: nothing was sent, and no ledger was charged"
     print(f"securevfl: {len(predictions)} rows predicted{cost}", file=sys.stderr)

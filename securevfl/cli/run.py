@@ -347,6 +347,7 @@ def predict(
     files.require_writable_folder(out.parent, what="folder of --out")
     if not rows.exists():
         raise ConfigError(f"--rows: there is no file {rows}")
+    before = least_left(run, config)
     with RunProgress(metric=metric_name(config)) as progress:
         predictions = predict_rows(
             run,
@@ -361,7 +362,8 @@ def predict(
             device=device,
             observe=progress,
         )
-    print_predictions(predictions, out, left=least_left(run, config), as_json=as_json)
+    left = least_left(run, config)
+    print_predictions(predictions, out, before=before, left=left, as_json=as_json)
     # What was spent stands on the pages of the secondaries of this machine.
     write_secondary_pages(run)
 

@@ -20,8 +20,8 @@ class EncoderSettings:
     """The ``[encoder]`` table; without it frozen encoders are the family's own random ones.
 
     With ``method = "auto"`` this table, ``[model]``, ``privacy.encoder``,
-    ``privacy.links_per_record`` and ``linkage.choose`` get what suits the federation, where the
-    file leaves them out; see :mod:`securevfl.config.encoder`.
+    ``privacy.links_per_record``, ``linkage.choose`` and ``training.batch_size`` get what suits the
+    federation, where the file leaves them out; see :mod:`securevfl.config.encoder`.
     """
 
     method: Literal["random", "principal", "class-means"]
@@ -78,6 +78,8 @@ AUTO: Final = "auto"
 CLASSES_OF_NUMBERS: Final = 2
 """Class means of a label that is a number: for its lower and for its upper half."""
 _NEIGHBOURS: Final = 4
+RELEASED_AT_ONCE: Final = 1024
+"""Rows of a round where nothing trains by rounds, and each round has its own cost."""
 _OF_NUMBERS: Final = ("euclidean", "great-circle")
 """Metrics whose keys a model can take as inputs."""
 
@@ -132,11 +134,12 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     labels = "shares" if "dealer" in roles else "randomised"
     linkage = source.get("linkage")
     metric = linkage.get("metric", "euclidean") if isinstance(linkage, Mapping) else "euclidean"
+    model = source.get("model")
+    tied = not isinstance(model, Mapping) or model.get("top", "tied") == "tied"
     return {
         "model": {
             "family": "fet",
-            # An id is at most one record of a secondary.
-            "neighbours": 1 if metric == "exact" else _NEIGHBOURS,
+            **({} if metric == "exact" else {"neighbours": _NEIGHBOURS}),
             "hidden": classes,
             "heads": 1,
             "release": "pooled",
@@ -146,4 +149,5 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "encoder": {"method": "class-means", "layout": "sum", "labels": labels},
         "privacy": {"encoder": "frozen", "links_per_record": 1},
         "linkage": {"choose": "records"},
+        **({"training": {"batch_size": RELEASED_AT_ONCE}} if tied else {}),
     }

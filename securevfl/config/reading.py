@@ -19,7 +19,7 @@ from securevfl.config.presets import expanded, without_top
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
-from securevfl.core.settings import read_settings
+from securevfl.core.settings import default_of, read_settings
 from securevfl.dp.privacy import Privacy
 from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named
@@ -179,7 +179,8 @@ def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationCo
         )
 
     model, top = without_top(tables["model"])
-    family, settings = findings.table(_read_model, model, "model")
+    exact = tables["linkage"].get("metric") == "exact"
+    family, settings = findings.table(partial(_read_model, exact=exact), model, "model")
     return FederationConfig(
         federation=section(sections.FederationSettings, "federation"),
         training=section(sections.TrainingSettings, "training"),
@@ -200,9 +201,12 @@ def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationCo
     )
 
 
-def _read_model(table: dict[str, Any]) -> tuple[AnyFamily, FamilySettings]:
+def _read_model(table: dict[str, Any], *, exact: bool) -> tuple[AnyFamily, FamilySettings]:
     family = family_named(table.pop("family", None))
     methods.require_own_fields(family, table)
+    if exact and default_of(family.settings_class, "neighbours") is not None:
+        # Of equal ids, one is right.
+        table.setdefault("neighbours", 1)
     return family, family.settings_from(table)
 
 

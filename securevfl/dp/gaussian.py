@@ -71,6 +71,7 @@ def gaussian_delta(*, epsilon: float, noise_multiplier: float) -> float:
     return math.exp(min(max(log_delta, _LOG_TINY), 0.0))
 
 
+@lru_cache(maxsize=64)
 def gaussian_epsilon(*, delta: float, noise_multiplier: float) -> float:
     """Return an epsilon that holds for one Gaussian release at ``delta``, rounded up.
 

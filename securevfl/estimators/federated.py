@@ -18,6 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from securevfl.config.linkage import LinkageSettings
+from securevfl.config.methods import require_own_fields
 from securevfl.config.presets import PresetSettings, preset
 from securevfl.config.sections import BaseSettings, PredictionSettings, TrainingSettings
 from securevfl.core.conventions import Task
@@ -121,6 +122,7 @@ def _model_of(model: Any, fields: Mapping[str, Any]) -> FamilySettings | PresetS
     if isinstance(model, str):
         family, _, name = model.partition("-")
         if model in family_names() or not name:
+            require_own_fields(family_named(model), fields)
             settings: FamilySettings = family_named(model).settings_from(fields)
             return settings
         return preset(family, name, **fields)
@@ -134,6 +136,7 @@ def _model_of(model: Any, fields: Mapping[str, Any]) -> FamilySettings | PresetS
 
 
 def _with(settings: FamilySettings, fields: Mapping[str, Any]) -> FamilySettings:
+    require_own_fields(family_of(settings), fields)
     changed: FamilySettings = family_of(settings).settings_from({**_given(settings), **fields})
     return changed
 
@@ -437,6 +440,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         pretraining: Any = None,
         device: Any = "cpu",
         random_state: Any = None,
+        verbose: Any = 0,
     ) -> None:
         given = locals()
         for name in self._get_param_names():
@@ -559,7 +563,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             seed=seed,
             device=self.device,
             with_alone=False,
-            progress=False,
+            progress=bool(self.verbose),
             observe=_warn,
         )
         assert self.run_.trained is not None, "it has trained"
@@ -687,6 +691,8 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         pretraining: For families that pretrain, :class:`securevfl.PretrainingSettings`.
         device: ``"cpu"`` or ``"cuda"``.
         random_state: Of splits, initialisation, shuffling and dropout, never of noise.
+        verbose: Above 0, ``fit`` shows its stages and epochs on standard error, as
+            :func:`securevfl.simulate` does.
 
     Attributes:
         classes_: The labels, in sorted order.

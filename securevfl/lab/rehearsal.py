@@ -312,6 +312,7 @@ def _simulated(
             # Where the primary alone answers, there is no gain for a placebo to explain.
             with_placebo="joint",
             own=OwnModels(fitted=fitted),
+            kept=False,
         )
 
 

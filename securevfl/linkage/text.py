@@ -46,6 +46,8 @@ def trimmed_text(text: str) -> str:
         >>> trimmed_text("\ufeff 00Ame\u0301 ")
         '00Amé'
     """
+    if text.isascii():
+        return text.strip()
     return unicodedata.normalize("NFC", _visible(text).strip())
 
 

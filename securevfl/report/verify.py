@@ -18,6 +18,7 @@ from securevfl.federation.checkpoint import DamagedError, StateFolder, read_stat
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_signed
 from securevfl.ledger.ledger import recomputed, until_end
+from securevfl.ledger.record_counts import FILE
 from securevfl.runtime.party import read_identities
 
 # Check a run folder: ledgers, what parties signed of one another's, and the figures they give.
@@ -28,8 +29,8 @@ class Finding:
     """What one check came to."""
 
     check: str
-    """What was checked: ``chain``, ``signatures``, ``heads``, ``end``, ``checkpoints`` or
-    ``figures``."""
+    """What was checked: ``chain``, ``signatures``, ``heads``, ``end``, ``checkpoints``, ``records``
+    or ``figures``."""
     party: str
     """Whose ledger it was about."""
     good: bool | None
@@ -100,6 +101,8 @@ def verify_run(folder: Path) -> list[Finding]:
         _check_end(evidence, file)
     for party in evidence.config.table_parties:
         _check_checkpoints(evidence, party.name)
+    for party in evidence.config.secondaries:
+        _check_records(evidence, party.name)
     _check_figures(evidence)
     return evidence.findings
 
@@ -139,6 +142,8 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
         if all(chain.head_at(len(one.entries)) == one.chain.head for one in copies):
             whole = f"{len(entries)} lines hang together ({path})"
             whole += f", and go on from the run's copy of {lines}" if copies else ""
+            # What a copy says, the ledger that goes on from it says too.
+            evidence.files = [one for one in evidence.files if one not in copies]
         else:
             text = f"does not go on from the copy that the run kept ({lines} lines)"
             evidence.say("chain", party, False, text)
@@ -278,6 +283,34 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
             return
     if count:
         evidence.say("checkpoints", party, True, f"{count} lie on the chain")
+
+
+def _check_records(evidence: _Evidence, party: str) -> None:
+    """Check the counts of a secondary's records in predictions, against what its ledger booked."""
+    path, run = evidence.folder / "parties" / party / FILE, (evidence.metrics or {}).get("run")
+    booked, model = [], None
+    for file in evidence.of(party):
+        for entry in file.entries:
+            model = entry.get("model") if entry["kind"] == "open" else model
+            if "counts" in entry and model == run:
+                booked.append(entry["counts"])
+    if not booked and not path.exists():
+        return
+    try:
+        chain, entries = read_chain(path)
+    except (ConfigError, PrivacyError) as error:
+        evidence.say("records", party, False, str(error))
+        return
+    heads = [entry["ledger"] for entry in entries if entry["kind"] == "released"]
+    if not all(map(chain.contains, booked)):
+        text = f"{FILE} lacks releases that the ledger has booked: cut, or exchanged"
+        evidence.say("records", party, False, text)
+    elif not all(any(one.chain.contains(head) for one in evidence.of(party)) for head in heads):
+        text = f"{FILE} was counted beside lines that the ledger lacks"
+        evidence.say("records", party, False if evidence.of(party) else None, text)
+    else:
+        text = f"{len(entries)} lines count records in {len(heads)} releases, all of this ledger"
+        evidence.say("records", party, True, text)
 
 
 def _check_figures(evidence: _Evidence) -> None:

@@ -19,6 +19,7 @@ from securevfl.core import checks, files
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
+from securevfl.core.settings import default_of
 from securevfl.core.shown_progress import RunProgress
 from securevfl.data.party_tables import from_frame
 from securevfl.data.scaling import Bounds, ColumnSettings
@@ -557,7 +558,11 @@ def _require_known(settings: RunSettings) -> None:
             raise ConfigError(f"{name}: no such setting{meant}")
 
 
-_LEFT_TO_AUTO: Final = (("privacy", "encoder", "trained"), ("linkage", "choose", "rows"))
+_LEFT_TO_AUTO: Final = (
+    ("privacy", "encoder", "trained"),
+    ("linkage", "choose", "rows"),
+    ("training", "batch_size", sections.TrainingSettings().batch_size),
+)
 """Table, field and default of the settings that ``auto`` decides unless they are given."""
 
 
@@ -629,6 +634,11 @@ def _source(
         "linkage": _given(linkage),
         "party": tables,
     }
+    if source["linkage"]["metric"] == "exact" and model is not None:
+        # As below: of equal ids one is right, unless another K was given.
+        default = default_of(type(model), "neighbours")
+        if default is not None and model.neighbours == default:
+            del source["model"]["neighbours"]
     if encoder is not None:
         source["encoder"] = {"method": AUTO} if auto else _given(encoder)
     if auto:

@@ -228,6 +228,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
                 ranks = tuple(sorted(config.ranks[name] for name in back.names))
                 session.transport.broadcast(secondaries, Rejoin(ranks=ranks).to_message())
                 return RejoinDue(parties=back.names)
+            run.keep()
         if class_means is not None:
             class_means.end()
         staying = [p.name for p in config.callers if p.is_helper and config.helpers_stay]

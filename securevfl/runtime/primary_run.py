@@ -528,10 +528,13 @@ class PrimaryRun:
         return train_own_network(self.plan, self.table, self.primary.data, estimator=self._own.top)
 
     def _test(self) -> None:
-        """Measure the model that answers on the test rows, if the budget has room; keep it."""
+        """Measure the model that answers on the test rows, if the budget has room."""
         choice, outputs = self.choice, self._test_outputs()
         if outputs is not None:
             self._measure(outputs, self.primary.threshold if choice is None else choice.threshold)
+
+    def keep(self) -> None:
+        """Save the primary's part of the model, once it is trained."""
         save_primary(
             self.plan,
             self.table,
@@ -540,7 +543,7 @@ class PrimaryRun:
             self.primary,
             self.ledger,
             metrics={} if self.tested is None else self.tested.metrics,
-            choice=choice,
+            choice=self.choice,
             folder=self.files.folder,
         )
 

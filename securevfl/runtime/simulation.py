@@ -163,6 +163,7 @@ def simulate_federation(
     with_alone: bool = True,
     with_placebo: bool | Literal["joint"] = False,
     pretrain_only: bool = False,
+    kept: bool = True,
 ) -> RunResult:
     """Run all parties of a federation in this process.
 
@@ -176,6 +177,7 @@ def simulate_federation(
             how much of the gain comes from the partners. ``"joint"``: only where the joint model
             answers.
         pretrain_only: End when pretraining is done; the metrics are its figures.
+        kept: Save every party's part of the model, to predict with later.
 
     Raises:
         SecureVflError: As a federated run would.
@@ -202,12 +204,14 @@ def simulate_federation(
             )
             return RunResult(metrics=figures, history=[], losses=[], ledger=[])
         run.train()
-        simulation.keep(run.plan)
+        if kept:
+            run.keep()
+            simulation.keep(run.plan)
         answers = run.choice is None or run.choice.decision.used == "joint"
         wanted = answers if with_placebo == "joint" else with_placebo
         if wanted and run.tested is not None:
             options.observe(Stage(text="placebo: the same training with partners' rows permuted"))
-            run.placebo = _placebo(config, tables, options, replace(own, fitted=run.base))
+            run.placebo = simulation.placebo(replace(own, fitted=run.base))
         found = run.finish(
             options.run_folder,
             mode="simulated",
@@ -225,8 +229,21 @@ def simulate_federation(
             joint_outputs=run.joint_outputs,
             trained=TrainedRun(
                 config=config, place=options.run_folder, tables=tables, device=str(options.device)
-            ),
+            )
+            if kept
+            else None,
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Links:
+    """What linking left at every party of a simulation."""
+
+    primary: LinkedPrimary
+    secondaries: Mapping[str, LinkedSecondary]
+    """By name."""
+    counts: dict[str, Any]
+    """Each secondary's numbers of links, for the figures."""
 
 
 class _Simulation:
@@ -253,7 +270,7 @@ class _Simulation:
                 config, config.table_parties, options.run_folder, resume=options.resume
             )
         )
-        self._linked: dict[str, LinkedSecondary] = {}
+        self._links: _Links | None = None
         self._secondaries: dict[str, Secondary] = {}
         self._recorders: dict[str, Recorder] = {}
 
@@ -272,7 +289,8 @@ class _Simulation:
         plan = plan_run(config, facts)
         for one in self._files.values():
             one.open_ledger(plan)
-        linked, counts = self._link()
+        links = self._links = self._links or self._link()
+        linked = links.primary
         data = primary_data(config, self._tables[name], split, linked, device=options.device)
         plan = replace(plan, training_rows=len(data.training_rows))
         alignment = report_alignment(
@@ -289,7 +307,7 @@ class _Simulation:
                 plan,
                 party,
                 self._tables[party.name],
-                self._linked[party.name],
+                links.secondaries[party.name],
                 files.ledger,
                 files=files.checkpoints.files,
                 device=options.device,
@@ -335,19 +353,20 @@ class _Simulation:
             observe=options.observe,
             own=own,
         )
-        run.alignment, run.links = alignment, counts
+        run.alignment, run.links = alignment, links.counts
         return run
 
     def pretrain(self, run: PrimaryRun) -> dict[str, Any] | None:
         """Pretrain all parties' encoders, where the family has such; return the run's figures."""
         plan, observe, parts = run.plan, self._options.observe, {}
+        assert self._links is not None, "a run begins by linking"
         for name, secondary in self._secondaries.items():
             part = pretraining_stage.pretraining_secondary(
                 plan,
                 self._tables[name],
                 secondary,
                 self._files[name],
-                linked=self._linked[name],
+                linked=self._links.secondaries[name],
                 observe=observe,
             )
             if part is not None:
@@ -380,8 +399,10 @@ class _Simulation:
 
     def keep(self, plan: RunPlan) -> None:
         """Keep what secondaries keep of a run that is through."""
+        links = self._links
+        assert links is not None, "a run begins by linking"
         for name, secondary in self._secondaries.items():
-            table, linked, own = self._tables[name], self._linked[name], self._files[name]
+            table, linked, own = self._tables[name], links.secondaries[name], self._files[name]
             save_secondary(plan, table, linked, secondary, own.ledger, folder=own.folder)
             run_folder.write_explanation(own.folder, secondary.explanation())
             if name in self._recorders:
@@ -395,11 +416,34 @@ class _Simulation:
         taken = {name: one.positions_taken for name, one in self._secondaries.items()}
         return {name: one for name, one in taken.items() if one is not None}
 
-    def _link(self) -> tuple[LinkedPrimary, dict[str, dict[str, Any]]]:
-        """Link every secondary's records to the primary's rows; return the primary's, and counts.
+    def placebo(self, own: OwnModels) -> Tensor | None:
+        """Return the joint model's outputs for the test rows with partners' rows permuted.
 
-        The counts are each secondary's numbers of links, for the figures.
+        Each secondary's features are permuted against its keys: links, similarities and each
+        column's values are as they were, and none of them belongs to the row that it is linked to.
+
+        Args:
+            own: Models from Python, and the base that was fitted.
         """
+        permuted, seed = dict(self._tables), self._config.federation.seed
+        for party in self._config.secondaries:
+            table = permuted[party.name]
+            order = stream(seed, "placebo", party.name).permutation(table.num_rows)
+            permuted[party.name] = replace(table, features=table.features[order])
+        with (
+            tempfile.TemporaryDirectory(prefix="securevfl-placebo-") as folder,
+            contextlib.ExitStack() as held,
+        ):
+            there = RunOptions(run_folder=Path(folder), device=self._options.device)
+            again = _Simulation(self._config, permuted, there, held)
+            again._links = self._links
+            run = again.begin(own)
+            run.pretraining = again.pretrain(run)
+            run.train()
+            return run.joint_outputs
+
+    def _link(self) -> "_Links":
+        """Link every secondary's records to the primary's rows."""
         config, tables, options = self._config, self._tables, self._options
         options.observe(Stage(text="linking", of=len(config.secondaries)))
         spec = link_spec(config)
@@ -407,13 +451,13 @@ class _Simulation:
         link = Linker(spec, own, folder=options.run_folder / "parties")
         for party in config.secondaries:
             require_enough_records(config, tables[party.name])
-        counts = {}
+        linked, counts = {}, {}
         for party in config.secondaries:
             keys = keys_of(spec.keys, tables[party.name])
             found = protection_of(spec).report_links(spec, keys, link(keys), options.observe)
             assert found.counts is not None, "a run counts its links"
-            self._linked[party.name], counts[party.name] = found, told(found.counts)
-        return link.primary, counts
+            linked[party.name], counts[party.name] = found, told(found.counts)
+        return _Links(primary=link.primary, secondaries=linked, counts=counts)
 
     def _resumed_run(self) -> str:
         """Return the id of the run that is resumed in all parties' folders."""
@@ -445,24 +489,3 @@ class _Simulation:
             else:
                 self._files[name].checkpoints.forget_after(0)
         return epoch
-
-
-def _placebo(
-    config: FederationConfig,
-    tables: Mapping[str, PartyTable],
-    options: RunOptions,
-    own: OwnModels,
-) -> Tensor | None:
-    """Return the joint model's outputs for the test rows with partners' rows permuted.
-
-    Each secondary's features are permuted against its keys: links, similarities and each column's
-    values are as they were, and none of them belongs to the row that it is linked to.
-    """
-    permuted = dict(tables)
-    for party in config.secondaries:
-        table = tables[party.name]
-        order = stream(config.federation.seed, "placebo", party.name).permutation(table.num_rows)
-        permuted[party.name] = replace(table, features=table.features[order])
-    with tempfile.TemporaryDirectory(prefix="securevfl-placebo-") as folder:
-        there = RunOptions(run_folder=Path(folder), device=options.device)
-        return simulate_federation(config, permuted, there, own=own, with_alone=False).joint_outputs

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Final
 
+from securevfl.config.encoder import RELEASED_AT_ONCE
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core import checks
@@ -120,7 +121,11 @@ def _model(proposal: Proposal) -> str:
 
 
 def _training(proposal: Proposal) -> str:
-    lines = ["[training]", "epochs = 50" + _aside("at most; the best one is kept")]
+    lines = [
+        "[training]",
+        "epochs = 50" + _aside("at most; the best one is kept"),
+        f"batch_size = {RELEASED_AT_ONCE}" + _aside("rows of a message; nothing trains by batches"),
+    ]
     if proposal.some_unlabelled:
         lines.append('empty_labels = "unlabelled"' + _aside("some rows have no label"))
     return _lines(*lines)

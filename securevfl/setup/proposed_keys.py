@@ -15,6 +15,7 @@ _EQUAL_IDS: Final = 0.95
 _SOME_IDS: Final = 0.1
 _MANY: Final = 4
 _NEAR_IN_TIME: Final = "near means a small difference in time, in days"
+_EQUAL_DATES: Final = "equal dates are linked, and nothing else: edits of a date mean nothing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,11 +79,14 @@ def propose_keys(
     if {"longitude", "latitude"} <= set(shared):
         return _by_places(tables, shared)
     texts = {name: by for name, by in shared.items() if name in ids or _tells_a_person(name, by)}
-    if any(name not in ids for name in texts):
+    if any(name not in ids and not _are_dates(by) for name, by in texts.items()):
         return _by_texts(tables, texts, agreement)
     ids = {name: by for name, by in ids.items() if (agreement[name] or 0) >= _SOME_IDS}
     if ids:
         return _by_ids(tables, ids, max(ids, key=lambda name: agreement[name] or 0), agreement)
+    days = [name for name, by in texts.items() if _are_dates(by)]
+    if days:
+        return _by_days(tables, shared, days)
     times = {name: by for name, by in shared.items() if _is_time(name, by)}
     if times:
         return _by_times(tables, times, next(iter(times)))
@@ -140,11 +144,14 @@ def _tells_a_person(name: str, by: Mapping[str, Column]) -> bool:
     return "number" not in kinds or spelled_in_digits(name)
 
 
+def _are_dates(by: Mapping[str, Column]) -> bool:
+    return all(column.kind == "date" for column in by.values())
+
+
 def _is_time(name: str, by: Mapping[str, Column]) -> bool:
-    columns = by.values()
-    if meaning_of(name) != "time" or any(column.kind != "date" for column in columns):
+    if meaning_of(name) != "time" or not _are_dates(by):
         return False
-    return all(column.found is None or column.found.timed for column in columns)
+    return all(column.found is None or column.found.timed for column in by.values())
 
 
 def _agreement(tables: Sequence[Table], by: Mapping[str, Column]) -> float | None:
@@ -196,6 +203,15 @@ def _by_places(tables: Sequence[Table], shared: _Shared) -> KeyProposal:
             f"{_names(columns)}: a longitude and a latitude in every table; near means metres "
             f"along the surface of the earth",
         ),
+    )
+
+
+def _by_days(tables: Sequence[Table], shared: _Shared, names: Sequence[str]) -> KeyProposal:
+    columns = _columns(tables, shared, names)
+    return KeyProposal(
+        metric="exact",
+        columns=columns,
+        reasons=(f"{_names(columns)}: dates of people in every table; {_EQUAL_DATES}",),
     )
 
 
@@ -264,8 +280,10 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
     numbers = set(held) == {"number"}
     meanings = [meaning_of(column.name) for column in own]
     whole = all(_is_whole(column) for every in chosen.values() for column in every)
-    times = {name: every[0] for name, every in chosen.items() if len(every) == 1}
-    dates = bool(times) and set(held) == {"date"}
+    places = [{name: every[place] for name, every in chosen.items()} for place in range(len(own))]
+    dates = [place for place in places if _are_dates(place)]
+    # A date of birth is spelled with the name.
+    spelled = all(meaning_of(place[tables[0].name].name) == "person" for place in dates)
     if meanings == ["latitude", "longitude"] and numbers:
         columns = {name: pair[::-1] for name, pair in columns.items()}
         meanings.reverse()
@@ -275,8 +293,10 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
         metric, why = "exact", "equal ids are linked, and nothing else"
     elif numbers:
         metric, why = "euclidean", "near means a small Euclidean distance, in the columns' unit"
-    elif dates:
+    elif len(dates) == len(places):
         metric, why = "euclidean", _NEAR_IN_TIME
+    elif dates and not (spelled and {"words", "text"} & set(held)):
+        metric, why = "exact", _EQUAL_DATES
     else:
         metric, why = "levenshtein", "read as one text, near means few edits"
     once = metric == "exact" and all(
@@ -287,7 +307,7 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
         columns=columns,
         reasons=(f"{_names(columns)}: as you asked; {why} ({metric})",),
         neighbours=1 if once else _MANY,
-        doubts=_zones(times) if dates else (),
+        doubts=tuple(doubt for place in dates for doubt in _zones(place)),
     )
 
 

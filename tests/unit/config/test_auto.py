@@ -43,6 +43,7 @@ def test_a_file_that_says_nothing_gets_a_whole_frozen_run_that_class_means(tmp_p
     assert (config.top.name, config.privacy.encoder) == ("tied", "frozen")
     assert (config.linkage.choose, config.privacy.links_per_record) == ("records", 1)
     assert config.chosen["model.hidden"] == 3
+    assert config.training.batch_size == config.chosen["training.batch_size"] == 1024
     assert config.chosen["linkage.choose"] == "records"
 
 
@@ -56,6 +57,25 @@ def test_what_the_file_says_is_kept_and_not_called_chosen(tmp_path: Path) -> Non
     assert config.encoder is not None
     assert config.encoder.labels == "plaintext"
     assert not {"model.neighbours", "model.family", "encoder.labels"} & set(config.chosen)
+
+
+def test_a_top_network_keeps_its_batches(tmp_path: Path) -> None:
+    config = read(tmp_path, model={"family": "fet", "top": "additive"})
+    assert config.training.batch_size == 128
+    assert "training.batch_size" not in config.chosen
+
+
+@pytest.mark.parametrize("family", ["avgsim", "assist", "fedsplitnn"])
+def test_equal_ids_are_linked_one_to_one_unless_the_file_says_more(
+    family: str, tmp_path: Path
+) -> None:
+    written = tomllib.loads(write_federation(tmp_path).read_text(encoding="utf-8"))
+    written["linkage"] = {"protection": "none", "metric": "exact"}
+    written |= {"model": {"family": family}, "privacy": {"mechanism": "none"}}
+    assert parse_federation(written, file="fed.toml").model.neighbours == 1
+    if family != "fedsplitnn":
+        written["model"]["neighbours"] = 3
+        assert parse_federation(written, file="fed.toml").model.neighbours == 3
 
 
 @pytest.mark.parametrize(("metric", "links"), [("levenshtein", 4), ("exact", 1)])

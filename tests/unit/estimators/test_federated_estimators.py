@@ -68,6 +68,32 @@ def test_partners_are_worth_what_they_know() -> None:
     assert alone.score(own, pays) < 0.8
 
 
+def test_fit_is_silent_unless_it_is_asked_to_speak(capfd: pytest.CaptureFixture[str]) -> None:
+    own, pays, theirs = bank()
+    classifier(theirs).fit(own, pays)
+    assert capfd.readouterr() == ("", "")
+    classifier(theirs, verbose=1).fit(own, pays)
+    out, shown = capfd.readouterr()
+    assert out == ""
+    assert "linking" in shown
+
+
+def test_equal_ids_are_linked_one_to_one_unless_said_otherwise() -> None:
+    own, pays, theirs = bank()
+    exact = {"linkage": "exact", "epochs": 1, "model_settings": {"hidden": 6}}
+    for more, links in ({}, 1), ({"neighbours": 3}, 3):
+        model = classifier(theirs, **exact, **more).set_params(model="avgsim").fit(own, pays)
+        assert model.run_.trained.config.model.neighbours == links
+
+
+@pytest.mark.parametrize("model", ["fedsim", sv.models.FedSim()])
+def test_a_setting_of_another_family_is_named_with_its_family(model: Any) -> None:
+    own, pays, theirs = bank()
+    wrong = classifier(theirs, model_settings={"heads": 2}).set_params(model=model)
+    with pytest.raises(ConfigError, match=r"no such field of family 'fedsim': fet have it"):
+        wrong.fit(own, pays)
+
+
 def test_the_positive_class_can_be_named() -> None:
     """Metrics and the threshold are about it; labels and their order stay those of scikit-learn."""
     own, pays, theirs = bank()

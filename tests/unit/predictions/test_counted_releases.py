@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+from helpers.command_line import securevfl
 from helpers.federations import save, write_federation
 
 from securevfl.cli.results import print_predictions
@@ -17,6 +18,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError
 from securevfl.federation.run_plan import PredictionBudget, predictions_in_words
 from securevfl.ledger.ledger import summary_of
+from securevfl.report.verify import verify_run
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.trained_run import predict
@@ -169,8 +171,47 @@ def test_the_console_says_what_later_requests_may_cost(
         most_rows=None,
         releases_per_record=most,
     )
-    print_predictions(answer, Path("out.csv"), left=left, as_json=False)
+    print_predictions(answer, Path("out.csv"), before=None, left=left, as_json=False)
     assert said in capsys.readouterr().err
+
+
+def test_a_second_request_is_not_said_to_cost_anew(run: Path, capfd) -> None:
+    """What all predictions cost was booked with the first answer."""
+    rows = run.parent / "new.csv"
+    pd.read_csv(run.parent / "agency.csv").iloc[:3].drop(columns="y").to_csv(rows, index=False)
+    said = []
+    for _ in range(2):
+        out = run.parent / "predictions.csv"
+        ended = securevfl(
+            capfd, "predict", run, "--rows", rows, "--out", out, "--data-root", run.parent
+        )
+        assert ended.code == 0, ended.err
+        said.append(next(line for line in ended.err.splitlines() if "rows predicted" in line))
+    assert said[0].endswith("on top of training")
+    assert "cost: nothing on top of the epsilon" in said[1]
+
+
+def test_counts_of_records_are_verified_with_the_ledger(run: Path) -> None:
+    """Cut by its last line, or removed, they no longer are what the ledger booked."""
+    assert not [one for one in verify_run(run) if one.check == "records"]
+    asked(run, slice(0, 3))
+    asked(run, slice(3, 5))
+    found = {one.party: one for one in verify_run(run) if one.check == "records"}
+    assert set(found) == {"bank-1", "bank-2"}
+    assert all(one.good for one in found.values())
+    assert found["bank-1"].text.startswith("3 lines count records in 2 releases")
+
+    path = run / "parties/bank-1/records-ledger.jsonl"
+    whole = path.read_text()
+    path.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    assert {one.party: one.text for one in verify_run(run) if one.good is False} == {
+        "bank-1": "records-ledger.jsonl lacks releases that the ledger has booked: cut, or "
+        "exchanged"
+    }
+    path.write_text(whole.replace('"records":[0', '"records":[1', 1).replace("released", "release"))
+    assert [one.check for one in verify_run(run) if one.good is False] == ["records"]
+    path.unlink()
+    assert [one.check for one in verify_run(run) if one.good is False] == ["records"]
 
 
 def test_a_check_says_how_often_predictions_release_a_record(tmp_path: Path) -> None:

@@ -272,6 +272,8 @@ def test_a_copy_that_the_run_kept_must_go_on_in_the_table_s_ledger(run: Run) -> 
     assert run.bad() == {}
     (said,) = [one.text for one in verify_run(run.folder) if one.check == "chain"]
     assert said == f"7 lines hang together ({path}), and go on from the run's copy of 7"
+    checks = [one.check for one in verify_run(run.folder)]
+    assert len(checks) == len(set(checks)), "of a copy and its ledger, a check is said once"
     path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:3]))
 
     assert "does not go on from the copy that the run kept (7 lines)" in run.bad()["chain bank-1"]

@@ -203,3 +203,42 @@ def test_columns_in_common_are_named_as_they_are(tmp_path: Path, capfd: Capture)
 
     assert ended.code == 2
     assert "columns in common: Key Id=key_id, x 0=x_0. Name" in ended.complaint
+
+
+def write_days(folder: Path) -> list[object]:
+    """Write two tables about the same stays, with two dates each, and a date of birth."""
+    random = np.random.default_rng(12)
+    came = np.datetime64("2024-01-01") + random.integers(0, 300, ROWS).astype("timedelta64[D]")
+    left = came + random.integers(1, 30, ROWS).astype("timedelta64[D]")
+    born = np.datetime64("1940-01-01") + np.arange(ROWS).astype("timedelta64[D]") * 17
+    keys = {"came": came.astype(str), "went": left.astype(str), "birth date": born.astype(str)}
+    keys["room"] = random.integers(1, 90, ROWS) / 2
+    signal = random.normal(size=ROWS).round(3)
+    for name, column in (("hotel", {"spent": signal * 3}), ("city", {"tax": signal})):
+        pd.DataFrame({**keys, **column}).to_csv(folder / f"{name}.csv", index=False)
+    tables = ("--primary", folder / "hotel.csv", "--secondary", folder / "city.csv")
+    return [*tables, "--label", "spent", "--bounds-from-data"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "metric"),
+    [
+        ((), "exact"),
+        (("--key", "came", "--key", "went"), "euclidean"),
+        (("--key", "came", "--key", "room"), "exact"),
+        (("--key", "birth date", "--key", "came"), "euclidean"),
+    ],
+)
+def test_dates_are_never_compared_by_edits(
+    tmp_path: Path, capfd: Capture, asked: tuple[str, ...], metric: str
+) -> None:
+    """One edit is a day or a thousand years: dates are near in days, or equal."""
+    out = tmp_path / "fed.toml"
+
+    ended = securevfl(capfd, "init", *write_days(tmp_path), *asked, "--out", out)
+    checked = securevfl(capfd, "check", out, "--json")
+
+    assert ended.code == 0, ended.err
+    assert read_federation(out).linkage.metric == metric
+    assert checked.code == 0, checked.err
+    assert json.loads(checked.out)["links"]["city"]["rows_linked"] > 0.9 * ROWS
