@@ -164,6 +164,11 @@ class FederationConfig:
         """Whether coordinator and dealer stay to the run's end, to link anew after a loss."""
         return self.runtime.on_loss == "wait"
 
+    def stays(self, party: sections.PartySettings) -> bool:
+        """Whether a party without a table stays to the run's end: to link anew, or to deal."""
+        deals = party.role == "dealer" and self.privacy.verify_clip
+        return party.is_helper and (self.helpers_stay or deals)
+
     @property
     def reserves_budget(self) -> bool:
         """Whether the plan covers one pass over the training and test rows more than needed.

@@ -129,6 +129,11 @@ def require_helpers(config: FederationConfig) -> None:
             'encoder.labels: "shares" needs a party that holds no table and deals masks: add '
             '[[party]] name = "dealer", role = "dealer"; or take "randomised"'
         )
+    if config.privacy.verify_clip and "dealer" not in there:
+        raise ConfigError(
+            "privacy.verify_clip: needs a party that holds no table and deals random numbers: add "
+            '[[party]] name = "dealer", role = "dealer"'
+        )
     if protection.needs_secret and linkage.secret is None:
         raise ConfigError(
             "linkage.secret: is missing; it names the file, on every data party's machine, that "
@@ -225,6 +230,7 @@ def require_trainable(config: FederationConfig) -> None:
             "training.iso_gradients: frozen encoders are sent no gradient that noise could be "
             "added to; leave it out"
         )
+    _require_computable(config)
     _require_fitted(config)
     _require_class_means(config)
     require_continuable(config)
@@ -263,6 +269,26 @@ def require_trainable(config: FederationConfig) -> None:
         raise ConfigError(
             f'linkage.choose: {config.family.name!r} reads K similarities a row; "records" gives '
             f'rows of different lengths; use "rows"'
+        )
+
+
+def _require_computable(config: FederationConfig) -> None:
+    """Refuse sums on shares, and checks of them, that would hide or find nothing."""
+    if config.mpc.engine == "crypten" and len(config.secondaries) < 2:
+        raise ConfigError(
+            'mpc.engine: "crypten" shares rows among secondaries, and there is one; write "masked"'
+        )
+    if not config.privacy.verify_clip:
+        return
+    if config.mpc.engine != "crypten":
+        raise ConfigError(
+            'privacy.verify_clip: compares on shares; write engine = "crypten" in [mpc], or leave '
+            "it out"
+        )
+    if config.family.assisted:
+        raise ConfigError(
+            f"privacy.verify_clip: {config.family.name!r} adds up scores, which are not clipped; "
+            f"leave it out"
         )
 
 

@@ -230,6 +230,11 @@ class PredictionSettings:
 class MpcSettings:
     """The ``[mpc]`` table: what parties compute on shares, and with what."""
 
+    engine: Literal["masked", "crypten"] = "masked"
+    """What averages rows. ``masked``: words under pairwise masks, which CrypTen adds up.
+    ``crypten``: secondaries share their words as CrypTen tensors and add up shares; the same sum,
+    and what ``privacy.verify_clip`` needs."""
+
     programs: Literal["unpromised", "always"] = "unpromised"
     """When ``securevfl mpc`` may run a program between the parties: where this file promises no
     epsilon, or always. What a program reveals is its author's affair, and no epsilon covers it."""

@@ -13,7 +13,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.dealt_sums import SEED_BYTES
-from securevfl.mpc.dealt_tuples import SeedOfMember, TupleDealer, TupleRequest
+from securevfl.mpc.dealt_tuples import TupleDealer, TupleRequest
 from securevfl.transport.channels import CallerChannels, Channels, Kinds, receive_from
 from securevfl.transport.message import (
     DeclaredMessage,
@@ -38,6 +38,7 @@ class ComputingKind(MessageKind):
     COMPUTING_REQUEST = 58
     COMPUTING_DEALING = 59
     COMPUTING_DONE = 60
+    COMPUTING_BEGIN = 61
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,19 +112,28 @@ class ComputingTensor(TypedMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ComputingBegin(DeclaredMessage):
+    """Who computes next, and under which number: each of them needs a seed."""
+
+    KIND: ClassVar = ComputingKind.COMPUTING_BEGIN
+    WAY: ClassVar = "first party that computes to dealer"
+
+    world: tuple[int, ...]
+    number: int = wire(least=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ComputingRequest(TypedMessage):
     """Which random numbers a program needs next: their numbers, kinds and sizes."""
 
     KIND: ClassVar = ComputingKind.COMPUTING_REQUEST
     WAY: ClassVar = "first party that computes to dealer"
 
-    world: tuple[int, ...]
     requests: tuple[TupleRequest, ...]
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        listed = [asdict(one) for one in self.requests]
-        return Message(kind=self.KIND, meta={"world": list(self.world), "requests": listed})
+        return Message(kind=self.KIND, meta={"requests": [asdict(one) for one in self.requests]})
 
     @classmethod
     def from_message(cls, message: Message) -> "ComputingRequest":
@@ -133,12 +143,7 @@ class ComputingRequest(TypedMessage):
             ProtocolError: If it asks for nothing that could be dealt.
         """
         listed = message.figure("requests", list)
-        if not listed:
-            raise ProtocolError(f"{message.place}: asks for nothing")
-        return cls(
-            world=message.numbers("world"),
-            requests=tuple(TupleRequest.from_json(one) for one in listed),
-        )
+        return cls(requests=tuple(TupleRequest.from_json(one) for one in listed))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -169,7 +174,12 @@ AT_SECONDARY: Kinds = (
     StarKind.DONE,
 )
 AT_PRIMARY: Kinds = (*AT_SECONDARY[:-1], ComputingKind.COMPUTING_KEY, ComputingKind.COMPUTING_DONE)
-AT_DEALER: Kinds = (ComputingKind.COMPUTING_REQUEST, StarKind.SEALED, StarKind.DONE)
+AT_DEALER: Kinds = (
+    ComputingKind.COMPUTING_BEGIN,
+    ComputingKind.COMPUTING_REQUEST,
+    StarKind.SEALED,
+    StarKind.DONE,
+)
 
 
 # A party's lines to the others and to the dealer.
@@ -206,18 +216,42 @@ class ComputingLines:
 
 @dataclass(frozen=True)
 class LineToDealer:
-    """The first member's way to the dealer, over the star."""
+    """A member's way to the dealer, over the star."""
 
     channels: Channels
     dealer: str
+    context: bytes
+    """What runs, at this party."""
 
-    def ask(self, world: Sequence[int], requests: Sequence[TupleRequest]) -> None:
+    def begin(self, world: Sequence[int], number: int) -> None:
+        """Let the dealer send seeds; see :class:`securevfl.mpc.dealt_tuples.DealerLine`.
+
+        Reveals:
+            To the dealer: who computes.
+        """
+        begin = ComputingBegin(world=tuple(world), number=number)
+        self.channels.send(begin.to_message(), self.dealer)
+
+    def seed(self) -> bytes:
+        """Return this member's seed.
+
+        Raises:
+            ProtocolError: If it was dealt for something else.
+        """
+        seed = receive_from(self.channels, self.dealer, ComputingSeed)
+        if seed.context != self.context:
+            raise ProtocolError(
+                f"{self.dealer}: deals for another session or program than this party's"
+            )
+        return seed.seed
+
+    def ask(self, requests: Sequence[TupleRequest]) -> None:
         """Ask for corrections.
 
         Reveals:
             To the dealer: sizes.
         """
-        request = ComputingRequest(world=tuple(world), requests=tuple(requests))
+        request = ComputingRequest(requests=tuple(requests))
         self.channels.send(request.to_message(), self.dealer)
 
     def take(self, number: int, count: int) -> Int64[np.ndarray, " count"]:
@@ -242,26 +276,15 @@ def key_from(channels: Channels, secondary: str) -> bytes:
     return receive_from(channels, secondary, ComputingKey).key
 
 
-def seed_from(channels: Channels, dealer: str, context: bytes) -> SeedOfMember:
-    """Return the seed that the dealer sends to this party, once a session.
-
-    Raises:
-        ProtocolError: If it was dealt for something else.
-    """
-    seed = receive_from(channels, dealer, ComputingSeed)
-    if seed.context != context:
-        raise ProtocolError(f"{dealer}: deals for another session or program than this party's")
-    return SeedOfMember(seed=seed.seed, context=context)
-
-
 @dataclass(eq=False)
 class DealingParty:
-    """The dealer's part in a session: seeds for all, then corrections until it is let go."""
+    """The dealer's part in a session: seeds and corrections, until it is let go."""
 
     channels: CallerChannels
     names: Mapping[int, str]
     """Of those that may compute, by rank."""
     context: bytes
+    """What runs, at the dealer."""
     dealt: int = field(default=0, init=False)
     """Requests so far."""
 
@@ -274,18 +297,25 @@ class DealingParty:
         Reveals:
             To every party that computes: uniform numbers. The dealer learns sizes.
         """
-        dealer = TupleDealer(tuple(self.names), self.context)
-        for rank, name in self.names.items():
-            seed = ComputingSeed(seed=dealer.seeds[rank], context=self.context)
-            self.channels.send(seed.to_message(), name)
+        dealer, first = TupleDealer(tuple(self.names), self.context), ""
+        seeds: dict[int, bytes] = {}
         while True:
             sender, message = self.channels.receive_any(*AT_DEALER)
             if message.kind is StarKind.DONE:
                 return
-            asked = ComputingRequest.from_message(message)
-            if not asked.world or self.names.get(asked.world[0]) != sender:
-                raise ProtocolError(f"{sender}: asks for randomness of others than its own")
-            words = dealer.corrections(asked.world, asked.requests)
-            self.dealt += len(asked.requests)
-            dealing = ComputingDealing(number=asked.requests[0].number, words=words)
+            if message.kind is ComputingKind.COMPUTING_BEGIN:
+                begin = ComputingBegin.from_message(message)
+                seeds = dealer.begin(begin.world, begin.number)
+                first = self.names[begin.world[0]]
+            if sender != first:
+                raise ProtocolError(f"{sender}: asks for randomness in the place of {first!r}")
+            if message.kind is ComputingKind.COMPUTING_BEGIN:
+                for rank, seed in seeds.items():
+                    told = ComputingSeed(seed=seed, context=self.context)
+                    self.channels.send(told.to_message(), self.names[rank])
+                continue
+            requests = ComputingRequest.from_message(message).requests
+            words = dealer.corrections(requests)
+            self.dealt += len(requests)
+            dealing = ComputingDealing(number=requests[0].number, words=words)
             self.channels.send(dealing.to_message(), sender)

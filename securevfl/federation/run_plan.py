@@ -18,6 +18,7 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
 from securevfl.ledger.book import Session, epsilon_of_sessions
 from securevfl.models.task_metrics import metrics_of
+from securevfl.mpc.clip_limits import ClipLimits
 from securevfl.mpc.codec import COARSEST_STEP, RingFormat
 
 Purpose = Literal["release", "train", "validation", "test", "predict"]
@@ -396,7 +397,7 @@ def plan_prediction(
 def _plan(
     config: FederationConfig, facts: RunFacts, releases: ReleasePlan, noise_share_std: float
 ) -> RunPlan:
-    return RunPlan(
+    plan = RunPlan(
         config=config,
         facts=facts,
         releases=releases,
@@ -404,6 +405,33 @@ def _plan(
         cut=_cut_of(config, noise_share_std=noise_share_std),
         ranks=config.ranks,
         training_rows=facts.train_rows,
+    )
+    if config.privacy.verify_clip:
+        clip_limits(plan, rows=config.training.batch_size)
+    return plan
+
+
+def between_parties(plan: RunPlan) -> RunPlan:
+    """Return a run's plan as parties of their own carry it out: with rows and noise apart, or not.
+
+    In one process nothing is shared, and the sums are the same.
+    """
+    return replace(plan, cut=replace(plan.cut, apart=plan.config.privacy.verify_clip))
+
+
+def clip_limits(plan: RunPlan, *, rows: int) -> ClipLimits:
+    """Return what rows and noise of a round are held to, where they are checked.
+
+    Raises:
+        EncodingRangeError: If their squares could leave the ring.
+    """
+    cut, step = plan.cut, plan.cut.ring.granularity
+    return ClipLimits.of(
+        clip_units=plan.config.privacy.clip_norm * cut.slots / step,
+        noise_std_units=plan.noise_share_std * cut.slots / step,
+        rows=rows,
+        numbers=math.prod(cut.shape),
+        parties=cut.ring.parties,
     )
 
 

@@ -287,6 +287,24 @@ def decode_sum(
     return units
 
 
+def whole_sum(
+    words: Int64[Tensor, "words"], fmt: RingFormat, *, elements: int, parties_active: int
+) -> Int32[Tensor, "elements"]:
+    """Return a sum that has a word for each number, in ring units; see :func:`decode_sum`.
+
+    Raises:
+        ProtocolError: If it is of another size, or over what so many contributions can make.
+    """
+    bound = parties_active * fmt.bound_units
+    fits = words.numel() == elements
+    if not fits or (elements and not -bound <= words.min() <= words.max() <= bound):
+        raise ProtocolError(
+            f"a sum of {words.numel()} numbers came where {elements} of at most {bound} units were "
+            f"due: masks did not cancel"
+        )
+    return words.to(torch.int32)
+
+
 def to_float(
     units: Int32[Tensor, "*shape"], fmt: RingFormat, *, divisor: int
 ) -> Float32[Tensor, "*shape"]:

@@ -58,8 +58,23 @@ crypten = import_crypten()
 from crypten import communicator as crypten_communicator  # noqa: E402
 from crypten.communicator import Communicator as Communicator  # noqa: E402
 from crypten.communicator.distributed_communicator import ReduceOp as ReduceOp  # noqa: E402
-from crypten.mpc.primitives.arithmetic import ArithmeticSharedTensor  # noqa: E402
+from crypten.encoder import FixedPointEncoder  # noqa: E402
+from crypten.mpc.primitives.arithmetic import ArithmeticSharedTensor as ArithmeticSharedTensor  # noqa: E402
 from crypten.mpc.provider.provider import TupleProvider as TupleProvider  # noqa: E402
+
+
+def _decoded(encoder: FixedPointEncoder, words: Tensor | None) -> Tensor | None:
+    """Return what words stand for, in place of CrypTen's decoder.
+
+    That one is wrong by 1 for numbers just above a negative whole one: -7.99998 comes out as
+    -8.99998.
+    """
+    if words is None or encoder.scale == 1:
+        return words
+    return (words.double() / encoder.scale).float()
+
+
+FixedPointEncoder.decode = _decoded
 
 
 class StarCommunicator(Communicator):  # type: ignore[misc]

@@ -160,37 +160,58 @@ def _words(key: bytes, part: int, size: tuple[int, ...]) -> Tensor:
 
 
 class TupleDealer:
-    """The dealer's part: seeds for all members, and corrections for the first of them."""
+    """The dealer's part: seeds for those that begin, and corrections for the first of them."""
 
     def __init__(self, ranks: Sequence[int], context: bytes) -> None:
-        """Draw seeds.
+        """Make it.
 
         Args:
             ranks: Of all parties that may compute.
             context: What runs.
         """
-        self.seeds = {rank: os.urandom(SEED_BYTES) for rank in ranks}
-        """By rank; each is for that party alone."""
-        self._context = context
-        self._last = -1
+        self._ranks, self._context = frozenset(ranks), context
+        self._world: tuple[int, ...] = ()
+        self._seeds: dict[int, bytes] = {}
+        self._begun = self._last = -1
 
-    def corrections(
-        self, world: Sequence[int], requests: Sequence[TupleRequest]
-    ) -> Int64[np.ndarray, " words"]:
+    def begin(self, world: Sequence[int], number: int) -> dict[int, bytes]:
+        """Return a fresh seed for each of those that compute next, by rank.
+
+        Args:
+            world: Their ranks, ascending.
+            number: Higher than any before.
+
+        Raises:
+            ProtocolError: If the number was begun before, or strangers are to compute.
+
+        Reveals:
+            To each rank: its seed, which is for that party alone.
+        """
+        if not world or sorted(self._ranks & set(world)) != list(world):
+            raise ProtocolError(f"randomness was asked for parties {list(world)!r:.80}")
+        if number <= self._begun:
+            raise ProtocolError(
+                f"randomness of {number} was dealt before (the last is {self._begun}); used twice "
+                f"it would hide nothing"
+            )
+        self._begun, self._world = number, tuple(world)
+        self._seeds = {rank: os.urandom(SEED_BYTES) for rank in world}
+        return self._seeds
+
+    def corrections(self, requests: Sequence[TupleRequest]) -> Int64[np.ndarray, " words"]:
         """Return the first member's shares of the dependent numbers, one after another.
 
         Args:
-            world: Ranks of those that compute, ascending.
-            requests: What they need, by number.
+            requests: What those that compute need, by number.
 
         Raises:
-            ProtocolError: If a number was dealt before, or strangers are to compute.
+            ProtocolError: If a number was dealt before, or nothing was begun.
 
         Reveals:
             To the first member: uniform numbers. The dealer learns sizes.
         """
-        if not world or sorted(set(world) & set(self.seeds)) != list(world):
-            raise ProtocolError(f"randomness was asked for parties {list(world)!r:.80}")
+        if not self._world or not requests:
+            raise ProtocolError("randomness was asked for before it was begun")
         found = []
         for request in requests:
             if request.number <= self._last:
@@ -199,12 +220,12 @@ class TupleDealer:
                     f"used twice it would hide nothing"
                 )
             self._last = request.number
-            found.append(self._correction(world, request))
+            found.append(self._correction(self._world, request))
         return torch.cat([one.reshape(-1) for one in found]).numpy()
 
     def _correction(self, world: Sequence[int], request: TupleRequest) -> Tensor:
         size = request.dependent_size
-        members = [SeedOfMember(seed=self.seeds[rank], context=self._context) for rank in world]
+        members = [SeedOfMember(seed=self._seeds[rank], context=self._context) for rank in world]
         shares = [member.independent(request, world) for member in members]
         others = [member.dependent(request, world) for member in members[1:]]
         value = _dependent_value(request, shares)
@@ -227,11 +248,32 @@ def _dependent_value(request: TupleRequest, shares: Sequence[Sequence[Tensor]]) 
     return totals[0] * totals[0] if request.kind == "square" else totals[0]
 
 
+def renumbered(needs: Sequence[TupleRequest], first_number: int) -> list[TupleRequest]:
+    """Return requests like those of an earlier run, by numbers of their own."""
+    return [replace(one, number=first_number + place) for place, one in enumerate(needs)]
+
+
 @runtime_checkable
 class DealerLine(Protocol):
-    """The first member's way to the dealer."""
+    """A member's way to the dealer; all but :meth:`seed` is the first member's."""
 
-    def ask(self, world: Sequence[int], requests: Sequence[TupleRequest]) -> None:
+    def begin(self, world: Sequence[int], number: int) -> None:
+        """Let the dealer send a fresh seed to each of those that compute next.
+
+        Reveals:
+            To the dealer: who computes.
+        """
+        ...
+
+    def seed(self) -> bytes:
+        """Return this member's seed, which the dealer sends when it is begun.
+
+        Raises:
+            ProtocolError: If it is for something else.
+        """
+        ...
+
+    def ask(self, requests: Sequence[TupleRequest]) -> None:
         """Ask for corrections; they may be taken later.
 
         Reveals:
@@ -260,6 +302,7 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
         world: Sequence[int],
         line: DealerLine | None,
         first_number: int = 0,
+        ahead: Sequence[TupleRequest] = (),
     ) -> None:
         """Make it.
 
@@ -268,26 +311,15 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
             world: Ranks of those that compute, ascending.
             line: To the dealer, at the first member; None elsewhere.
             first_number: Of the first request.
+            ahead: Requests that were sent already, all at once.
         """
         super().__init__()
         self._member, self._world, self._line = member, tuple(world), line
         self._next = first_number
-        self._ahead: deque[TupleRequest] = deque()
+        self._ahead = deque(ahead)
         self._words: deque[Tensor] = deque()
         self.asked: list[TupleRequest] = []
         """All requests so far: a program that has run once tells what it needs next time."""
-
-    def ask_ahead(self, like: Sequence[TupleRequest]) -> None:
-        """Ask for all that a program needs at once, as an earlier run of it did.
-
-        Reveals:
-            To the dealer: sizes.
-        """
-        self._ahead = deque(
-            replace(one, number=self._next + place) for place, one in enumerate(like)
-        )
-        if self._line is not None and self._ahead:
-            self._line.ask(self._world, list(self._ahead))
 
     def generate_additive_triple(
         self,
@@ -349,7 +381,7 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
 
     def _corrected(self, line: DealerLine, request: TupleRequest) -> Tensor:
         if not self._ahead:
-            line.ask(self._world, [request])
+            line.ask([request])
             self._ahead.append(request)
         if self._ahead[0] != request:
             raise ProtocolError(

@@ -32,7 +32,13 @@ from torch import Tensor
 from securevfl.core.errors import ProtocolError
 from securevfl.mpc.crypten_bridge import Communicator, Found, ReduceOp, found
 from securevfl.mpc.dealt_sums import uniform
-from securevfl.mpc.dealt_tuples import DealerLine, DealtTuples, SeedOfMember
+from securevfl.mpc.dealt_tuples import (
+    DealerLine,
+    DealtTuples,
+    SeedOfMember,
+    TupleRequest,
+    renumbered,
+)
 
 _STREAM_LABEL: Final = b"securevfl/mpc/on-shares/stream/v1"
 _SEED_LABEL: Final = b"securevfl/mpc/on-shares/zero/v1"
@@ -87,10 +93,8 @@ class Seat:
     """What runs: session, run and program, the same at all members."""
     lines: Lines
     """To the others."""
-    seed: SeedOfMember | None = None
-    """From the dealer; None where nothing is multiplied."""
     dealer: DealerLine | None = None
-    """The way to the dealer, at the world's first member."""
+    """The way to the dealer; None where nothing is multiplied."""
 
     def key(self, peer: int, label: bytes, *numbers: int) -> bytes:
         """Return a key that two members share for one purpose."""
@@ -392,12 +396,16 @@ _MOST_STEPS: Final = 1 << 32
 
 
 @contextmanager
-def computing(member: Seat, *, number: int = 0) -> Iterator[Computing]:
+def computing(
+    member: Seat, *, number: int = 0, needs: Sequence[TupleRequest] = ()
+) -> Iterator[Computing]:
     """Let CrypTen compute for a party in this thread.
 
     Args:
         member: Its place.
         number: Rises from one use to the next, so that no stream is used twice.
+        needs: What an earlier run of the same program asked the dealer for
+            (:attr:`DealtTuples.asked`): it is then asked for at once.
 
     Raises:
         ProtocolError: If a member is at fault.
@@ -405,18 +413,23 @@ def computing(member: Seat, *, number: int = 0) -> Iterator[Computing]:
     Reveals:
         To the other members: what the program opens to them, and sizes.
     """
-    if member.rank not in member.world or list(member.world) != sorted(set(member.world)):
-        raise ProtocolError(f"rank {member.rank} cannot compute among {list(member.world)}")
-    communicator = LineCommunicator(member, first_step=number * _MOST_STEPS)
+    world, begun = member.world, number * _MOST_STEPS
+    if member.rank not in world or list(world) != sorted(set(world)):
+        raise ProtocolError(f"rank {member.rank} cannot compute among {list(world)}")
     tuples = None
-    if member.seed is not None:
-        first = member.rank == member.world[0]
+    if member.dealer is not None:
+        first, ahead = member.rank == world[0], renumbered(needs, begun)
+        if first:
+            member.dealer.begin(world, number)
+            if ahead:
+                member.dealer.ask(ahead)
         tuples = DealtTuples(
-            member.seed,
-            world=member.world,
+            SeedOfMember(seed=member.dealer.seed(), context=member.context),
+            world=world,
             line=member.dealer if first else None,
-            first_number=number * _MOST_STEPS,
+            first_number=begun,
+            ahead=ahead if first else (),
         )
-    generators = _zero_generators(member, number)
-    with found(Found(communicator, tuples, generators)):
+    communicator = LineCommunicator(member, first_step=begun)
+    with found(Found(communicator, tuples, _zero_generators(member, number))):
         yield Computing(communicator, tuples)

@@ -30,6 +30,7 @@ from securevfl.linkage.stage.linking import LinkageInput, help_to_link, reveals_
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_folder import write_federation
 from securevfl.runtime.run_options import PartyJob
+from securevfl.transport.channels import CallerChannels
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import StarKind
 
@@ -397,11 +398,39 @@ def run_helper(party: PartySession) -> None:
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
         if role == "dealer" and config.deals_class_sums:
             files.log("dealt for class means", secondaries=deal_over_star(star, config))
-        if config.helpers_stay:
+        if role == "dealer" and config.privacy.verify_clip:
+            files.log("dealt for checks", requests=_deal_for_checks(star, config))
+        elif config.helpers_stay:
             # A session that is lost is followed by another, which links with this party's help.
             star.transport.receive(
                 StarKind.DONE, round_number=None, deadline_s=_LONGER_THAN_A_RUN_S
             )
+
+
+def _deal_for_checks(star: Joined, config: FederationConfig) -> int:
+    """Deal for checks of clipping until the run is over; return how many requests came."""
+    # It loads CrypTen, which other helpers do without.
+    with loading():
+        from securevfl.federation.computing import AT_DEALER, DealingParty, context_of
+
+    active = star.facts.active
+    names = {
+        config.ranks[one.name]: one.name
+        for one in config.secondaries
+        if active is None or config.ranks[one.name] in active
+    }
+    others = {config.primary.name, *names.values(), star.transport.name}
+    channels = CallerChannels(
+        star.transport,
+        {name: rank for name, rank in config.ranks.items() if name in others},
+        star.sealed,
+        kinds=AT_DEALER,
+        deadline_s=_LONGER_THAN_A_RUN_S,
+    )
+    context = context_of(config, star.facts, star.transport.session)
+    dealing = DealingParty(channels, names, context)
+    dealing.deal()
+    return dealing.dealt
 
 
 def serve_as_helper(party: PartySession) -> None:

@@ -19,7 +19,7 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import ClassMeansPrimary
 from securevfl.federation.messages import Hello, PredictRequest, Rejoin, RoundKind, TrainingRows
-from securevfl.federation.over_star import PeersOverStar
+from securevfl.federation.over_star import PeersOverStar, relays_of
 from securevfl.federation.pretraining.pretraining_stage import (
     pretrain_as_primary,
     write_pretraining,
@@ -115,7 +115,11 @@ class PrimarySession:
     def peers(self, plan: run_plan.RunPlan, *, work_s: float | None = None) -> PeersOverStar:
         """Return the secondaries as they are reached in rounds; see :class:`PeersOverStar`."""
         return PeersOverStar(
-            self.transport, plan.secondaries, deadline_s=self._deadline_s, work_s=work_s
+            self.transport,
+            plan.secondaries,
+            deadline_s=self._deadline_s,
+            work_s=work_s,
+            relays=relays_of(self.transport, plan),
         )
 
     def end(self, callers: Collection[str]) -> None:
@@ -188,7 +192,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
     table = party.read_table()
     split, facts = run_plan.run_facts(config, table)
     facts = replace(facts, run=party.resumed_run() or facts.run)
-    plan = run_plan.plan_run(config, facts)
+    plan = run_plan.between_parties(run_plan.plan_run(config, facts))
     party.open_ledger(plan)
     presence = membership.Presence(
         party.files.checkpoints.files,
@@ -231,7 +235,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
             run.keep()
         if class_means is not None:
             class_means.end()
-        staying = [p.name for p in config.callers if p.is_helper and config.helpers_stay]
+        staying = [p.name for p in config.callers if config.stays(p)]
         session.end([*secondaries, *staying])
     if job.pretrain_only:
         return write_pretraining(

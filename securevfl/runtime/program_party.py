@@ -188,8 +188,7 @@ def _compute(
         pair_keys={rank: key for rank, key in pair_keys.items() if rank in names},
         context=context,
         lines=computing.ComputingLines(channels, names),
-        seed=computing.seed_from(channels, dealer.name, context),
-        dealer=computing.LineToDealer(channels, dealer.name),
+        dealer=computing.LineToDealer(channels, dealer.name, context),
     )
     party.observe(Stage(text="computing"))
     function = _function_of(program)

@@ -23,7 +23,7 @@ from securevfl.federation.pretraining.pretraining_stage import (
 )
 from securevfl.federation.rounds.recording import recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
+from securevfl.federation.run_plan import RunPlan, between_parties, plan_prediction, plan_run
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.handshake import Joined, own_epoch
 from securevfl.federation.session.party_files import PartyFiles
@@ -96,7 +96,7 @@ class SecondarySession:
         if self._sum is None:
             star = self.star
             self._sum, self._masks = sum_from_secondary(
-                star.transport, plan, star.pair_keys, rank=star.rank
+                star.transport, plan, star.pair_keys, rank=star.rank, sealed=star.sealed
             )
         return self._sum
 
@@ -148,7 +148,7 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
     with secondary_session(party, run=run) as session:
         facts = session.star.facts
         party.tell_presence(facts)
-        plan = plan_run(config, facts)
+        plan = between_parties(plan_run(config, facts))
         party.open_ledger(plan)
         if not run:
             _begin(files, facts.run)

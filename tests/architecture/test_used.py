@@ -12,7 +12,7 @@ PACKAGE = ROOT / "securevfl"
 _TORCH = {"forward", "setup_context", "get_extra_state", "set_extra_state"}
 _CRYPTEN = {
     *("get_rank", "get_world_size", "get_name", "reduce", "all_reduce", "broadcast_obj"),
-    *("generate_additive_triple", "generate_binary_triple", "wrap_rng", "B2A_rng", "ask_ahead"),
+    *("generate_additive_triple", "generate_binary_triple", "wrap_rng", "B2A_rng"),
 }
 # Notebooks show a result by its own HTML.
 CALLED_BY_LIBRARIES = frozenset({*_TORCH, *_CRYPTEN, "reducer_override", "_repr_html_"})

@@ -14,7 +14,7 @@ from helpers.patience import PATIENCE_S
 from helpers.queue_star import run_parties
 
 from securevfl.core.errors import ProtocolError
-from securevfl.mpc.dealt_tuples import SeedOfMember, TupleDealer, TupleRequest
+from securevfl.mpc.dealt_tuples import TupleDealer, TupleRequest
 from securevfl.mpc.on_shares import Computing, Seat, computing
 
 CONTEXT = b"a test"
@@ -62,20 +62,40 @@ class QueueEnd:
 
 @dataclass
 class DealerHere:
-    """A dealer that the first member calls as a function."""
+    """A dealer that members call as a function."""
 
     dealer: TupleDealer
     changed: Callable[[np.ndarray], np.ndarray] = lambda words: words
     waiting: deque[tuple[int, np.ndarray]] = field(default_factory=deque)
     asked: list[int] = field(default_factory=list)
+    seeds: dict[int, "queue.Queue[bytes]"] = field(default_factory=dict)
 
-    def ask(self, world: Sequence[int], requests: Sequence[TupleRequest]) -> None:
-        self.asked.append(len(requests))
-        words = self.changed(self.dealer.corrections(world, requests))
-        self.waiting.append((requests[0].number, words))
+    def of(self, rank: int) -> "LineHere":
+        self.seeds[rank] = queue.Queue()
+        return LineHere(self, rank)
+
+
+@dataclass
+class LineHere:
+    """One member's line to a dealer of the same process."""
+
+    here: DealerHere
+    rank: int
+
+    def begin(self, world: Sequence[int], number: int) -> None:
+        for rank, seed in self.here.dealer.begin(world, number).items():
+            self.here.seeds[rank].put(seed)
+
+    def seed(self) -> bytes:
+        return self.here.seeds[self.rank].get(timeout=PATIENCE_S)
+
+    def ask(self, requests: Sequence[TupleRequest]) -> None:
+        self.here.asked.append(len(requests))
+        words = self.here.changed(self.here.dealer.corrections(requests))
+        self.here.waiting.append((requests[0].number, words))
 
     def take(self, number: int, count: int) -> np.ndarray:
-        dealt, words = self.waiting.popleft()
+        dealt, words = self.here.waiting.popleft()
         if (dealt, len(words)) != (number, count):
             raise ProtocolError(f"{len(words)} numbers of {dealt} came, not {count} of {number}")
         return words
@@ -97,20 +117,23 @@ def members(
             },
             context=CONTEXT,
             lines=lines.of(rank),
-            seed=SeedOfMember(seed=dealer.dealer.seeds[rank], context=CONTEXT),
-            dealer=dealer if rank == world[0] else None,
+            dealer=dealer.of(rank),
         )
         for rank in world
     }
 
 
 def together(
-    those: dict[int, Seat], program: Callable[[int, Computing], Any], *, number: int = 0
+    those: dict[int, Seat],
+    program: Callable[[int, Computing], Any],
+    *,
+    number: int = 0,
+    needs: Sequence[TupleRequest] = (),
 ) -> dict[int, Any]:
     """Run a program at all members; return what each got."""
 
     def run(member: Seat) -> Any:
-        with computing(member, number=number) as here:
+        with computing(member, number=number, needs=needs) as here:
             return program(member.rank, here)
 
     return run_parties({rank: partial(run, one) for rank, one in those.items()})

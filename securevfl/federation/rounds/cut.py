@@ -46,8 +46,14 @@ class CutLayer:
     shape: tuple[int, ...]
     """Shape of one row, (L, H)."""
 
+    apart: bool = False
+    """Whether every number has a word of its own, and secondaries share rows and noise apart, so
+    that both can be checked (``privacy.verify_clip``, between parties)."""
+
     def words(self, rows: int) -> int:
         """Return how many 64-bit words carry so many rows."""
+        if self.apart:
+            return rows * math.prod(self.shape)
         return self.ring.words(rows * math.prod(self.shape))
 
     def zeros(self, rows: int) -> Words:
@@ -69,7 +75,8 @@ class CutLayer:
             ProtocolError: If the sum is none that so many contributions can make.
         """
         elements = rows * math.prod(self.shape)
-        units = codec.decode_sum(total, self.ring, elements=elements, parties_active=active)
+        decode = codec.whole_sum if self.apart else codec.decode_sum
+        units = decode(total, self.ring, elements=elements, parties_active=active)
         average = codec.to_float(units, self.ring, divisor=active * self.slots)
         return average.view(rows, *self.shape)
 

@@ -120,20 +120,36 @@ class SecondaryRelease:
                 representation, lost = self.aggregation.finite(representation)
                 reads().add(lost, self.count)
             clipped = self.aggregation.clip(representation)
-        words = self.aggregation.cut.encode(self.units(clipped))
-        return Released(words=words, clipped=clipped, epsilon=epsilon)
+        return Released(words=self.words(clipped), clipped=clipped, epsilon=epsilon)
 
     def count(self, lost: Int64[Tensor, ""]) -> None:
         """Count what was not finite, once it is known."""
         self.not_finite += int(lost)
 
+    def words(self, clipped: CutRows) -> Words:
+        """Return this party's term with its noise share, as words; the two apart where they are.
+
+        Apart they are all rows and then all noise, a word for each number.
+        """
+        if not self.aggregation.cut.apart:
+            return self.aggregation.cut.encode(self.units(clipped))
+        units, noise = self._parts(clipped)
+        parts = (units, torch.zeros_like(units) if noise is None else noise)
+        return torch.stack(parts).to(torch.int64).flatten()
+
     def units(self, clipped: CutRows) -> Int32[Tensor, "batch pooled width"]:
         """Return this party's term in ring units, with its noise share."""
+        units, noise = self._parts(clipped)
+        return units if noise is None else units.add_(noise)
+
+    def _parts(
+        self, clipped: CutRows
+    ) -> tuple[Int32[Tensor, "batch pooled width"], Int32[Tensor, "batch pooled width"] | None]:
         # The promise of noise rests on the bound on norms; without noise there is none.
         units = self.aggregation.units(clipped, bounded=self.noise is not None)
-        if self.noise is not None:
-            units += self.noise.sample(units.shape, device=units.device)
-        return units
+        if self.noise is None:
+            return units, None
+        return units, self.noise.sample(units.shape, device=units.device)
 
 
 def require_finite(name: str, value: torch.Tensor, *, round_number: int) -> None:

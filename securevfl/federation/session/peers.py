@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -43,11 +43,17 @@ class Reply(Protocol):
         """
         ...
 
-    def add(self, words: Words, *, round_number: int) -> None:
+    def add(self, words: Words, *, round_number: int, rows: int = 0) -> None:
         """Add words to a sum; the primary learns the total alone.
 
+        Args:
+            words: This party's.
+            round_number: The round.
+            rows: Where the words are rows and noise apart, how many rows; both are checked then.
+
         Reveals:
-            To the primary: the total of all secondaries.
+            To the primary: the total of all secondaries. To these, of words apart: who is within
+            the limits.
         """
         ...
 
@@ -134,7 +140,7 @@ class HandlerTable:
 class Peers(ABC):
     """All secondaries of a run, as the primary reaches them."""
 
-    ahead: ClassVar[int]
+    ahead: int
     """How many rounds may be under way at once, where none depends on another."""
 
     @property
@@ -265,7 +271,7 @@ class ReplyHere:
             Nothing.
         """
 
-    def add(self, words: Words, *, round_number: int) -> None:  # noqa: ARG002 - a Reply
+    def add(self, words: Words, *, round_number: int, rows: int = 0) -> None:  # noqa: ARG002
         """Take words.
 
         Reveals:

@@ -23,6 +23,7 @@ from securevfl.federation.class_means.class_means_stage import (
     ClassMeansTurn,
 )
 from securevfl.federation.computing import (
+    ComputingBegin,
     ComputingDealing,
     ComputingDone,
     ComputingKey,
@@ -267,6 +268,7 @@ READS: Final = (
     _read(Ready()),
     _read(ClassMeansCall()),
     _read(ClassMeansDone()),
+    _read(ComputingBegin(world=(1, 2), number=7)),
     _read(ComputingKey(key=bytes(32))),
     _read(ComputingSeed(seed=bytes(SEED_BYTES), context=bytes(32))),
     _read(
@@ -277,7 +279,6 @@ READS: Final = (
     ),
     _read(
         ComputingRequest(
-            world=(1, 2),
             requests=(
                 TupleRequest(number=0, kind="square", sizes=((2, 3),)),
                 TupleRequest(

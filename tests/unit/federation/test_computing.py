@@ -81,8 +81,7 @@ def run(star: Star, lies: Callable[[list[Letter]], list[Letter]], *, quick: bool
                 pair_keys={3 - rank: keys[frozenset((1, 2))]},
                 context=CONTEXT,
                 lines=computing.ComputingLines(lines, NAMES),
-                seed=computing.seed_from(lines, "dealer", CONTEXT),
-                dealer=computing.LineToDealer(lines, "dealer"),
+                dealer=computing.LineToDealer(lines, "dealer", CONTEXT),
             )
             with on_shares.computing(member):
                 product = crypten.cryptensor(X, src=0) * crypten.cryptensor(X, src=1)

@@ -1,0 +1,116 @@
+"""Rows averaged on CrypTen's shares, and secondaries that share more than the clip allows."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import altered_party
+from helpers.federations import save, write_federation
+from helpers.warm import Program
+
+import securevfl as sv
+from securevfl.transport.identity import provision
+
+pytestmark = pytest.mark.multiprocess
+
+NAMES = ("agency", "bank-1", "bank-2", "dealer")
+
+
+def with_engine(folder: Path, *, secondaries: int = 2, verify: bool, **sections: Any) -> Path:
+    """Write a federation that averages on shares."""
+    path = write_federation(folder, secondaries=secondaries, **sections)
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    source["mpc"] = {"engine": "crypten"}
+    if verify:
+        source["privacy"]["verify_clip"] = True
+        source["party"].append({"name": "dealer", "role": "dealer"})
+    return save(folder, source)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_losses_are_those_of_masked_sums(tmp_path: Path, verify: bool) -> None:
+    """Three secondaries, of which some are active in a round, and averaged encodings."""
+    sections = {
+        "rows": 120,
+        "model": {"party_dropout": 0.4, "average_positions_every": 1},
+        "training": {"epochs": 2},
+    }
+    simulated = sv.simulate(write_federation(tmp_path, secondaries=3, **sections))
+    path = with_engine(tmp_path, secondaries=3, verify=verify, **sections)
+    trained = sv.train(path, out=tmp_path / "run")
+
+    # As close as the ring's steps let sums of float32 be; see test_simulated_equals_federated.py.
+    assert trained.losses == pytest.approx(simulated.losses, abs=2**-14)
+    assert len(trained.losses) == 6
+    charges = [line["round"] for line in trained.ledger if line["kind"] == "charge"]
+    assert charges == [line["round"] for line in simulated.ledger if line["kind"] == "charge"]
+    if verify:
+        log = (tmp_path / "run/parties/dealer/log.jsonl").read_text(encoding="utf-8")
+        (dealt,) = (line for line in map(json.loads, log.splitlines()) if "checks" in line["event"])
+        assert dealt["requests"] > 8 * len(trained.losses)
+        # A simulation of such a file computes the same sums.
+        assert sv.simulate(path).losses == simulated.losses
+
+
+def test_a_frozen_run_behind_noise_is_verified(tmp_path: Path) -> None:
+    """Pooled rows, whose limit is K times C; each is released once, at the epsilon planned."""
+    path = with_engine(
+        tmp_path,
+        verify=True,
+        rows=60,
+        model={"release": "pooled", "top": "additive", "hidden": 4},
+        encoder={"method": "principal"},
+        training={"epochs": 1},
+        privacy={"epsilon": 20.0, "encoder": "frozen", "links_per_record": 4},
+    )
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    for party in source["party"][1:3]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    trained = sv.train(save(tmp_path, source), out=tmp_path / "run")
+    assert 0 < trained.metrics["privacy"]["epsilon"] <= 20.0
+
+
+NOISED = {"encoder": "trained", "noise_multiplier": 0.05, "delta": 1e-4}
+PLAIN = {"mechanism": "none", "encoder": "trained"}
+
+
+@pytest.mark.parametrize(("lie", "privacy"), [("longer", PLAIN), ("louder", NOISED)])
+def test_a_lying_secondary_is_named_at_every_party(
+    tmp_path: Path, port: int, lie: str, privacy: dict[str, Any]
+) -> None:
+    """Ten times the clip, in rows or in noise: the round is refused before it is summed."""
+    path = with_engine(
+        tmp_path,
+        verify=True,
+        rows=60,
+        model={"average_positions_every": 0},
+        training={"epochs": 1},
+        privacy=dict(privacy),
+    )
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    pinned = provision(NAMES, tmp_path / "ids")
+    source["party"][0]["address"] = f"127.0.0.1:{port}"
+    for party in source["party"]:
+        party["identity"] = pinned[party["name"]]
+    path = save(tmp_path, source)
+    parties = {}
+    try:
+        for name in NAMES:
+            parties[name] = Program(
+                Path(altered_party.__file__),
+                *(lie if name == "bank-2" else "none", "party", path, "--name", name),
+                *("--identity", tmp_path / "ids" / name, "--out", tmp_path / "run"),
+            )
+        ended = {name: party.ended() for name, party in parties.items()}
+    finally:
+        for party in parties.values():
+            party.kill()
+    for name, (code, said) in ended.items():
+        assert code == 3, f"{name}: {said}"
+        assert "Traceback" not in said
+        words = " ".join(said.split())
+        assert "rows or noise of 'bank-2' are longer than privacy.clip_norm" in words, name
+    log = (tmp_path / "run/parties/agency/log.jsonl").read_text(encoding="utf-8")
+    assert '"event": "epoch"' not in log
