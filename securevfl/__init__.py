@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from securevfl.lab.study import StudyOptions
     from securevfl.models.family import PretrainingSettings
     from securevfl.runtime.entry import simulate, train
+    from securevfl.runtime.party_program import ThisParty, party_program
     from securevfl.runtime.predictions import Predictions
     from securevfl.runtime.simulation import RunResult
     from securevfl.runtime.trained_run import features, predict
@@ -43,6 +44,7 @@ __all__ = [
     "RunResult",
     "SecureVflError",
     "StudyOptions",
+    "ThisParty",
     "TrainingSettings",
     "__version__",
     "audit",
@@ -57,6 +59,7 @@ __all__ = [
     "linkage",
     "models",
     "mpc",
+    "party_program",
     "predict",
     "preset",
     "progress",

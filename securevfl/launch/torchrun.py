@@ -1,6 +1,8 @@
-"""Several processes of one party, as torchrun starts them."""
+"""Several processes that were started together, by torchrun or as CrypTen's launcher does it."""
 
+import hashlib
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +11,10 @@ from securevfl.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """One of several processes that torchrun has started together."""
+    """One of several processes that were started together: of one party, or one a party."""
 
     rank: int
-    """From 0 on; 0 is the party."""
+    """From 0 on; 0 is the party, or the primary."""
 
     size: int
     """How many there are, 2 or more."""
@@ -20,20 +22,38 @@ class Started:
     name: str
     """Of this start of them all: no other has the same."""
 
+    place: Path
+    """A folder in which they may tell each other who they are; it may not be there yet."""
+
     def meeting(self, folder: Path) -> Path:
         """Return the file by which they find one another, in a folder of all of them."""
         return folder / f"meeting-{self.name}"
 
 
 def started() -> Started | None:
-    """Return which of torchrun's processes this is; None where it is the only one.
+    """Return which of several processes this is; None where it is the only one.
+
+    ``RANK``, ``WORLD_SIZE`` and ``RENDEZVOUS`` say so as to CrypTen, or torchrun's variables.
 
     Raises:
         ConfigError: If they are on several machines.
     """
     environment = os.environ
-    if "TORCHELASTIC_RUN_ID" not in environment or int(environment["WORLD_SIZE"]) == 1:
+    by_file = {"RANK", "WORLD_SIZE", "RENDEZVOUS"} <= environment.keys()
+    if not by_file and "TORCHELASTIC_RUN_ID" not in environment:
         return None
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    if size == 1:
+        return None
+    if by_file:
+        _, _, path = environment["RENDEZVOUS"].partition("file://")
+        if not path.startswith("/"):
+            raise ConfigError(
+                f"RENDEZVOUS: must be file:///PATH, of a file that is not there yet, got "
+                f"{environment['RENDEZVOUS']!r}; on several machines run securevfl party"
+            )
+        name = hashlib.sha256(path.encode()).hexdigest()[:16]
+        return Started(rank=rank, size=size, name=name, place=Path(f"{path}.parties"))
     if environment["LOCAL_WORLD_SIZE"] != environment["WORLD_SIZE"]:
         raise ConfigError(
             "torchrun: a party's processes must be on one machine, since its records travel "
@@ -43,7 +63,8 @@ def started() -> Started | None:
     name = (
         f"{os.getppid()}-{environment['MASTER_PORT']}-{environment['TORCHELASTIC_RESTART_COUNT']}"
     )
-    return Started(rank=int(environment["RANK"]), size=int(environment["WORLD_SIZE"]), name=name)
+    place = Path(tempfile.gettempdir()) / f"securevfl-{os.getuid()}-{name}"
+    return Started(rank=rank, size=size, name=name, place=place)
 
 
 def require_one_process(command: str) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
@@ -85,9 +85,14 @@ def _simulate(
 ) -> RunResult:
     if tables is None:
         return simulate_from_file(config, options)
-    alone, own = settings.get("with_alone", True), _own_models(settings)
+    given = in_memory_of(None, settings)
     return simulate_federation(
-        config, tables, options, own=own, with_alone=alone, with_placebo=alone
+        config,
+        tables,
+        options,
+        own=OwnModels(base=given.base, top=given.top),
+        with_alone=given.with_alone,
+        with_placebo=given.with_alone,
     )
 
 
@@ -102,7 +107,9 @@ def _train(
     finished = _finished(config, options)
     if finished is not None:
         return finished
-    own = _own_models(settings)
+    primary = config.primary.name
+    in_memory = run_options.of_tables(tables, primary)
+    in_memory[primary] = own = in_memory_of(in_memory[primary].table, settings)
     require_estimator(config, own.base, own.top)
     _warn(config, options.observe)
     losses: list[float] = []
@@ -112,44 +119,48 @@ def _train(
             losses.append(event.loss)
         options.observe(event)
 
-    primary = config.primary.name
-    in_memory = run_options.of_tables(tables, primary)
-    in_memory[primary] = replace(
-        in_memory[primary],
-        base=own.base,
-        top=own.top,
-        with_alone=settings.get("with_alone", True),
-    )
     figures = train_in_processes(
         config,
         replace(options, observe=observe),
         extra_figures=settings.get("extra_figures", dict),
         in_memory=in_memory,
     )
-    result = _result(config, options, figures.as_json(), losses)
+    result = result_of(config, options, figures.as_json(), losses)
     assert result.trained is not None, "it has a folder"
     return replace(result, trained=replace(result.trained, tables=tables))
 
 
-def _own_models(settings: "RunSettings") -> OwnModels:
+def in_memory_of(table: PartyTable | None, settings: "RunSettings") -> run_options.InMemory:
+    """Return what settings, and a table, hand to a party that no file has."""
     base, top = settings.get("base"), settings.get("top")
-    return OwnModels(
-        base=None if isinstance(base, str) else base, top=None if isinstance(top, str) else top
+    return run_options.InMemory(
+        table=table,
+        base=None if isinstance(base, str) else base,
+        top=None if isinstance(top, str) else top,
+        with_alone=settings.get("with_alone", True),
     )
 
 
 def _finished(config: FederationConfig, options: run_options.RunOptions) -> RunResult | None:
     """Return the result of a resumed run that has nothing left to do; None if there is none."""
     metrics = finished_metrics(config, options.run_folder) if options.resume else None
-    return None if metrics is None else _result(config, options, metrics, [])
+    return None if metrics is None else result_of(config, options, metrics, [])
 
 
-def _result(
+def result_of(
     config: FederationConfig,
     options: run_options.RunOptions,
     metrics: dict[str, Any],
     losses: list[float],
 ) -> RunResult:
+    """Return the result of a run that lies in a folder.
+
+    Args:
+        config: The federation.
+        options: Of the run.
+        metrics: Its figures.
+        losses: Of the rounds of this call.
+    """
     folder = options.run_folder
     return RunResult(
         metrics=metrics,
@@ -492,7 +503,7 @@ def _asked_for(by: str, parties: Any, model: Any, settings: Any, **frames: Any) 
     Raises:
         ConfigError: If the arguments cannot be simulated, naming the first that is wrong.
     """
-    _require_known(settings)
+    require_known(settings)
     given = [name for name, value in frames.items() if value is not None]
     if isinstance(parties, run_options.FederationSource):
         of_tables = {"model": model, **settings}
@@ -524,8 +535,8 @@ def _asked_for(by: str, parties: Any, model: Any, settings: Any, **frames: Any) 
         listed = _listed(parties)
         _require_by_party(settings, [table.name for table in listed])
     names = _key_names(listed[0])
-    source = _source(listed, model, settings)
-    tables = {table.name: _with_keys_called(names, table) for table in listed}
+    source = source_of([TableFacts.of(table) for table in listed], model, settings)
+    tables = {table.name: with_keys_called(names, table) for table in listed}
     return parse_federation(source, file=f"{by}()"), tables, None
 
 
@@ -546,7 +557,7 @@ def _listed(parties: Any) -> Sequence[PartyTable]:
     return tables
 
 
-def _require_known(settings: RunSettings) -> None:
+def require_known(settings: RunSettings) -> None:
     """Refuse an unknown setting.
 
     Raises:
@@ -570,7 +581,7 @@ def _key_names(table: PartyTable) -> tuple[str, ...]:
     return table.key_names if table.link_columns is None else tuple(table.link_columns.columns)
 
 
-def _with_keys_called(names: tuple[str, ...], table: PartyTable) -> PartyTable:
+def with_keys_called(names: tuple[str, ...], table: PartyTable) -> PartyTable:
     """Return a table whose keys for linkage alone are called as the primary's are."""
     keys = table.link_columns
     if keys is None or len(keys.columns) != len(names):
@@ -579,16 +590,49 @@ def _with_keys_called(names: tuple[str, ...], table: PartyTable) -> PartyTable:
     return replace(table, link_columns=replace(keys, columns=columns))
 
 
-def _task_of(primary: PartyTable) -> Task:
-    if primary.classes is None:
-        return "regression"
-    return "binary" if len(primary.classes) == 2 else "multiclass"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableFacts:
+    """What a federation file has to say of a table in memory."""
+
+    name: str
+    """The party."""
+    keys: Sequence[str]
+    """Its key columns, in the order that all parties agreed on."""
+    classes: int | None
+    """How many classes its label has; None of a regression's and of a secondary's."""
+
+    @classmethod
+    def of(cls, table: PartyTable) -> "TableFacts":
+        """Return those of a table."""
+        classes = None if table.classes is None else len(table.classes)
+        return cls(name=table.name, keys=_key_names(table), classes=classes)
+
+    @property
+    def task(self) -> Task:
+        """What the primary's label is, if it is not said."""
+        if self.classes is None:
+            return "regression"
+        return "binary" if self.classes == 2 else "multiclass"
 
 
-def _source(
-    parties: Sequence[PartyTable], model: FamilySettings | None, settings: RunSettings
+def helpers_of(settings: "RunSettings") -> list[str]:
+    """Return the roles of parties without a table that settings need; they are named so."""
+    encoder, helpers = (
+        settings.get("encoder"),
+        PROTECTIONS[_linkage_of(settings).protection].helpers,
+    )
+    deals = isinstance(encoder, EncoderSettings) and encoder.labels == "shares"
+    return list(dict.fromkeys([*helpers, *(["dealer"] if deals else [])]))
+
+
+def _linkage_of(settings: "RunSettings") -> LinkageSettings:
+    return settings.get("linkage") or LinkageSettings(protection="none")
+
+
+def source_of(
+    parties: Sequence[TableFacts], model: FamilySettings | None, settings: RunSettings
 ) -> dict[str, Any]:
-    """Return the federation file that a simulation of tables stands for."""
+    """Return the federation file that a run on tables in memory stands for."""
     encoder, bounds = settings.get("encoder"), settings.get("bounds")
     base, top = settings.get("base"), settings.get("top")
     auto = encoder == AUTO
@@ -605,18 +649,14 @@ def _source(
                 "name": party.name,
                 "role": "secondary" if number else "primary",
                 "data": sections.IN_MEMORY,
-                "key": list(_key_names(party)),
+                "key": list(party.keys),
                 **({} if number else {"label": "label", "address": "127.0.0.1:0"}),
                 **({"scaling": "bounds", "bounds": _plain(own)} if own is not None else {}),
             }
         )
-    linkage = settings.get("linkage") or LinkageSettings(protection="none")
-    helpers = list(PROTECTIONS[linkage.protection].helpers)
-    if isinstance(encoder, EncoderSettings) and encoder.labels == "shares":
-        helpers.append("dealer")
-    tables += [{"name": role, "role": role} for role in dict.fromkeys(helpers)]
-    kind = settings.get("task") or _task_of(parties[0])
-    several = {"classes": len(parties[0].classes or ())} if kind == "multiclass" and auto else {}
+    tables += [{"name": role, "role": role} for role in helpers_of(settings)]
+    kind = settings.get("task") or parties[0].task
+    several = {"classes": parties[0].classes} if kind == "multiclass" and auto else {}
     family = {} if model is None else {"family": family_of(model).name, **_given(model)}
     source: dict[str, Any] = {
         "federation": {
@@ -631,7 +671,7 @@ def _source(
         "privacy": _given(privacy),
         "prediction": _given(settings.get("prediction") or sections.PredictionSettings()),
         "base": sections.base_source(sections.BaseSettings().estimator if base is None else base),
-        "linkage": _given(linkage),
+        "linkage": _given(_linkage_of(settings)),
         "party": tables,
     }
     if source["linkage"]["metric"] == "exact" and model is not None:

@@ -252,10 +252,7 @@ class _PartiesHere:
         # Handed over and written nowhere: not even a launcher that is killed leaves a key behind,
         # and what lies in the run folder belongs to a run that has begun.
         federation = tomli_w.dumps(dict(self.config.source)).encode()
-        # Parties share the cores; more threads than cores fight for them. A number that the user
-        # has set stands: with it, a simulation adds float32 numbers in the same order.
-        shared = str(max(1, (os.cpu_count() or 1) // len(names)))
-        threads = os.environ.get("OMP_NUM_THREADS", shared)
+        threads = threads_each(len(names))
         return [
             PartyCommand(
                 name=name,
@@ -271,7 +268,11 @@ class _PartiesHere:
                     *(of_primary if name == self.config.primary.name else []),
                 ],
                 log_path=options.run_folder / "parties" / name / log_name,
-                environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+                environment={
+                    "OMP_NUM_THREADS": threads,
+                    "MKL_NUM_THREADS": threads,
+                    "WORLD_SIZE": "1",  # of a party's own processes, whatever started this one
+                },
                 handed={
                     _FEDERATION: federation,
                     _IDENTITY: self.identities[name].bundle(),
@@ -281,6 +282,16 @@ class _PartiesHere:
             for name in names
             if name not in without
         ]
+
+
+def threads_each(processes: int) -> str:
+    """Return how many threads each of several processes should have.
+
+    They share the cores; more threads than cores fight for them. A number that the user has set
+    stands: with it, a simulation adds float32 numbers in the same order.
+    """
+    shared = str(max(1, (os.cpu_count() or 1) // processes))
+    return os.environ.get("OMP_NUM_THREADS", shared)
 
 
 @contextmanager
@@ -305,8 +316,8 @@ def parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
                     f"party.address: {host} is no address of this machine "
                     f'({error.strerror or error}); use "127.0.0.1:0" for a run on one machine'
                 ) from None
-        pinned = {name: own.public_text for name, own in identities.items()}
-        here = _pin(config, pinned, address=f"{host}:{port}")
+        texts = {name: own.public_text for name, own in identities.items()}
+        here = pinned(config, texts, address=f"{host}:{port}")
         yield _PartiesHere(config=here, identities=identities)
 
 
@@ -371,10 +382,11 @@ def event_of(report: Mapping[str, Any]) -> progress.ProgressEvent | None:
     return progress.event_of(str(report.get("event")), _figures_of(report))
 
 
-def _pin(config: FederationConfig, pinned: Mapping[str, str], *, address: str) -> FederationConfig:
+def pinned(config: FederationConfig, texts: Mapping[str, str], *, address: str) -> FederationConfig:
+    """Return a federation with its parties' public identities, and the primary's address."""
     source = dict(config.source)
     source["party"] = [
-        {**party, "identity": pinned[party["name"]]} for party in config.source["party"]
+        {**party, "identity": texts[party["name"]]} for party in config.source["party"]
     ]
     for party in source["party"]:
         if party["role"] == "primary":
@@ -491,11 +503,15 @@ Outcome = RunFigures | Predictions | dict[str, Any] | None
 _Ended = Outcome | RejoinDue
 
 
-def run_party(job: PartyJob) -> Outcome:
+def run_party(job: PartyJob, *, identity: Identity | None = None) -> Outcome:
     """Run one party to the end; the primary returns the run's figures, or those of pretraining.
 
     Where it serves a kept model, the primary returns the predictions that it was asked for. Where
     the federation file says so, a session that is lost is followed by the next one.
+
+    Args:
+        job: The party's job.
+        identity: Its long-term identity; None reads it from the job's folder.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party, named.
@@ -503,7 +519,7 @@ def run_party(job: PartyJob) -> Outcome:
     Reveals:
         What the messages of :mod:`securevfl.transport.message` say, and nothing else.
     """
-    losses, identity = 0, None
+    losses = 0
     while True:
         try:
             with party_session(job, identity=identity) as party:

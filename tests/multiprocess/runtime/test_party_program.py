@@ -1,0 +1,193 @@
+"""One program at every party: started by one call, by CrypTen's variables, or by torchrun."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.patience import PATIENCE_S
+
+import securevfl as sv
+from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.launch.torchrun import started
+from securevfl.runtime.party_program import ThisParty, launch
+
+pytestmark = pytest.mark.multiprocess
+
+GIVEN: dict[str, Any] = {
+    "privacy": sv.dp.Privacy(mechanism="none"),
+    "training": sv.TrainingSettings(epochs=2, learning_rate=0.02),
+    "with_alone": False,
+}
+DEALT: dict[str, Any] = {
+    "privacy": sv.dp.Privacy(epsilon=8.0, delta=1e-4, encoder="frozen", links_per_record=1),
+    "encoder": sv.EncoderSettings(method="class-means", labels="shares", label_epsilon=4.0),
+    "linkage": sv.LinkageSettings(protection="none", choose="records"),
+    "bounds": [-6.0, 6.0],
+    "with_alone": False,
+}
+
+
+def table(rank: int) -> sv.data.PartyTable:
+    """A bank's, or what a bureau knows of the same people."""
+    random = np.random.default_rng(0)
+    wealth, ids = random.normal(size=120), np.arange(120)
+    if rank:
+        frame = pd.DataFrame({"id": ids, "wealth": wealth})
+        return sv.data.from_frame(frame, name="bureau", key="id")
+    frame = pd.DataFrame({"id": ids, "age": random.normal(size=120), "y": wealth > 0})
+    return sv.data.from_frame(frame, name="bank", key="id", label="y")
+
+
+@sv.party_program(parties=2)
+def plain(me: ThisParty) -> dict[str, Any] | None:
+    run = me.train(table(me.rank), sv.models.Top1Sim(hidden=4), **GIVEN)
+    return None if run is None else {"losses": run.losses, "parties": run.metrics["parties"]}
+
+
+@sv.party_program(parties=3)
+def dealt(me: ThisParty) -> float | None:
+    model = sv.models.FeT(release="pooled", neighbours=1, hidden=2)
+    run = me.train(table(me.rank) if me.rank < 2 else None, model, **DEALT)
+    return None if run is None else run.metrics["privacy"]["epsilon"]
+
+
+def wrong(me: ThisParty) -> None:
+    raise (
+        {
+            "config": ConfigError("this party will not"),
+            "mistake": KeyError("a cell"),
+        }[os.environ["WRONG"]]
+        if me.rank
+        else SystemExit(0)
+    )
+
+
+def lacking(me: ThisParty) -> None:
+    me.train(None, sv.models.Top1Sim(hidden=4), **GIVEN)
+
+
+@pytest.fixture
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def test_it_trains_as_a_simulation_does(private: Path) -> None:
+    """Equal losses where nothing is noised; nothing is left in the temporary folder."""
+    primary, secondary = plain()
+    model = sv.models.Top1Sim(hidden=4)
+    run = sv.simulate([table(0), table(1)], model, progress=False, **GIVEN)
+    assert secondary is None
+    assert primary is not None
+    assert primary["losses"] == pytest.approx(run.losses, abs=2**-14)
+    assert primary["parties"] == 2
+    del run
+    assert list(private.iterdir()) == []
+
+
+def test_the_last_ranks_are_helpers(private: Path) -> None:
+    """A dealer, which has no table; under a promise, the same epsilon as in a simulation."""
+    found = dealt()
+    assert found[0] is not None
+    assert 0 < found[0] <= 8.0
+    assert found[1:] == [None, None]
+
+
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import securevfl as sv
+from test_party_program import GIVEN, table
+
+@sv.party_program(parties=2)
+def program(me):
+    run = me.train(table(me.rank), sv.models.Top1Sim(hidden=4), **GIVEN)
+    return None if run is None else run.losses
+
+print("returned", program())
+"""
+
+
+@pytest.mark.parametrize("how", ["by itself", "environment", "torchrun"])
+def test_the_same_script_runs_under_each_launcher(how: str, private: Path) -> None:
+    """Without a guard; one line comes from each process that the launcher did not make itself."""
+    script = private.parent / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *(torchrun if how == "torchrun" else []), str(script)]
+    tests = str(Path(__file__).parents[2])
+    base = {**os.environ, "OMP_NUM_THREADS": "1"}
+    base["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), tests])
+    rendezvous = {"WORLD_SIZE": "2", "RENDEZVOUS": f"file://{private / 'meeting'}"}
+    more = (
+        [{**rendezvous, "RANK": str(rank)} for rank in range(2)] if how == "environment" else [{}]
+    )
+    running = [
+        subprocess.Popen(
+            command,
+            env={**base, **one},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for one in more
+    ]
+    try:
+        ended = [one.communicate(timeout=PATIENCE_S) for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    assert [one.returncode for one in running] == [0] * len(running), ended
+    said = [line for out, _ in ended for line in out.splitlines() if line.startswith("returned")]
+    assert len(said) == (1 if how == "by itself" else 2)
+    assert sum("[[" in line for line in said) == 1
+    assert list(private.glob("meeting*")) == list(private.glob(f"securevfl-{os.getuid()}-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [("config", "rank-1: this party will not"), ("mistake", "rank-1: exited with 1: KeyError")],
+)
+def test_the_rank_that_fails_is_named(
+    what: str, text: str, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WRONG", what)
+    with pytest.raises(SecureVflError, match=text):
+        launch(wrong, parties=2)
+    assert list(private.iterdir()) == []
+
+
+def test_a_party_without_a_table_is_named(private: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rank . of 2: lacks a table; .* all have one"):
+        launch(lacking, parties=2)
+
+
+def test_what_cannot_be_started_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A notebook's function, a number of processes, and places where they could not meet."""
+    with pytest.raises(ConfigError, match="parties: must be 2 or more processes, got 1"):
+        launch(lacking, parties=1)
+    here = lacking
+    monkeypatch.setattr(here, "__module__", "__main__")
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with pytest.raises(ConfigError, match=r"'lacking' is defined in a notebook.*own_program\.py"):
+        launch(here, parties=2)
+    assert started() is None
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "RENDEZVOUS": "tcp://host:1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"RENDEZVOUS: must be file:///PATH"):
+        launch(here)
+    monkeypatch.setenv("RENDEZVOUS", f"file://{tmp_path / 'meeting'}")
+    with pytest.raises(ConfigError, match="parties: 2, and 3 processes were started"):
+        launch(here, parties=2)
+    (tmp_path / "meeting.parties").mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match=r"must belong to this user alone \(mode 0700\)"):
+        launch(here)
