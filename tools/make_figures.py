@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,13 +45,22 @@ FRONTIER: Final = {
     "frontier-visits": "more than 4 visits (OFP), AUC",
     "frontier-computers": "computers' prices, RMSE",
     "frontier-diamonds": "diamonds' prices, RMSE",
+    "frontier-mfeat6": "mfeat, 6 parties, accuracy",
+    "frontier-mfeat3": "mfeat, 3 parties, accuracy",
+    "frontier-mnist10": "MNIST, 10 parties, accuracy",
+    "frontier-mnist28": "MNIST, 28 parties, accuracy",
+}
+"""Tables of accuracy against epsilon, by file."""
+
+FRONTIER_OF_NOTHING: Final = {
     "frontier-fate_breast": "fate_breast, AUC",
+    "frontier-fate_vehicle": "fate_vehicle, accuracy",
+    "frontier-letter": "letter, 8,000 rows, accuracy",
     "frontier-diabetes": "diabetes, RMSE",
     "frontier-house_kc": "house_kc, 4,000 rows, RMSE",
     "frontier-hdb": "hdb, 6,000 rows, RMSE",
-    "frontier-mfeat6": "mfeat, 6 parties, accuracy",
 }
-"""Tables of accuracy against epsilon, by file."""
+"""Tables where no gain is clear at any epsilon, by file."""
 
 NULL_PARTNERS: Final = ("null-partners", "null-partners-trained-8")
 """Files of verdicts on partners that know nothing."""
@@ -144,10 +154,10 @@ def without_noise() -> str:
     return f"{table(head, rows)}\n{_sources(files.values())}"
 
 
-def frontier() -> str:
-    """Return gains against epsilon, and the partners' part of them."""
+def frontier(tables: Mapping[str, str] = FRONTIER) -> str:
+    """Return gains against epsilon, and the partners' part of them where it is less."""
     rows, epsilons = [], ["none", "8", "4", "2", "1"]
-    files = {title: measured(name) for name, title in FRONTIER.items()}
+    files = {title: measured(name) for name, title in tables.items()}
     for title, found in files.items():
         (of,) = found.figures.values()
         base = of["none"]
@@ -158,10 +168,13 @@ def frontier() -> str:
             better = -1 if "RMSE" in title else 1
             pairs = zip(base["pooled"], base["alone"], strict=True)
             pooled = gain([better * (both - alone) for both, alone in pairs], digits=digits)
-        for name in ("gain", "partners"):
-            cells = [gain(of[epsilon][name], digits=digits) for epsilon in epsilons]
-            first = [title, pooled] if name == "gain" else ["*from partners*", ""]
-            rows.append([*first, *cells])
+        whole, partners = (
+            [gain(of[epsilon][name], digits=digits) for epsilon in epsilons]
+            for name in ("gain", "partners")
+        )
+        rows.append([title, pooled, *whole])
+        if partners != whole:
+            rows.append(["*from partners*", "", *partners])
     head = ["table (local baseline)", "pooled trees", "no noise", *epsilons[1:]]
     return f"{table(head, rows)}\n{_sources(files.values())}"
 
@@ -221,6 +234,7 @@ def gains() -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "demo": demo,
     "frontier": frontier,
+    "frontier-of-nothing": partial(frontier, FRONTIER_OF_NOTHING),
     "gains": gains,
     "null-partners": null_partners,
     "without-noise": without_noise,
