@@ -17,7 +17,7 @@ from securevfl.cli.identity_command import app as identity_app
 from securevfl.cli.ledger_command import app as ledger_app
 from securevfl.cli.run import app as run_app
 from securevfl.cli.start import app as start_app
-from securevfl.core.errors import SecureVflError, of_this_machine
+from securevfl.core.errors import SecureVflError, missing_extra, of_this_machine
 from securevfl.exporting.model_commands import app as model_app
 from securevfl.lab.commands import app as lab_app
 from securevfl.lab.commands import link_app
@@ -150,6 +150,12 @@ def main() -> None:
     except BrokenPipeError:
         _silence(sys.stdout)
         sys.exit(_UNREAD)
+    except ImportError as error:
+        lacks = missing_extra(error)
+        if lacks is None:
+            raise
+        _say(str(lacks))
+        sys.exit(lacks.exit_code)
     except (OSError, MemoryError, RuntimeError) as error:
         # A table of figures that was written by another library, or what we print itself.
         known = of_this_machine(error, place="standard output")

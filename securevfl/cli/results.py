@@ -12,7 +12,7 @@ from rich.text import Text
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.command_line import print_figures, wrapped
-from securevfl.core.errors import SecureVflError
+from securevfl.core.errors import SecureVflError, missing_extra
 from securevfl.core.formatting import written
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import alignment_in_words
@@ -42,7 +42,8 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     if metrics["bytes"]:
         _print_parties(console, metrics)
     console.print(f"run folder: {folder}", soft_wrap=True)
-    console.print(f"report:     {folder / 'report.html'}", soft_wrap=True)
+    if (report := folder / "report.html").exists():
+        console.print(f"report:     {report}", soft_wrap=True)
 
 
 def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
@@ -207,12 +208,18 @@ def train_and_report(
     return result.metrics
 
 
-def write_page(folder: Path, config: FederationConfig | None = None) -> Path:
-    """Write a run's report and return its path; without its federation file, that is read."""
+def write_page(folder: Path, config: FederationConfig | None = None) -> None:
+    """Write a finished run's report; without what draws it one line says so, and nothing ends."""
     # Loaded here: plots take most of a second to load, in every party's process.
-    from securevfl.report.page import write_report
-
-    return write_report(folder, config)
+    try:
+        from securevfl.report.page import write_report
+    except ImportError as error:
+        lacks = missing_extra(error)
+        if lacks is None:
+            raise
+        print(wrapped(f"securevfl: warning: no report: {lacks}"), file=sys.stderr)
+    else:
+        write_report(folder, config)
 
 
 def write_pictures(party: Path) -> None:

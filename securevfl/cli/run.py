@@ -375,10 +375,10 @@ def report(
 ) -> None:
     """Write a run's self-contained HTML report."""
     with loading():
-        from securevfl.cli.results import write_page
+        from securevfl.report.page import write_report
         from securevfl.report.secondary_page import write_secondary_pages
 
     # A run folder on a secondary's own machine has no figures of the run.
     own = [] if (run / "metrics.json").exists() else write_secondary_pages(run)
-    path = own[-1] if own else write_page(run)
+    path = own[-1] if own else write_report(run)
     print(json.dumps({"report": str(path)}) if as_json else path)

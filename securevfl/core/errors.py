@@ -182,6 +182,26 @@ class OutOfMemoryError(SecureVflError):
         return False  # or it is about another party's memory
 
 
+EXTRAS: Final = {
+    "matplotlib": "report",
+    "pyarrow": "parquet",
+    "tensorboard": "tensorboard",
+    "pytorch_optimizer": "lamb",
+}
+"""Packages that only some uses need, by the extra of securevfl that brings each."""
+
+
+def missing_extra(error: BaseException) -> ConfigError | None:
+    """Return the error that says what to install, or None if that is not what is wrong."""
+    package = ((isinstance(error, ImportError) and error.name) or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    return ConfigError(
+        f"this needs the package {package}, which is not installed; "
+        f"pip install 'securevfl[{EXTRAS[package]}]'"
+    )
+
+
 def of_this_machine(
     error: BaseException, *, place: str | os.PathLike[str] = "a file"
 ) -> SecureVflError | None:

@@ -537,8 +537,6 @@ def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame
     Raises:
         DataError: If it is no frame, or two columns have one name.
     """
-    import pyarrow as pa
-
     if isinstance(frame, pd.DataFrame):
         named = [level for level in frame.index.names if level is not None]
         rows = frame.reset_index(level=named) if named else frame
@@ -547,6 +545,8 @@ def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame
         rows = rows.reset_index(drop=True).set_axis(names, axis="columns")
         return pd.DataFrame({column: plain(rows[column]) for column in names})
     if hasattr(frame, "__arrow_c_stream__"):
+        import pyarrow as pa  # an extra, which pandas frames do not need
+
         rows = to_pandas(pa.table(frame))
         return pd.DataFrame({column: plain(rows[column]) for column in rows.columns})
     if hasattr(frame, "to_pandas"):

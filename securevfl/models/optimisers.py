@@ -158,7 +158,7 @@ def _lamb(
     except ImportError:
         raise ConfigError(
             'training.optimizer: "lamb" needs the package pytorch-optimizer; '
-            'install it, or use "adamw"'
+            "pip install 'securevfl[lamb]', or use \"adamw\""
         ) from None
     optimizer: torch.optim.Optimizer = Lamb(
         list(parameters), lr=learning_rate, weight_decay=weight_decay

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, missing_extra
 from securevfl.data.sources.settings import Wanted
 
 if TYPE_CHECKING:
@@ -187,7 +187,9 @@ def read_columnar(path: Path, wanted: Wanted, *, where: str) -> pd.DataFrame:
         raise _unreadable(error) from None
 
 
-def _unreadable(error: Exception) -> OSError:
+def _unreadable(error: Exception) -> Exception:
+    if (lacks := missing_extra(error)) is not None:
+        return lacks
     if isinstance(error, OSError) and error.strerror:
         return error
     return OSError(f"{type(error).__name__}: {error}")

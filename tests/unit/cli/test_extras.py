@@ -1,0 +1,69 @@
+"""Packages of extras, where they are missing: what needs none of them works, the rest says so."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers.federations import write_federation
+from helpers.patience import PATIENCE_S
+
+from securevfl.core.errors import EXTRAS
+
+_OTHERS = ("PIL", "duckdb", "sqlalchemy", "faiss", "phe", "rbcl", "optuna", "openpyxl", "polars")
+
+_WITHOUT = """
+import sys
+names = sys.argv.pop(1).split(",")
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+import securevfl.__main__
+"""
+
+
+def without_extras(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in an interpreter that has no package of an extra."""
+    names = ",".join([*EXTRAS, *_OTHERS])
+    return subprocess.run(
+        [sys.executable, "-c", _WITHOUT, names, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("federation")
+    return write_federation(folder, rows=60, training={"epochs": 1, "batch_size": 16})
+
+
+def test_a_run_on_csv_files_needs_no_extra(federation: Path) -> None:
+    """It ends well, without a report; the report by itself says what to install."""
+    run = federation.parent / "run"
+    ended = without_extras("simulate", federation, "--out", run)
+    assert ended.returncode == 0, ended.stderr
+    said = " ".join(ended.stderr.split())
+    assert "warning: no report: this needs the package matplotlib" in said
+    assert "report:" not in ended.stdout
+    assert not (run / "report.html").exists()
+    asked = without_extras("report", run)
+    assert asked.returncode == 2
+    assert re.fullmatch(r"securevfl: .*pip install 'securevfl\[report\]'\n", asked.stderr)
+
+
+def test_a_parquet_table_says_what_to_install(federation: Path) -> None:
+    table = federation.parent / "agency.csv"
+    pd.read_csv(table).to_parquet(table.with_suffix(".parquet"))
+    other = federation.with_name("other.toml")
+    other.write_text(federation.read_text().replace("agency.csv", "agency.parquet"))
+    ended = without_extras("simulate", other, "--out", federation.parent / "other")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].endswith("pip install 'securevfl[parquet]'")
+    assert "Traceback" not in ended.stderr
