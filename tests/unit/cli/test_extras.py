@@ -15,14 +15,14 @@ from securevfl.core.errors import EXTRAS
 _OTHERS = ("PIL", "duckdb", "sqlalchemy", "faiss", "phe", "rbcl", "optuna", "openpyxl", "polars")
 
 _WITHOUT = """
-import sys
+import runpy, sys
 names = sys.argv.pop(1).split(",")
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
-import securevfl.__main__
+runpy.run_module("securevfl", run_name="__main__")
 """
 
 
