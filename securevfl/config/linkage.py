@@ -92,7 +92,7 @@ class LinkageSettings:
     key_bits: Literal[2048, 3072, 4096] = 2048
     """Bits of the modulus (``paillier``)."""
 
-    pad_to: checks.Count | None = None
+    pad_to: checks.Keys | None = None
     """For ``psi``: how many different keys every secondary announces, more than any has. By default
     the primary learns how many there are."""
 

@@ -142,6 +142,9 @@ def within(least: int, most: int, **values: object) -> None:
             raise ConfigError(f"{name} must be {rule}, got {value!r}")
 
 
+MOST_KEYS: Final = 2**26
+"""Keys that a party may announce in private set intersection."""
+
 # Checks as annotations of a field: ``epochs: Times = 20``.
 
 Positive = Annotated[float, positive]
@@ -151,6 +154,7 @@ Rate = Annotated[float, rate]
 ClosedUnit = Annotated[float, closed_unit]
 FromZero = Annotated[int, partial(whole_from, 0)]
 Count = Annotated[int, partial(whole_from, 1)]
+Keys = Annotated[int, partial(within, 1, MOST_KEYS)]
 Times = Annotated[int, partial(within, 1, MOST_TIMES)]
 Links = Annotated[int, partial(within, 1, MOST_LINKS)]
 Layers = Annotated[int, partial(within, 1, MOST_LAYERS)]

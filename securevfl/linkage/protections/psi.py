@@ -37,6 +37,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from jaxtyping import UInt8
 
+from securevfl.core.checks import MOST_KEYS
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.progress import CiphertextsMade, Pace
 from securevfl.data.tables import KeyTable
@@ -63,9 +64,6 @@ _BLOCK: Final = 1 << 14
 _IN_PLACE: Final = 4
 """Blocks that take less time than it takes to start a process on every core."""
 
-_MOST: Final = 1 << 26
-"""Keys that a secondary may announce."""
-
 Points = UInt8[np.ndarray, "points 32"]
 
 # Messages: each carries some points of a table.
@@ -88,7 +86,7 @@ class RecordPoints(DeclaredMessage):
     KIND = LinkingKind.LINK_POINTS
     WAY = "secondary to primary"
 
-    count: int = wire(least=1, most=_MOST)
+    count: int = wire(least=1, most=MOST_KEYS)
     """Points in all, padding among them."""
 
     points: UInt8[np.ndarray, "some_points 32"]
@@ -353,7 +351,7 @@ class Psi(protection.Protection):
             DataError: If there are more than may be announced.
         """
         padded = max(1, spec.hiding.pad_to or len(keys))
-        if len(keys) > min(padded, _MOST):
+        if len(keys) > min(padded, MOST_KEYS):
             raise DataError(
                 f"keys of {whose}: {len(keys):,} are different, and linkage.pad_to hides up to "
                 f"{padded:,}; agree on a larger one"

@@ -14,7 +14,6 @@ from helpers.command_line import securevfl
 from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
-from securevfl.cli import results
 from securevfl.cli.main import app, main
 from securevfl.core.errors import ConfigError
 from securevfl.version import __version__
@@ -80,7 +79,7 @@ def test_help_names_every_command(capfd: Capture) -> None:
     ended = securevfl(capfd, "--help")
     assert ended.code == 0
     group = typer.main.get_command(app)
-    assert len(group.commands) <= 16
+    assert len(group.commands) <= 17
     for command in group.commands:
         assert f" {command} " in ended.out
 
@@ -168,7 +167,7 @@ def test_error_of_several_lines_is_one(capfd: Capture, monkeypatch: pytest.Monke
     def fail(*_arguments: object, **_options: object) -> None:
         raise ConfigError("first\nsecond")
 
-    monkeypatch.setattr(results, "write_page", fail)
+    monkeypatch.setattr("securevfl.report.page.write_report", fail)
     ended = securevfl(capfd, "report", "somewhere")
     assert (ended.code, ended.err) == (2, "securevfl: first second\n")
 
@@ -179,7 +178,7 @@ def test_interrupt_is_no_traceback(capfd: Capture, monkeypatch: pytest.MonkeyPat
     def interrupt(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(results, "write_page", interrupt)
+    monkeypatch.setattr("securevfl.report.page.write_report", interrupt)
     ended = securevfl(capfd, "report", "somewhere")
     assert (ended.code, ended.err) == (130, "securevfl: interrupted\n")
 

@@ -44,7 +44,7 @@ class Sessions:
 
 
 def run(job: PartyJob, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_role_of", lambda _role, *, serves: sessions)  # noqa: ARG005
+    monkeypatch.setattr(launching, "_role_of", lambda _job: sessions)
     launching.run_party(replace(job, observe=sessions.told.append))
 
 

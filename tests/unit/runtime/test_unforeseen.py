@@ -21,7 +21,7 @@ def failing(monkeypatch, error: Exception) -> None:
     def live(_life):
         raise error
 
-    monkeypatch.setattr(launching, "_role_of", lambda _role, *, serves: live)  # noqa: ARG005
+    monkeypatch.setattr(launching, "_role_of", lambda _job: live)
 
 
 def last_line(job: PartyJob) -> dict[str, object]:
