@@ -104,10 +104,15 @@ def test_processes_agree_on_which_rows_are_aligned(tmp_path: Path) -> None:
 
 
 def test_parties_warn_of_links_that_may_be_wrong(tmp_path: Path) -> None:
-    """Under a protection too, where the coordinator alone knows distances: one line and one bit."""
-    ranges = [[-0.5, 1000.0]]
+    """Under a protection too, where the coordinator alone knows distances: one line and one bit.
+
+    Of two numbers: one number is an id, and linked where it is equal.
+    """
+    ranges = [[-0.5, 1000.0], [-1.0, 1.0]]
     path = write_overlapping(tmp_path, linkage={"protection": "shares", "ranges": ranges})
     source = tomllib.loads(path.read_text())
+    for party in source["party"]:
+        party["key"] = ["id", "x0"]
     source["party"] += [{"name": role, "role": role} for role in ("coordinator", "dealer")]
     events: list[ProgressEvent] = []
     figures = pretrain_in_processes(
