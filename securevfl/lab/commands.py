@@ -512,25 +512,29 @@ def _audit_run(
         raise typer.Exit(PrivacyError.exit_code)
 
 
+def _run_audit_cells(one: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{one['attacker']}, {one['about']}",
+        f"{one['value']:.3f}{' *' if one['beats_floor'] else ''}",
+        "{:.3f} to {:.3f}".format(*one["interval"]),
+        f"{one['floor']:.3f}",
+        "" if one["ceiling"] is None else f"{one['ceiling']:.3f}",
+    ]
+
+
 def _print_run_audit(found: "RunAudit", path: Path) -> None:
     console = Console()
-    rows = [["attack", "by", "on", "measure", "found", "95 % interval", "trivial guess", "ceiling"]]
+    attacks: dict[str, list[dict[str, Any]]] = {}
     for one in found.findings:
-        mark = " *" if one["beats_floor"] else ""
-        rows.append(
-            [
-                one["attack"],
-                one["attacker"],
-                one["about"],
-                one["measure"].partition(";")[0],
-                f"{one['value']:.3f}{mark}",
-                "{:.3f} to {:.3f}".format(*one["interval"]),
-                f"{one['floor']:.3f}",
-                "" if one["ceiling"] is None else f"{one['ceiling']:.3f}",
-            ]
-        )
-    print_figures(console, rows, title="* beats the trivial guess, clearly", names=3)
+        attacks.setdefault(f"{one['attack']}: {one['measure'].partition(';')[0]}", []).append(one)
+    for title, each in attacks.items():
+        rows = [["by, on", "found", "95 % interval", "trivial guess", "ceiling"]]
+        rows += [_run_audit_cells(one) for one in each]
+        print_figures(console, rows, title=title)
+    say(console, "*: ", "beats the trivial guess, clearly")
     for one in found.channels:
+        if one["status"] == "nothing is sent":
+            continue
         measured = f"; measured by {', '.join(one['measured_by'])}" if one["measured_by"] else ""
         beaten = f"; above the trivial guess: {', '.join(one['beaten_by'])}"
         why = "" if one["status"].startswith("not covered,") else f" ({one['guarantee']})"

@@ -127,6 +127,14 @@ class Evidence:
         found: Int64[np.ndarray, " train"] = self.primary.array("train")
         return found
 
+    @cached_property
+    def other_rows(self) -> Int64[np.ndarray, " others"]:
+        """Row ids of validation and test rows."""
+        assert self.primary is not None, "attacks on labels ask for the primary's view"
+        parts = [self.primary.array(name) for name in ("validation", "test")]
+        found: Int64[np.ndarray, " others"] = np.concatenate(parts)
+        return found
+
     @property
     def taught_by(self) -> str | None:
         """The channel from which encoders have learned something of labels; None if from none."""

@@ -23,7 +23,6 @@ from securevfl.lab.attacks.evidence import Evidence, PartyView
 _KNOWN: Final = 80
 """Labels that the attacker knows, of all classes together, as in [FedHSSL]."""
 
-_OTHER_PARTS: Final = ("validation", "test")
 _LEAST_COMPARED: Final = 50
 """Rows of each kind, without which memory is not measured."""
 
@@ -66,7 +65,6 @@ class ModelCompletion:
 
         The floor is the same head on the secondary's own columns, which it has without the run.
         """
-        assert evidence.primary is not None, "asked before"
         each = max(2, _KNOWN // evidence.classes)
         for view in evidence.secondaries.values():
             rows = evidence.train[evidence.linked(view)[evidence.train]]
@@ -93,7 +91,7 @@ class ModelCompletion:
                 rows=len(by_model[0].rows),
                 seeds=seeds,
             )
-            others = np.concatenate([evidence.primary.array(name) for name in _OTHER_PARTS])
+            others = evidence.other_rows
             others = others[evidence.linked(view)[others]]
             if min(len(rows), len(others)) < _LEAST_COMPARED:
                 continue
@@ -101,7 +99,7 @@ class ModelCompletion:
             without, _ = _memory(evidence, own, rows, others, each=each)
             yield told(
                 attack="encoder-memory",
-                measure=f"{attack.label_measure(evidence)} of training rows minus that of others",
+                measure=f"{attack.label_measure(evidence)} of training rows, minus that of others",
                 value=gap,
                 interval=interval,
                 floor=max(without, 0.0),

@@ -120,7 +120,7 @@ class Worlds:
         yield _finding(
             self.name,
             evidence,
-            f"guesses of one release's world that are right; promised at most "
+            f"right guesses; is the record there or not, of one release; promised at most "
             f"{stats.norm.cdf(mu / 2):.3f}; epsilon of one release at least "
             f"{_epsilon(bound, delta):.3g}, promised {_epsilon(mu, delta):.3g}",
             float(np.mean(accuracy)),
@@ -174,7 +174,7 @@ class NoiseAgain:
         yield _finding(
             self.name,
             evidence,
-            f"largest correlation over its bound, of {', '.join(found)}",
+            f"largest correlation over its bound; of {', '.join(found)}",
             value,
             (value, value),
             1.0,
@@ -225,7 +225,7 @@ class SampleAgain:
                 attacker=view.name,
                 about=view.name,
                 channel="aggregates",
-                measure="share of sampled records that the next pass samples too",
+                measure="share that the next pass samples too",
                 value=hits / trials,
                 interval=attack.exact_interval(hits, trials),
                 floor=rate,

@@ -103,7 +103,7 @@ def _decoded(
         attacker=evidence.config.primary.name,
         about=view.name,
         channel="aggregates",
-        measure="share of the columns' variance that is explained (R2)",
+        measure="R2; share of the columns' variance that is explained",
         value=found["seen"],
         interval=(float(low), float(high)),
         floor=max(found["own"], 0.0),

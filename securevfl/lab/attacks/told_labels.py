@@ -72,12 +72,21 @@ class ClassSums:
         return None if evidence.knows_terms else "needs the views of all secondaries to the end"
 
     def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
-        """Yield, for each secondary, the success of its own class means on training rows."""
+        """Yield, for each secondary, the success of its own class means on training rows.
+
+        What classes are like in general is what the encoder is for; what is better on rows whose
+        labels are in the sums than on others is what the sums say of these labels.
+        """
         for view in evidence.secondaries.values():
             rows = evidence.train[evidence.linked(view)[evidence.train]]
             terms = view.array("terms").astype(np.float64)
             guess = attack.Guess(rows, terms.reshape(len(terms), -1)[rows])
             value, interval = attack.label_success_of(evidence, [guess])
+            others = evidence.other_rows
+            others = others[evidence.linked(view)[others]]
+            elsewhere = attack.label_success(
+                evidence.labels[others], terms.reshape(len(terms), -1)[others]
+            )
             yield attack.Leak(
                 attack=self.name,
                 attacker=view.name,
@@ -86,8 +95,8 @@ class ClassSums:
                 measure=attack.label_measure(evidence),
                 value=value,
                 interval=interval,
-                floor=attack.label_floor(evidence, rows),
-                floor_is="how frequent classes are",
+                floor=max(elsewhere, attack.label_floor(evidence, rows)),
+                floor_is="the same of rows whose labels are in no class sum",
                 rows=len(rows),
             )
 

@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 import torch
 from helpers.altered_mechanisms import SameInEveryRound, scaled, without_noise, wrapped
+from helpers.assisted import write_assisted
+from helpers.class_means import write_class_means
 from helpers.federations import FROZEN, write_federation
 from helpers.fixed_entropy import fixed_entropy
 from torch import Tensor, nn
@@ -280,3 +282,23 @@ def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--record-views"):
         audit_run(run, chosen(None))
     assert np.isfinite(audit.seconds)
+
+
+def test_residuals_of_assisted_boosting_give_labels_away(tmp_path: Path) -> None:
+    config = read_federation(write_assisted(tmp_path))
+    options = RunOptions(run_folder=tmp_path / "run", record_mib=64)
+    simulation.simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
+    audit = audit_run(tmp_path / "run", ["residuals", "gradient-direction"])
+    (one,) = audit.findings
+    assert one["value"] == 1.0
+    assert one["channel"] == "residuals"
+    assert audit.not_tried["gradient-direction"] == "no secondary received a gradient"
+
+
+def test_class_means_are_read_as_labels(tmp_path: Path) -> None:
+    config = read_federation(write_class_means(tmp_path, labels="plaintext", dealer=False))
+    options = RunOptions(run_folder=tmp_path / "run", record_mib=64)
+    simulation.simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
+    audit = audit_run(tmp_path / "run", ["class-sums"])
+    assert {one["attacker"] for one in audit.findings} == {"bank-1", "bank-2"}
+    assert all(0.2 < one["value"] < 1 for one in audit.findings)
