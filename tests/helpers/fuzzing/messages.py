@@ -69,6 +69,7 @@ from securevfl.linkage.protections.blocks import (
 from securevfl.linkage.protections.hashes import Codes
 from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
 from securevfl.linkage.protections.plaintext import LinkKeys
+from securevfl.linkage.protections.psi import RecordPoints, ReturnedPoints, RowPoints
 from securevfl.linkage.protections.shares import DealerTurn, Dealt, MaskedKeys
 from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.stage.linking import METRICS
@@ -101,6 +102,7 @@ _MIXED: Final = KeySpec(
 _NUMBERS: Final = np.arange(6, dtype=np.int64).reshape(2, 3)
 _WORDS: Final = _NUMBERS.view(np.uint64)
 _DEALT: Final = DealtFor(run="a run", secondary=1, rows=3, bins=2, numbers=3)
+_POINTS = np.zeros((2, 32), np.uint8)
 _FLOATS: Final = np.full((2, 4), 0.25, dtype=np.float32)
 _INDICES: Final = np.array([[0, 2, 1, -1], [1, 0, 2, -1]])
 
@@ -213,6 +215,9 @@ READS: Final = (
         records=[2],
         modulus=_MODULUS,
     ),
+    _read(RowPoints(points=_POINTS), points=2),
+    _read(RecordPoints(count=2, points=_POINTS)),
+    _read(ReturnedPoints(points=_POINTS), points=2),
     _read(DealerTurn(secondary=1, sizes=_SIZES), ranks=[1, 2]),
     _read(Dealt(mask=_WORDS, product=_WORDS.ravel()), count=2, key_dim=3, pairs=6),
     _read(MaskedKeys(keys=_WORDS), count=2, key_dim=3),
