@@ -296,12 +296,20 @@ def whole_sum(
         ProtocolError: If it is of another size, or over what so many contributions can make.
     """
     bound = parties_active * fmt.bound_units
-    fits = words.numel() == elements
-    if not fits or (elements and not -bound <= words.min() <= words.max() <= bound):
-        raise ProtocolError(
-            f"a sum of {words.numel()} numbers came where {elements} of at most {bound} units were "
-            f"due: masks did not cancel"
-        )
+    wrong = ProtocolError(
+        f"a sum of {words.numel()} numbers came where {elements} of at most {bound} units were "
+        f"due: masks did not cancel"
+    )
+    if words.numel() != elements:
+        raise wrong
+
+    def check(ends: Tensor) -> None:
+        low, high = ends.tolist()
+        if low < -bound or high > bound:
+            raise wrong
+
+    if elements:
+        reads().add(torch.stack(torch.aminmax(words)), check)
     return words.to(torch.int32)
 
 

@@ -424,24 +424,22 @@ def _ledgers(run: Path, metrics: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_SECTIONS: Final = (
+    *("federation", "model", "training", "base", "privacy", "mpc", "linkage", "encoder"),
+    *("pretraining", "prediction", "runtime"),
+)
+
+
 def _settings(config: FederationConfig) -> Iterator[dict[str, str]]:
     """Yield every setting but the parties', with its value and where that is from."""
-    for name in ("federation", "model", "training", "base", "privacy", "linkage", "encoder"):
-        yield from _settings_of(name, getattr(config, name), config)
-    for name in ("pretraining", "prediction", "runtime"):
-        yield from _settings_of(name, getattr(config, name), config)
-
-
-def _settings_of(name: str, section: object, config: FederationConfig) -> Iterator[dict[str, str]]:
-    if not is_dataclass(section):
-        return
-    given = config.source.get(name, {})
-    for one in fields(section):
-        where = f"{name}.{one.name}"
-        origin = "the file" if one.name in given else "default"
-        if where in config.chosen:
-            origin = "auto"
-        yield {"name": where, "value": str(getattr(section, one.name)), "origin": origin}
+    for name in _SECTIONS:
+        section, given = getattr(config, name), config.source.get(name, {})
+        for one in fields(section) if is_dataclass(section) else ():
+            where = f"{name}.{one.name}"
+            origin = "the file" if one.name in given else "default"
+            if where in config.chosen:
+                origin = "auto"
+            yield {"name": where, "value": str(getattr(section, one.name)), "origin": origin}
 
 
 def _promised(privacy: dict[str, Any]) -> dict[str, str]:

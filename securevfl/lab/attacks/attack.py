@@ -181,6 +181,36 @@ def label_success_of(
     return float(value), (float(low), float(high))
 
 
+def label_leak(
+    name: str,
+    evidence: Evidence,
+    guesses: Sequence[Guess],
+    *,
+    attacker: str,
+    channel: str,
+    floor: float,
+    floor_is: str = "how frequent classes are",
+    known: str = "",
+    seeds: int = 1,
+) -> Leak:
+    """Return what guesses of labels, one a seed, are worth; see the fields of :class:`Leak`."""
+    value, interval = label_success_of(evidence, guesses)
+    return Leak(
+        attack=name,
+        attacker=attacker,
+        about=evidence.config.primary.name,
+        channel=channel,
+        measure=label_measure(evidence),
+        value=value,
+        interval=interval,
+        floor=floor,
+        floor_is=floor_is,
+        rows=len(guesses[0].rows),
+        known=known,
+        seeds=seeds,
+    )
+
+
 def some_known(
     evidence: Evidence, rows: Int64[np.ndarray, " some"], *, each: int, seed: int
 ) -> Int64[np.ndarray, " known"]:

@@ -159,22 +159,18 @@ def _finding(
     known: str,
     floor: tuple[float, str] | None = None,
 ) -> attack.Leak:
-    value, interval = attack.label_success_of(evidence, guesses)
     trivial, why = floor or (
         attack.label_floor(evidence, guesses[0].rows),
         "how frequent classes are",
     )
-    return attack.Leak(
-        attack=name,
+    return attack.label_leak(
+        name,
+        evidence,
+        guesses,
         attacker=view.name,
-        about=evidence.config.primary.name,
         channel="gradients",
-        measure=attack.label_measure(evidence),
-        value=value,
-        interval=interval,
         floor=trivial,
         floor_is=why,
-        rows=len(guesses[0].rows),
         known=known,
         seeds=len(guesses),
     )

@@ -7,7 +7,7 @@ References:
 
 import warnings
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -72,39 +72,34 @@ class ModelCompletion:
             own = _scaled(evidence.own_columns(view))
             by_model = _completed(evidence, inputs, rows, each=each, seeds=seeds)
             by_columns = _completed(evidence, own, rows, each=each, seeds=seeds)
-            value, interval = attack.label_success_of(evidence, by_model)
             columns, _ = attack.label_success_of(evidence, by_columns)
-            told = partial(
-                attack.Leak,
+            told = attack.label_leak(
+                self.name,
+                evidence,
+                by_model,
                 attacker=view.name,
-                about=evidence.config.primary.name,
                 channel=str(evidence.taught_by),
-                known=f"{each} labels of each class",
-            )
-            yield told(
-                attack=self.name,
-                measure=attack.label_measure(evidence),
-                value=value,
-                interval=interval,
                 floor=max(columns, attack.label_floor(evidence, rows)),
                 floor_is="the same head on its own columns",
-                rows=len(by_model[0].rows),
+                known=f"{each} labels of each class",
                 seeds=seeds,
             )
+            yield told
             others = evidence.other_rows
             others = others[evidence.linked(view)[others]]
             if min(len(rows), len(others)) < _LEAST_COMPARED:
                 continue
             gap, interval = _memory(evidence, inputs, rows, others, each=each)
             without, _ = _memory(evidence, own, rows, others, each=each)
-            yield told(
+            yield replace(
+                told,
                 attack="encoder-memory",
-                measure=f"{attack.label_measure(evidence)} of training rows, minus that of others",
+                measure=f"{told.measure} of training rows, minus that of others",
                 value=gap,
                 interval=interval,
                 floor=max(without, 0.0),
-                floor_is="the same head on its own columns",
                 rows=len(rows),
+                seeds=1,
             )
 
 
@@ -183,19 +178,15 @@ class OwnClusters:
                 clusters = _clusters(numbers[rows], classes)
                 scores = attack.matched(clusters, labels, classes=classes)
                 guesses.append(attack.Guess(rows, scores))
-            value, interval = attack.label_success_of(evidence, guesses[:1])
             columns, _ = attack.label_success_of(evidence, guesses[1:])
-            yield attack.Leak(
-                attack=self.name,
+            yield attack.label_leak(
+                self.name,
+                evidence,
+                guesses[:1],
                 attacker=view.name,
-                about=evidence.config.primary.name,
                 channel=str(evidence.taught_by),
-                measure=attack.label_measure(evidence),
-                value=value,
-                interval=interval,
                 floor=max(columns, attack.label_floor(evidence, rows)),
                 floor_is="clusters of its own columns",
-                rows=len(rows),
                 known="which cluster is which class",
             )
 

@@ -38,18 +38,13 @@ class ResidualSigns:
         scores = np.concatenate([one["residuals"].numpy() for one in lines]).astype(np.float64)
         if scores.shape[1] == 1:
             scores = np.hstack([-scores, scores])
-        value, interval = attack.label_success_of(evidence, [attack.Guess(rows, scores)])
-        yield attack.Leak(
-            attack=self.name,
+        yield attack.label_leak(
+            self.name,
+            evidence,
+            [attack.Guess(rows, scores)],
             attacker=view.name,
-            about=evidence.config.primary.name,
             channel="residuals",
-            measure=attack.label_measure(evidence),
-            value=value,
-            interval=interval,
             floor=attack.label_floor(evidence, rows),
-            floor_is="how frequent classes are",
-            rows=len(rows),
         )
 
 
@@ -81,23 +76,19 @@ class ClassSums:
             rows = evidence.train[evidence.linked(view)[evidence.train]]
             terms = view.array("terms").astype(np.float64)
             guess = attack.Guess(rows, terms.reshape(len(terms), -1)[rows])
-            value, interval = attack.label_success_of(evidence, [guess])
             others = evidence.other_rows
             others = others[evidence.linked(view)[others]]
             elsewhere = attack.label_success(
                 evidence.labels[others], terms.reshape(len(terms), -1)[others]
             )
-            yield attack.Leak(
-                attack=self.name,
+            yield attack.label_leak(
+                self.name,
+                evidence,
+                [guess],
                 attacker=view.name,
-                about=evidence.config.primary.name,
                 channel="labels that class means are fitted to",
-                measure=attack.label_measure(evidence),
-                value=value,
-                interval=interval,
                 floor=max(elsewhere, attack.label_floor(evidence, rows)),
                 floor_is="the same of rows whose labels are in no class sum",
-                rows=len(rows),
             )
 
 
@@ -126,18 +117,13 @@ class RowNumbers:
             scores = np.zeros((int((~known).sum()), evidence.classes))
             scores[:, near.classes_] = near.predict_proba(inputs[~known])
             guesses.append(attack.Guess(rows[~known], scores))
-        value, interval = attack.label_success_of(evidence, guesses)
-        yield attack.Leak(
-            attack=self.name,
+        yield attack.label_leak(
+            self.name,
+            evidence,
+            guesses,
             attacker="every secondary",
-            about=evidence.config.primary.name,
             channel="row counts, batch membership, timing and message sizes",
-            measure=attack.label_measure(evidence),
-            value=value,
-            interval=interval,
             floor=attack.label_floor(evidence, rows),
-            floor_is="how frequent classes are",
-            rows=len(guesses[0].rows),
             known=f"{_KNOWN} labels of each class",
             seeds=seeds,
         )

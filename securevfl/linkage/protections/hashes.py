@@ -188,11 +188,7 @@ class Hashes(ByCodes):
 
     def check(self, keys: KeySpec) -> None:
         """Ask for a metric of equal keys alone."""
-        if not keys.metric.equal_only:
-            raise ConfigError(
-                f'linkage.protection: "{self.name}" finds equal keys alone and goes with '
-                f'metric = "exact"; for {keys.metric.name!r} use "bloom"'
-            )
+        self.require_equal_only(keys)
         super().check(keys)
 
     def encode(self, spec: LinkSpec, keys: KeyTable, secret: LinkageSecret) -> Bytes:

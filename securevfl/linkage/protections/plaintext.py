@@ -159,15 +159,8 @@ class LinkKeys(TypedMessage):
         return cls(keys=keys, scaler=KeyScaler(centre=centre, width=width))
 
 
-class Plaintext(protection.Protection):
-    """Keys in plaintext: every secondary sees the primary's keys."""
-
-    name: ClassVar[str] = "none"
-    learned: ClassVar[Mapping[str, str]] = {
-        "primary": "nothing of a secondary's records",
-        "secondary": "the primary's keys, and their mean and deviation",
-    }
-    messages: ClassVar[tuple[type[TypedMessage], ...]] = (LinkKeys, Linked, OwnSimilarities)
+class KeysAsTheyAre(protection.Protection):
+    """What finds, where both tables may be seen, the links of the keys as they are."""
 
     def compare(
         self,
@@ -179,6 +172,17 @@ class Plaintext(protection.Protection):
         """Compare keys as they are."""
         neighbours = spec.choice.neighbours
         return compare_present(spec.keys, primary, records, neighbours=neighbours)
+
+
+class Plaintext(KeysAsTheyAre):
+    """Keys in plaintext: every secondary sees the primary's keys."""
+
+    name: ClassVar[str] = "none"
+    learned: ClassVar[Mapping[str, str]] = {
+        "primary": "nothing of a secondary's records",
+        "secondary": "the primary's keys, and their mean and deviation",
+    }
+    messages: ClassVar[tuple[type[TypedMessage], ...]] = (LinkKeys, Linked, OwnSimilarities)
 
     def link_in_process(
         self,

@@ -200,6 +200,18 @@ class Protection(ABC):
             ConfigError: Naming the field, the rule and the value.
         """
 
+    def require_equal_only(self, keys: KeySpec) -> None:
+        """Refuse another metric than one of equal keys alone.
+
+        Raises:
+            ConfigError: Naming the metric, and what goes with it.
+        """
+        if not keys.metric.equal_only:
+            raise ConfigError(
+                f'linkage.protection: "{self.name}" finds equal keys alone and goes with '
+                f'metric = "exact"; for {keys.metric.name!r} use "bloom"'
+            )
+
     def check_distance(self, keys: KeySpec, distance: float) -> None:
         """Refuse a largest distance that was meant in another unit than what is compared has.
 

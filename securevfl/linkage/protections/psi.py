@@ -45,7 +45,7 @@ from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.metrics.texts import exact_texts, numbered_keys
 from securevfl.linkage.protections import protection
 from securevfl.linkage.protections.paillier import Apply, on_cores
-from securevfl.linkage.protections.plaintext import compare_present
+from securevfl.linkage.protections.plaintext import KeysAsTheyAre
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
 from securevfl.linkage.stage.link_cache import LinkCache
@@ -188,7 +188,7 @@ def _each(points: bytes) -> list[bytes]:
 # The protection.
 
 
-class Psi(protection.Protection):
+class Psi(KeysAsTheyAre):
     """Equal keys alone are found, by the secondary; the primary learns a number of keys."""
 
     name: ClassVar[str] = "psi"
@@ -206,22 +206,7 @@ class Psi(protection.Protection):
 
     def check(self, keys: KeySpec) -> None:
         """Ask for a metric of equal keys alone."""
-        if not keys.metric.equal_only:
-            raise ConfigError(
-                f'linkage.protection: "{self.name}" finds equal keys alone and goes with '
-                f'metric = "exact"; for {keys.metric.name!r} use "bloom"'
-            )
-
-    def compare(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        records: KeyTable,
-        secret: LinkageSecret | None = None,
-    ) -> ComparedKeys:
-        """Compare keys as they are: the parties find the same."""
-        neighbours = spec.choice.neighbours
-        return compare_present(spec.keys, primary, records, neighbours=neighbours)
+        self.require_equal_only(keys)
 
     def link_in_process(
         self,
