@@ -128,7 +128,7 @@ def _moved(tensor: Tensor, device: torch.device, *, waits: bool = True) -> Tenso
     if waits or not (to_host or getattr(tensor.untyped_storage(), "labelled_pinned", False)):
         _waits.update(["copy"])
     elif to_host:
-        _under_way.append((moved, moved.clone()))
+        _copies().append((moved, moved.clone()))
         moved.fill_(_NOT_YET)
     return moved
 
@@ -136,7 +136,17 @@ def _moved(tensor: Tensor, device: torch.device, *, waits: bool = True) -> Tenso
 _NOT_YET = 73
 """Fills a copy that has not been waited for."""
 
-_under_way: list[tuple[Tensor, Tensor]] = []
+_UNDER_WAY = threading.local()
+
+
+def _copies() -> list[tuple[Tensor, Tensor]]:
+    """Return this thread's copies that have not been waited for: a thread waits for its own."""
+    if not hasattr(_UNDER_WAY, "copies"):
+        _UNDER_WAY.copies = []
+    found: list[tuple[Tensor, Tensor]] = _UNDER_WAY.copies
+    return found
+
+
 _waits: Counter[str] = Counter()
 
 
@@ -151,9 +161,9 @@ class _Stream:
     def synchronize(self) -> None:
         """Wait for it: what was copied without a wait is there now."""
         _waits.update(["synchronize"])
-        for moved, value in _under_way:
+        for moved, value in _copies():
             moved.copy_(value)
-        _under_way.clear()
+        _copies().clear()
 
 
 def _pinned(tensor: Tensor) -> Tensor:
@@ -425,7 +435,7 @@ def labelled_cuda() -> Iterator[torch.device]:
     with _GUARD, contextlib.ExitStack() as stack:
         _done.clear()
         _waits.clear()
-        _under_way.clear()
+        _copies().clear()
         for one in patches:
             stack.enter_context(one)
         stack.enter_context(watched())

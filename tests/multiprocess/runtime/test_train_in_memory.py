@@ -19,6 +19,7 @@ from torch import nn
 
 import securevfl as sv
 from securevfl.core.errors import PartyFailedError
+from securevfl.models import registry
 
 pytestmark = pytest.mark.multiprocess
 
@@ -47,6 +48,12 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone with it."""
+    monkeypatch.setattr(registry, "_REGISTERED", {})
 
 
 def layers(inputs: int, outputs: int) -> nn.Module:

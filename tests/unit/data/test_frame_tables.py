@@ -64,7 +64,12 @@ def test_words_and_truth_values_are_classes(labels: list[object], task: int | No
 @pytest.mark.parametrize(
     ("frame", "changes", "message"),
     [
-        ([1, 2], {}, "frame of 'bank': must be a pandas or polars DataFrame or a pyarrow Table"),
+        (
+            [1, 2],
+            {},
+            "frame of 'bank': must be a pandas or polars DataFrame, a pyarrow Table, or a tensor "
+            "or map-style dataset of torch, got list",
+        ),
         (pd.DataFrame(CELLS), {"key": ["lan"]}, "has no column 'lan'; did you mean 'lon'?"),
         (pd.DataFrame(CELLS), {"exclude": ["x"]}, "has no column 'x'"),
         (pd.DataFrame(CELLS)[:0], {}, "has no rows"),

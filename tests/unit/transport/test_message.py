@@ -4,6 +4,7 @@ import pytest
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.assisted_boosting import AssistKind
 from securevfl.federation.class_means.class_means_stage import ClassMeansKind
+from securevfl.federation.computing import ComputingKind
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.pretraining.pretraining_secondary import PretrainingKind
 from securevfl.ledger.countersigning import LedgerKind
@@ -18,7 +19,10 @@ SHARE = Message(
     sender="rental",
 )
 
-KINDS = (StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, AssistKind, ClassMeansKind)
+KINDS = (
+    *(StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, AssistKind, ClassMeansKind),
+    ComputingKind,
+)
 
 
 def test_an_array_that_was_agreed_on_is_handed_out():
@@ -86,6 +90,9 @@ def test_kind_codes_never_change():
         "CLASS_MEANS_MASKED": 51, "CLASS_MEANS_SUMS": 52,
         "CLASS_MEANS_DONE": 53,
         "REJOIN": 54,
+        "COMPUTING_KEY": 55, "COMPUTING_SEED": 56, "COMPUTING_TENSOR": 57,
+        "COMPUTING_REQUEST": 58, "COMPUTING_DEALING": 59, "COMPUTING_DONE": 60,
+        "COMPUTING_BEGIN": 61, "LINK_POINTS": 62,
     }  # fmt: skip
 
 
