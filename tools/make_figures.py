@@ -231,12 +231,34 @@ def gains() -> str:
     return table(head, rows)
 
 
+def on_shares() -> str:
+    """Return milliseconds a round of sums on shares, and of checks there."""
+    found = measured("on-shares")
+    lines = found.figures["rows"]
+    settings = dict.fromkeys((one["parties"], one["shape"]) for one in lines)
+    columns = dict.fromkeys((one["line"], one["variant"]) for one in lines)
+    by_all = {(one["parties"], one["shape"], one["line"], one["variant"]): one for one in lines}
+    rows = [
+        [
+            str(parties),
+            shape,
+            *(f"{by_all[parties, shape, *column]['ms']:,.0f}" for column in columns),
+            f"{by_all[parties, shape, 'loopback', 'verified']['ms_a_row']:.2f}",
+        ]
+        for parties, shape in settings
+    ]
+    names = [variant if line == "loopback" else f"{variant}, {line}" for line, variant in columns]
+    head = ["k", "rows x numbers", *names, "verified, a row"]
+    return f"{table(head, rows)}\n{found.source}\n"
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "demo": demo,
     "frontier": frontier,
     "frontier-of-nothing": partial(frontier, FRONTIER_OF_NOTHING),
     "gains": gains,
     "null-partners": null_partners,
+    "on-shares": on_shares,
     "without-noise": without_noise,
 }
 
