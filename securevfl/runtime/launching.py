@@ -204,7 +204,12 @@ def predict_in_processes(
     return dict(told)
 
 
-def processes_with_program(config: FederationConfig, options: RunOptions, program: Program) -> None:
+def processes_with_program(
+    config: FederationConfig,
+    options: RunOptions,
+    program: Program,
+    in_memory: Mapping[str, InMemory],
+) -> None:
     """Run a program between all parties, each in its own process; see :func:`train_in_processes`.
 
     Raises:
@@ -215,7 +220,7 @@ def processes_with_program(config: FederationConfig, options: RunOptions, progra
     """
     named = ["--program", str(program.path), "--function", program.function]
     without = [party.name for party in config.parties if party.role == "coordinator"]
-    _run_parties(config, options, more=[], of_all=named, without=without)
+    _run_parties(config, options, more=[], of_all=named, without=without, in_memory=in_memory)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,13 +12,14 @@ from typing import Any
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
+from securevfl.config.sections import IN_MEMORY
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import Observer, unheard
 from securevfl.runtime.launching import processes_with_program
 from securevfl.runtime.program_party import RESULT_FILE
 from securevfl.runtime.run_folder import TemporaryFolder
-from securevfl.runtime.run_options import FederationSource, Program, RunOptions, opened
+from securevfl.runtime.run_options import FederationSource, InMemory, Program, RunOptions, opened
 
 
 def program_of(source: str | Path | Callable[..., Any]) -> Program:
@@ -80,7 +81,8 @@ def run(
 
     Args:
         federation: A federation file or what :func:`securevfl.read_federation` returned; or tables
-            by party name, frames or files, of which the first is the primary's; a dealer is added.
+            by party name, files or frames as of :func:`securevfl.train`, of which the first is the
+            primary's; a dealer is added.
         program: A file with ``def program(party)``, or a function at the top of a file. It gets a
             :class:`securevfl.mpc.ProgramParty`, and uses :data:`securevfl.mpc.crypten`.
         out: Folder for logs and results; None: a temporary one.
@@ -98,15 +100,17 @@ def run(
     Reveals:
         Between the processes: what the program opens. This machine holds all of it.
     """
-    temporary = TemporaryFolder()
+    in_memory: dict[str, InMemory] = {}
     if isinstance(federation, Mapping):
-        config, root = _of_tables(federation, temporary.path), temporary.path
+        in_memory = {name: _frame_of(name, table) for name, table in federation.items()}
+        config, root = _of_tables(federation), Path()
     else:
         config, root = opened(federation, data_root, only_linkage=True)
-    folder = temporary.path / "run" if out is None else Path(out)
+    temporary = TemporaryFolder()
+    folder = temporary.path if out is None else Path(out)
     found = program_of(program)
     options = RunOptions(run_folder=folder, data_root=root.resolve(), observe=observe)
-    processes_with_program(with_program(config, found), options, found)
+    processes_with_program(with_program(config, found), options, found, in_memory)
     results = {}
     for party in config.table_parties:
         told = files.read_json(folder / "parties" / party.name / RESULT_FILE)
@@ -115,18 +119,24 @@ def run(
     return results
 
 
-def _of_tables(tables: Mapping[str, Any], folder: Path) -> FederationConfig:
+def _frame_of(name: str, table: Any) -> InMemory:
+    """Return what a party has from memory: its frame, unless its table is a file."""
+    if isinstance(table, str | Path):
+        return InMemory()
+    # It loads pandas, and the dealer's process reads this module.
+    from securevfl.data.party_tables import as_pandas
+
+    return InMemory(frame=as_pandas(table, where=f"frame of {name!r}"))
+
+
+def _of_tables(tables: Mapping[str, Any]) -> FederationConfig:
     """Return a federation of tables in memory or in files, with a dealer."""
     parties: list[dict[str, Any]] = []
     for name, table in tables.items():
-        path = folder / f"{name}.csv"
-        if isinstance(table, str | Path):
-            path = Path(table).resolve()
-        else:
-            table.to_csv(path, index=False)
+        data = str(Path(table).resolve()) if isinstance(table, str | Path) else IN_MEMORY
         role = "secondary" if parties else "primary"
         # Nothing is linked: a program sees tables as they are.
-        parties.append({"name": name, "role": role, "data": str(path), "key": ["unused"]})
+        parties.append({"name": name, "role": role, "data": data, "key": ["unused"]})
     if parties:
         parties[0]["address"] = "127.0.0.1:0"
     source = {

@@ -18,6 +18,8 @@ from securevfl.federation.rounds.party_workers import WorkerGroup
 
 if TYPE_CHECKING:
     # They bring pandas, and a party that only helps has no table.
+    import pandas as pd
+
     from securevfl.data.tables import PartyTable
     from securevfl.runtime.predicting import NamedRows
 
@@ -147,6 +149,8 @@ class InMemory:
     """The same where ``model.top`` is one from Python."""
     with_alone: bool = True
     """Whether the best model of the primary alone is found too."""
+    frame: "pd.DataFrame | None" = None
+    """Its table as it is, where the parties run a program."""
     new_rows: NewRows | None = None
     """What the primary asks for, where it serves."""
 

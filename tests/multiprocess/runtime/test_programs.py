@@ -1,12 +1,14 @@
 """CrypTen programs between parties, each in its own process, over mutual TLS."""
 
 import json
+import tempfile
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from helpers.command_line import securevfl
 from helpers.federations import save, write_federation
 
@@ -65,16 +67,28 @@ def test_three_parties_run_a_program(tmp_path, capfd):
 
 
 @pytest.mark.multiprocess
-def test_a_program_that_fails_names_its_party(tmp_path):
+def test_frames_reach_a_program_without_a_file_and_a_failure_names_its_party(tmp_path, monkeypatch):
+    """A frame's column keeps its type, a tensor is a table, and no file has a row of either."""
+    private = tmp_path / "temporary"
+    private.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(private))
     program = tmp_path / "program.py"
     program.write_text(
-        "def program(party):\n    if party.name == 'shop':\n        party.column('nothing')\n",
+        "def program(party):\n"
+        "    if party.name == 'shop':\n"
+        "        when = party.table['when'].dt.year\n"
+        "        party.column(f'nothing in {when[0]}')\n"
+        "    return party.table.sum().sum()\n",
         encoding="utf-8",
     )
-    frame = pd.DataFrame({"x": [1.0, 2.0]})
+    when = pd.to_datetime(["2024-02-29", "2025-01-01"])
+    frame = pd.DataFrame({"when": when, "name": ["a", "person 7"]})
     with pytest.raises(SecureVflError, match="shop") as failed:
-        sv.mpc.run({"bank": frame, "shop": frame}, program)
-    assert "has no column 'nothing'" in str(failed.value)
+        sv.mpc.run({"bank": torch.ones(2, 3), "shop": frame}, program)
+    assert "has no column 'nothing in 2024'" in str(failed.value)
+    files = [path for path in private.rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert not [path for path in files if b"person 7" in path.read_bytes()]
 
 
 def test_programs_are_refused_beside_a_promise(tmp_path):
