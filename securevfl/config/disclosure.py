@@ -45,6 +45,19 @@ def coverage(channel: Mapping[str, str]) -> str:
     return "covered" if guarantee.startswith(("covered", "masks")) else "not covered"
 
 
+def status(channel: Mapping[str, str], *, measured: bool) -> str:
+    """Return what is known of a channel of :func:`channels`: its guarantee, or whether it is measured.
+
+    Args:
+        channel: Of the run.
+        measured: Whether an attack has tried it.
+    """
+    mark = coverage(channel)
+    if mark == "covered":
+        return "covered by a guarantee"
+    return mark if mark == _NOTHING else f"{mark}, {'measured' if measured else 'not measured'}"
+
+
 def leaves_secondary(channel: Mapping[str, str]) -> bool:
     """Return whether a channel of :func:`channels` reveals anything of a secondary."""
     return channel["whose"] != "primary" and channel["guarantee"] != _NOTHING

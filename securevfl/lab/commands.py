@@ -497,6 +497,7 @@ def _audit_run(
 ) -> None:
     with loading():
         from securevfl.lab.attacks import run_audit
+        from securevfl.runtime.run_folder import AUDIT
 
     def tell(text: str) -> None:
         print(f"securevfl: attack {text}", file=sys.stderr, flush=True)
@@ -507,7 +508,7 @@ def _audit_run(
     if as_json:
         print(json.dumps(found.as_json()))
     else:
-        _print_run_audit(found, run / run_audit.FILE)
+        _print_run_audit(found, run / AUDIT)
     if found.violations:
         raise typer.Exit(PrivacyError.exit_code)
 
@@ -544,7 +545,11 @@ def _print_run_audit(found: "RunAudit", path: Path) -> None:
         say(console, f"not tried, {name}: ", why)
     for text in found.violations:
         say(console, "PROMISE BROKEN: ", text, style="red")
-    say(console, "", f"{found.seconds:.0f} s; all figures: {path}")
+    say(
+        console,
+        "",
+        f"{found.seconds:.0f} s; all figures: {path}; securevfl report {path.parent} shows them",
+    )
 
 
 _RELEASES: Final = {

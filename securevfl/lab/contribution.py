@@ -51,7 +51,7 @@ from securevfl.runtime.kept_run import (
     metric_functions,
     partners_of,
 )
-from securevfl.runtime.run_folder import CONTRIBUTION, CONTRIBUTION_FORMAT, read_figures
+from securevfl.runtime.run_folder import CONTRIBUTION, MEASURED_FORMAT, read_figures
 from securevfl.runtime.run_options import FederationSource
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import TrainedRun, trained_run
@@ -539,7 +539,7 @@ def contribution(
             run, federation=federation, parties=parties, data_root=data_root, device=device
         )
     measured = _measured(trained, permutations=permutations, seed=seed, observe=observe)
-    found = {"format": CONTRIBUTION_FORMAT, **measured.as_json()}
+    found = {"format": MEASURED_FORMAT, **measured.as_json()}
     files.write_json(trained.folder / CONTRIBUTION, found, for_others=True)
     return measured
 

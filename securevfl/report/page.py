@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from securevfl.config.disclosure import channels, coverage
+from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core import files
@@ -21,6 +21,7 @@ from securevfl.ledger.chain import read_chain
 from securevfl.ledger.ledger import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
+from securevfl.report.attacks import attacked
 from securevfl.report.learned import Section, section_of
 from securevfl.report.secondary_page import TEMPLATES, write_secondary_pages
 from securevfl.report.verify import verify_run
@@ -145,8 +146,9 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         figures.append(plots.bytes_plot(metrics["bytes"]))
     path = run / "federation.toml"
     config = config or read_federation(path)
-    shown = [{**one, "mark": coverage(one)} for one in channels(config)]
-    measured = run_folder.read_contribution(run, run=metrics["run"])
+    found = attacked(run, channels(config), run_id=metrics["run"])
+    shown = found["channels"]
+    measured = run_folder.read_measured(run, run_folder.CONTRIBUTION, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
         models=run_folder.models_measured(metrics),
@@ -168,6 +170,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         channels=[one for one in shown if one["to"] != "nobody"],
         unsent=[f"{one['channel']} ({one['reveals']})" for one in shown if one["to"] == "nobody"],
         picture=_picture(config, shown),
+        audit=found["audit"],
         ledgers=_ledgers(run, metrics),
         settings=_settings(config),
         predictions=predictions_in_words(config),

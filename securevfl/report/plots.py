@@ -3,12 +3,13 @@
 import html
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 # What all plots of a report share: inline SVG, without a file, script or font from elsewhere.
@@ -34,8 +35,13 @@ _PAGE_COLOURS: Final = (
 """Axes and text have the colour of the page's text, light or dark."""
 
 
-def svg(figure: Figure) -> str:
-    """Return a figure as an SVG element without a ground; equal figures give equal texts."""
+def svg(figure: Figure, *, alt: str | None = None) -> str:
+    """Return a figure as an SVG element without a ground; equal figures give equal texts.
+
+    Args:
+        figure: The plot.
+        alt: What it shows, for readers who cannot see it; None: its title.
+    """
     buffer = io.StringIO()
     titles = [figure.get_suptitle(), *(axes.get_title(loc="left") for axes in figure.axes)]
     label = next((one for one in titles if one), "plot")
@@ -47,7 +53,7 @@ def svg(figure: Figure) -> str:
         )
     text = buffer.getvalue().replace("#000000", "currentColor")
     text = _GROUP.sub("<g>", text[text.index("<svg") :])
-    named = f'<svg role="img" aria-label="{html.escape(label)}"'
+    named = f'<svg role="img" aria-label="{html.escape(alt or label)}"'
     return text.replace("<svg", named, 1).replace(_STYLE, _STYLE + _PAGE_COLOURS, 1)
 
 
@@ -268,3 +274,55 @@ def contribution_plot(measured: Mapping[str, Any]) -> str:
     axes.invert_yaxis()
     axes.legend(fontsize=8, frameon=False)
     return svg(figure)
+
+
+def attacks_plot(best: Mapping[str, Mapping[str, Any]], *, covered: Collection[str]) -> str:
+    """Return one row an attack: its guess with its interval, the trivial guess, and the ceiling.
+
+    Args:
+        best: What each attack found, by what it is called.
+        covered: Those on channels that a guarantee covers.
+    """
+    figure, axes = new_axes(
+        "what attacks guess, each beside its trivial guess",
+        "share of right guesses, AUC, or share of variance (R2)",
+        "",
+    )
+    figure.set_figheight(1.5 + 0.34 * len(best))
+    kinds = {
+        True: {"color": BLUE, "marker": "o", "label": "a guarantee covers the channel"},
+        False: {"color": ORANGE, "marker": "D", "label": "none covers it"},
+    }
+    for place, (name, one) in enumerate(best.items()):
+        kind = kinds[name in covered]
+        axes.plot([one["floor"], one["value"]], [place, place], color=GREY, linewidth=1)
+        axes.plot(one["interval"], [place, place], color=kind["color"], linewidth=3)
+        axes.plot(one["value"], place, linestyle="none", **kind)
+        axes.plot(one["floor"], place, "|", color="black", markersize=13, markeredgewidth=2)
+        if one["ceiling"] is not None:
+            axes.plot(one["ceiling"], place, "<", color=GREY, markerfacecolor="none")
+    # Once each, in words, whatever this run has of them.
+    marks = [Line2D([], [], linestyle="none", **kind) for kind in kinds.values()]
+    marks.append(Line2D([], [], linestyle="none", color="black", marker="|", label="trivial guess"))
+    marks.append(
+        Line2D(
+            [],
+            [],
+            linestyle="none",
+            color=GREY,
+            marker="<",
+            markerfacecolor="none",
+            label="the same without noise",
+        )
+    )
+    figure.legend(handles=marks, fontsize=8, frameon=False, ncols=2, loc="outside lower left")
+    axes.set_xlim(min(-0.02, max(-0.25, *(one["value"] for one in best.values()))), 1.02)
+    axes.set_yticks(range(len(best)), list(best))
+    axes.set_ylim(-0.6, len(best) - 0.4)
+    axes.invert_yaxis()
+    beaten = ", ".join(name for name, one in best.items() if one["beats_floor"]) or "none"
+    return svg(
+        figure,
+        alt=f"A row for each of {len(best)} attacks; the table below has all figures. Clearly "
+        f"above the trivial guess: {beaten}",
+    )

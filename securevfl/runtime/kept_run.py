@@ -43,7 +43,7 @@ from securevfl.models import task_metrics
 from securevfl.models.alone.choice import Used, who_answers
 from securevfl.models.tasks import TaskHead, as_logit, on_cpu
 from securevfl.runtime import predicting
-from securevfl.runtime.run_folder import TemporaryFolder, read_contribution, read_figures
+from securevfl.runtime.run_folder import CONTRIBUTION, TemporaryFolder, read_figures, read_measured
 from securevfl.runtime.run_options import device_named
 from securevfl.runtime.run_tables import read_party
 from securevfl.version import __version__
@@ -688,7 +688,7 @@ def worth_without(
     config = run.config
     model = run.model(config.primary.name)
     present = {party.name for party in config.secondaries} - set(absent)
-    kept = read_contribution(run.folder, run=model.run)
+    kept = read_measured(run.folder, CONTRIBUTION, run=model.run)
     if kept is not None:
         for one in kept["gone"]["values"]:
             if set(one["partners"]) == present:

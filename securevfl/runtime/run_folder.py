@@ -526,26 +526,30 @@ def read_figures(run_folder: Path) -> dict[str, Any]:
     return figures
 
 
-# What was measured of a run's partners: the file in the run folder.
+# What was measured after a run: a file each in the run folder.
 
 CONTRIBUTION: Final = "contribution.json"
 
-CONTRIBUTION_FORMAT: Final = 1
-"""Of the file that this program writes, and the only one that it reads."""
+AUDIT: Final = "audit.json"
+"""What attacks on a recorded run found, for the run folder's owner alone."""
+
+MEASURED_FORMAT: Final = 1
+"""Of the files that this program writes, and the only one that it reads."""
 
 
-def read_contribution(run_folder: Path, *, run: str) -> dict[str, Any] | None:
-    """Read ``contribution.json``; None if it is missing, or of another run or version.
+def read_measured(run_folder: Path, name: str, *, run: str) -> dict[str, Any] | None:
+    """Read one of these files; None if it is missing, or of another run or version.
 
     Args:
         run_folder: Where it lies.
+        name: Of the file.
         run: The run's id.
     """
-    path = run_folder / CONTRIBUTION
+    path = run_folder / name
     if not path.exists():
         return None
     found = files.read_json(path)
-    if found.get("format") != CONTRIBUTION_FORMAT or found.get("run") != run:
+    if found.get("format") != MEASURED_FORMAT or found.get("run") != run:
         return None
     return found
 

@@ -12,11 +12,18 @@ from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
 
-def simulated(path: Path, out: Path, *, observe: Observer = unheard, **options: Any) -> RunResult:
+def simulated(
+    path: Path,
+    out: Path,
+    *,
+    observe: Observer = unheard,
+    record_mib: float | None = None,
+    **options: Any,
+) -> RunResult:
     """Simulate a federation file, without models of the primary alone: two thirds of the time."""
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    where = RunOptions(run_folder=out, observe=observe)
+    where = RunOptions(run_folder=out, observe=observe, record_mib=record_mib)
     return simulate_federation(config, tables, where, **{"with_alone": False, **options})
 
 

@@ -16,8 +16,8 @@ LEVEL: Final = 0.95
 
 _RESAMPLES: Final = 400
 
-Aim = Literal["labels", "columns", "links", "noise"]
-"""What an attack is after; "noise" is whether the promise's noise is there."""
+Aim = Literal["labels", "columns", "links", "members", "noise"]
+"""What an attack is after; "noise" is whether the promise's noise is there, and no guess."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

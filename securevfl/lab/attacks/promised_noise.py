@@ -86,7 +86,7 @@ class Worlds:
     """
 
     name = "membership"
-    aim: attack.Aim = "noise"
+    aim: attack.Aim = "members"
 
     def missing(self, evidence: Evidence) -> str | None:
         """Return why it cannot be tried."""

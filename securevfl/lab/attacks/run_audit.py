@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from securevfl.config.disclosure import channels
+from securevfl.config.disclosure import channels, status
 from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError
 from securevfl.lab.attacks import attack, gradients, own_models, told_labels
@@ -14,15 +14,11 @@ from securevfl.lab.attacks.evidence import Evidence
 from securevfl.lab.attacks.presence import LinkedOrNot
 from securevfl.lab.attacks.promised_noise import NoiseAgain, NoiseSize, SampleAgain, Worlds
 from securevfl.lab.attacks.reconstruction import Reconstruction
+from securevfl.runtime.run_folder import AUDIT, MEASURED_FORMAT
 from securevfl.version import __version__
-
-FILE: Final = "audit.json"
-"""In the run folder, for its owner alone."""
 
 _FOLDER: Final = "attacks"
 """Of the run folder: a file each attack that is done."""
-
-Status = Literal["covered by a guarantee", "not covered, measured", "not covered, not measured"]
 
 
 def all_attacks(other: Evidence | None = None) -> dict[str, attack.Attack]:
@@ -88,6 +84,7 @@ class RunAudit:
     def as_json(self) -> dict[str, Any]:
         """Return all fields by name."""
         return {
+            "format": MEASURED_FORMAT,
             "version": __version__,
             "run": self.run,
             "epsilon": self.epsilon,
@@ -138,7 +135,7 @@ def audit_run(
             done = {
                 "made_from": made_from,
                 "missing": missing,
-                "findings": [one.as_json() for one in found],
+                "findings": [{"aim": attacks[name].aim, **one.as_json()} for one in found],
             }
             files.write_json(folder / _FOLDER / f"{name}.json", done)
         if done["missing"] is not None:
@@ -155,7 +152,7 @@ def audit_run(
         delta=privacy["delta"],
         seconds=round(time.monotonic() - start, 1),
     )
-    files.write_json(folder / FILE, audit.as_json())
+    files.write_json(folder / AUDIT, audit.as_json())
     return audit
 
 
@@ -172,17 +169,14 @@ def _of_channel(
     channel: dict[str, str], findings: Sequence[dict[str, Any]], privacy: Any
 ) -> dict[str, Any]:
     measured = [one for one in findings if one["channel"] == channel["channel"]]
-    status: Status = "not covered, measured" if measured else "not covered, not measured"
     guarantee = channel["guarantee"]
-    if guarantee.startswith("covered by"):
-        status = "covered by a guarantee"
-        if guarantee.startswith("covered by epsilon,"):
-            guarantee += f": {privacy['epsilon']:.4g} at delta {privacy['delta']:g}"
+    if guarantee.startswith("covered by epsilon,"):
+        guarantee += f": {privacy['epsilon']:.4g} at delta {privacy['delta']:g}"
     clear = sorted({one["attack"] for one in measured if one["beats_floor"]})
     return {
         **channel,
         "guarantee": guarantee,
-        "status": "nothing is sent" if guarantee == "nothing is sent" else status,
+        "status": status(channel, measured=bool(measured)),
         "measured_by": sorted({one["attack"] for one in measured}),
         "beaten_by": clear,
     }

@@ -27,6 +27,7 @@ from securevfl.federation.checkpoint import read_state, write_state
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.lab.attacks.run_audit import all_attacks, audit_run, chosen
 from securevfl.lab.commands import app
+from securevfl.report.page import write_report
 from securevfl.runtime import simulation
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -264,6 +265,11 @@ def test_an_audit_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     audit = audit_run(run, ["gradient-direction", "row-numbers"], tell=tried.append)
     assert audit.findings[0]["rows"] == 12345
     assert tried == ["1/2 gradient-direction", "2/2 row-numbers"]
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "<td>not covered, measured</td>" in page
+    assert "Measured: labels, gradient-direction: accuracy " in page
+    assert "Attacked: 1 of 2 attacks clearly beat their trivial guess" in page
+    assert "Clearly above the trivial guess: labels: gradient-direction" in page
     again = audit_run(run, ["gradient-direction"], seeds=2)
     assert again.findings[0]["rows"] != 12345
     assert (run / "audit.json").stat().st_mode & 0o777 == 0o600

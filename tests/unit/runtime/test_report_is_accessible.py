@@ -14,6 +14,7 @@ from helpers.federations import FROZEN
 from helpers.labelled_runs import write
 from helpers.undisturbed import simulated
 
+from securevfl.lab.attacks.run_audit import audit_run
 from securevfl.report.page import write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -49,10 +50,11 @@ def violations(page: str, folder: Path, *, width: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the report of a run behind a promise."""
+    """Return the report of a run behind a promise that was attacked."""
     folder = tmp_path_factory.mktemp("run")
     path = write(folder, {"privacy": FROZEN})
-    simulated(path, folder / "run")
+    simulated(path, folder / "run", record_mib=16)
+    assert audit_run(folder / "run", ["row-numbers", "reconstruction"]).findings
     return write_report(folder / "run").read_text(encoding="utf-8")
 
 
