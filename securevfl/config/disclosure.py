@@ -46,7 +46,7 @@ def coverage(channel: Mapping[str, str]) -> str:
 
 
 def status(channel: Mapping[str, str], *, measured: bool) -> str:
-    """Return what is known of a channel of :func:`channels`: its guarantee, or whether it is measured.
+    """Return whether a channel of :func:`channels` is covered, or else measured.
 
     Args:
         channel: Of the run.

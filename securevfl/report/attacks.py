@@ -34,7 +34,7 @@ def attacked(run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str) -
     """
     audit = read_measured(run, AUDIT, run=run_id)
     findings = [] if audit is None else sorted(audit["findings"], key=_gain, reverse=True)
-    shown = []
+    shown: list[dict[str, Any]] = []
     for channel in channels:
         of_channel = [one for one in findings if one["channel"] == channel["channel"]]
         shown.append(

@@ -289,7 +289,7 @@ def attacks_plot(best: Mapping[str, Mapping[str, Any]], *, covered: Collection[s
         "",
     )
     figure.set_figheight(1.5 + 0.34 * len(best))
-    kinds = {
+    kinds: dict[bool, dict[str, Any]] = {
         True: {"color": BLUE, "marker": "o", "label": "a guarantee covers the channel"},
         False: {"color": ORANGE, "marker": "D", "label": "none covers it"},
     }
