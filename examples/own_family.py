@@ -42,7 +42,7 @@ def main(rows: int = 1797, epochs: int = 30, device: str = "cpu") -> dict[str, A
     model = sv.models.split_model(bottom, nn.Linear, width=16)
     free = sv.dp.Privacy(mechanism="none", encoder="trained")
     training = sv.TrainingSettings(epochs=epochs, learning_rate=0.01)
-    run = sv.simulate(parties, model, privacy=free, training=training, device=device)
+    run = sv.train(parties, model, privacy=free, training=training, device=device)
     print(f"test accuracy {run.metrics['test']:.3f}; alone {run.metrics['alone_test']:.3f}")
     promise = sv.dp.Privacy(epsilon=8.0, delta=1e-5, encoder="dp-trained", links_per_record=1)
     mixing = sv.models.split_model(normalised, nn.Linear)

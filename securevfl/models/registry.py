@@ -218,7 +218,7 @@ def register(family: type[F]) -> type[F]:
     """Register a custom family in this process, without a package.
 
     ``securevfl.simulate`` then takes its settings, and federation files its name; so does
-    ``securevfl.train``, whose processes import the class from its module. Commands don't know it,
+    ``securevfl.train``, whose processes import its module or script. Commands don't know it,
     and ``compare`` with several jobs needs an entry point. A family that was registered under the
     same name is replaced, so that a notebook cell may run again.
 

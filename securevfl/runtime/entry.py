@@ -32,6 +32,7 @@ from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import run_options
+from securevfl.runtime.handing_over import require_script_read
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_folder import TemporaryFolder, read_figures, read_history
@@ -420,7 +421,8 @@ def train(
     Args:
         parties: As of :func:`simulate`.
         model: As of :func:`simulate`. Of a family of your own, processes import the code by its
-            name from the file that holds it.
+            name from the file that holds it; where that is the script which runs, what it runs
+            stands under ``if __name__ == "__main__":``.
         primary: As of :func:`simulate`.
         secondaries: As of :func:`simulate`.
         label: As of :func:`simulate`.
@@ -459,6 +461,7 @@ def _run(
     callbacks: Sequence[Callback],
 ) -> RunResult:
     """Run what is asked for, with progress shown, in a folder that goes if it fails."""
+    require_script_read()
     watching = [observe]
 
     def tell_all(event: ProgressEvent) -> None:

@@ -1,6 +1,6 @@
 """A family in a script: registered in the process, simulated, and held to promises."""
 
-import runpy
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(registry, "_REGISTERED", {})
-    return runpy.run_path(str(EXAMPLE))
+    monkeypatch.syspath_prepend(EXAMPLE.parent)
+    return vars(importlib.import_module(EXAMPLE.stem))
 
 
 def test_the_example_learns_and_says_what_a_promise_refuses(
@@ -37,7 +38,7 @@ def test_a_file_may_name_it_where_one_process_does_all(
     example: dict[str, Any], tmp_path: Path
 ) -> None:
     """Processes that cannot import it are refused before any is started."""
-    sv.models.split_model(example["bottom"], nn.Linear, name="plain")
+    sv.models.split_model(lambda *sizes: example["bottom"](*sizes), nn.Linear, name="plain")
     path = write_federation(tmp_path, rows=60, model={"family": "plain"})
     assert sv.read_federation(path).family.name == "plain"
     with pytest.raises(ConfigError, match="import a model's code from its module, and cannot: "):

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import types
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_nothing_is_left_where_a_run_breaks_off(how: str, private: Path) -> None
     assert list(private.iterdir()) == []
 
 
-NOTEBOOK = """
+TABLES = """
 import numpy as np, pandas as pd
 from torch import nn
 import securevfl as sv
@@ -165,28 +166,32 @@ bank = pd.DataFrame({"id": np.arange(60), "wealth": wealth})
 given = {"primary": own, "secondaries": [bank], "label": "y", "key": "id", "with_alone": False}
 given["privacy"] = sv.dp.Privacy(mechanism="none", encoder="trained")
 given["training"] = sv.TrainingSettings(epochs=1)
-print(sv.train(**given, model=sv.models.Top1Sim(hidden=4)))
 
 
 class Half(nn.Linear):
     pass
 
 
+"""
+UNGUARDED = f"""
+{TABLES}
+print(sv.train(**given, model=sv.models.Top1Sim(hidden=4)))
 try:
     sv.train(**given, model=sv.models.split_model(Half, nn.Linear))
 except sv.SecureVflError as error:
     print(error)
 """
+GUARDED = f"""
+{TABLES}
+if __name__ == "__main__":
+    print(sv.train(**given, model=sv.models.split_model(Half, nn.Linear)))
+"""
 
 
-@pytest.mark.parametrize("cell", [True, False], ids=["notebook", "script"])
-def test_neither_a_notebook_nor_a_script_needs_a_guard(cell: bool, tmp_path: Path) -> None:
-    """A fresh interpreter runs it as a cell, whose main program is no file, or as a file."""
-    script = tmp_path / "script.py"
-    script.write_text(NOTEBOOK, encoding="utf-8")
-    program = ["-c", f"exec({NOTEBOOK!r})"] if cell else [str(script)]
+def test_a_notebook_needs_no_guard_and_a_file_for_its_models(tmp_path: Path) -> None:
+    """A fresh interpreter runs it as a cell, whose main program is no file to be read."""
     ended = subprocess.run(
-        [sys.executable, *program],
+        [sys.executable, "-c", f"exec({UNGUARDED!r})"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -197,5 +202,28 @@ def test_neither_a_notebook_nor_a_script_needs_a_guard(cell: bool, tmp_path: Pat
     assert ended.returncode == 0, ended.stderr
     shown = ended.stdout.splitlines()
     assert shown[0] == "RunResult(simulation: top1sim, binary, 2 parties, 1 epoch)"
-    assert "'Half' is defined in this script or notebook; write it into a file" in shown[-1]
-    assert [path for path in tmp_path.iterdir() if path != script] == []
+    assert "'Half' is defined in this notebook; write it into a file such as" in shown[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_needs_a_guard_where_it_defines_the_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Processes read the script for it, and do not start its runs again."""
+
+    def shown_by(text: str) -> list[str]:
+        script = tmp_path / "script.py"
+        script.write_text(text, encoding="utf-8")
+        main = types.ModuleType("__main__")
+        main.__file__ = str(script)
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, "__main__", main)
+            exec(compile(text, script, "exec"), main.__dict__)
+        return capsys.readouterr().out.splitlines()
+
+    shown = shown_by(UNGUARDED)
+    assert shown[0] == "RunResult(simulation: top1sim, binary, 2 parties, 1 epoch)"
+    assert "import script.py for the model that it defines, and cannot: " in shown[-1]
+    assert 'it would start the parties again; write if __name__ == "__main__": abo' in shown[-1]
+    shown = shown_by(GUARDED)
+    assert shown[0] == "RunResult(simulation: split, binary, 2 parties, 1 epoch)"
