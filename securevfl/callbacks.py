@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from securevfl.core import progress
-from securevfl.core.errors import ConfigError, in_one_line
+from securevfl.core.errors import ConfigError, in_one_line, of_an_extra
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -119,15 +119,9 @@ class MLflow(Callback):
         run_name: str | None = None,
         tracking_uri: str | None = None,
     ) -> None:
+        mlflow = of_an_extra("mlflow", use="callbacks.MLflow:")
         try:
-            from mlflow import MlflowClient
-        except ImportError:
-            raise ConfigError(
-                "callbacks.MLflow: needs MLflow, which is not installed; "
-                "pip install 'securevfl[mlflow]'"
-            ) from None
-        try:
-            self._client = MlflowClient(tracking_uri=tracking_uri)
+            self._client = mlflow.MlflowClient(tracking_uri=tracking_uri)
         except Exception as error:
             raise ConfigError(f"callbacks.MLflow: {in_one_line(error)}") from error
         self._experiment = experiment

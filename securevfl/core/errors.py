@@ -18,11 +18,12 @@ An error's text is for the party that it happens to. What the others are sent is
 """
 
 import errno
+import importlib.util
 import os
 import re
 import traceback
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 _LONGEST: Final = 2000
 _SEE_LOG: Final = "its own log says more"
@@ -185,21 +186,76 @@ class OutOfMemoryError(SecureVflError):
 EXTRAS: Final = {
     "matplotlib": "report",
     "pyarrow": "parquet",
-    "tensorboard": "tensorboard",
+    "dp_accounting": "accounting",
+    "rbcl": "psi",
+    "phe": "paillier",
+    "gmpy2": "paillier",
+    "faiss": "faiss",
+    "duckdb": "sql",
+    "sqlalchemy": "sql",
+    "openpyxl": "excel",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "onnx": "export",
+    "onnxruntime": "export",
     "pytorch_optimizer": "lamb",
+    "tensorboard": "tensorboard",
+    "mlflow": "mlflow",
+    "optuna": "search",
+    "ray": "ray",
 }
 """Packages that only some uses need, by the extra of securevfl that brings each."""
 
 
-def missing_extra(error: BaseException) -> ConfigError | None:
-    """Return the error that says what to install, or None if that is not what is wrong."""
+def missing_extra(error: BaseException, *, use: str = "this") -> ConfigError | None:
+    """Return the error that says what to install, or None if that is not what is wrong.
+
+    Args:
+        error: What an import raised.
+        use: The setting, option or table that needs the package.
+    """
     package = ((isinstance(error, ImportError) and error.name) or "").partition(".")[0]
     if package not in EXTRAS:
         return None
     return ConfigError(
-        f"this needs the package {package}, which is not installed; "
+        f"{use} needs the package {package}, which is not installed; "
         f"pip install 'securevfl[{EXTRAS[package]}]'"
     )
+
+
+def of_an_extra(module: str, *, use: str) -> Any:
+    """Import a module of a package that only some uses need, and return it.
+
+    Args:
+        module: Its full name.
+        use: As in :func:`missing_extra`.
+
+    Raises:
+        ConfigError: Saying what to install.
+    """
+    assert module.partition(".")[0] in EXTRAS, f"{module} is of no extra"
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing_extra(error, use=use) or error from None
+
+
+def require_extra(*packages: str, use: str) -> None:
+    """Refuse where one of the packages is not installed; none is loaded.
+
+    Args:
+        packages: Names under which they are imported.
+        use: As in :func:`missing_extra`.
+
+    Raises:
+        ConfigError: Saying what to install.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            lacks = missing_extra(ImportError(name=package), use=use)
+            assert lacks is not None, f"{package} is of no extra"
+            raise lacks
 
 
 def of_this_machine(

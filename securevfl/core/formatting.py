@@ -1,9 +1,12 @@
-"""Figures and results as people read them, at a prompt, in a notebook and in reports."""
+"""Figures, results and settings as people read them: at a prompt, in notebooks and files."""
 
 import html
+import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import Final
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, time
+from typing import Final, TypeGuard
 
 _SMALLEST: Final = 1e-3
 _LARGEST: Final = 1e7
@@ -33,6 +36,55 @@ def written(value: float, *, sign: str = "", beside: Iterable[float] = (), digit
         return f"{value:{sign}.4g}"
     # Not "-0.0000".
     return f"{round(value, digits) + 0.0:{sign}.{digits}f}"
+
+
+# TOML, as the files of a federation are written.
+
+
+def toml_key(name: str) -> str:
+    """Return a name as TOML spells it before a value."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+def toml_value(value: object) -> str:
+    """Return what TOML can hold as it writes it, on one line."""
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{toml_key(name)} = {toml_value(one)}" for name, one in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, float):
+        return str(value)
+    # JSON of the others is TOML, but for DEL, which TOML wants written out.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_text(source: Mapping[str, object]) -> str:
+    """Return a document with a table for each section, and a setting a line."""
+    blocks = [("", source)]
+    for name, value in source.items():
+        if isinstance(value, Mapping):
+            blocks.append((f"[{toml_key(name)}]", value))
+        elif _is_tables(value):
+            blocks += [(f"[[{toml_key(name)}]]", one) for one in value]
+    texts = []
+    for heading, settings in blocks:
+        lines = [heading] if heading else []
+        for name, value in settings.items():
+            if heading or not (isinstance(value, Mapping) or _is_tables(value)):
+                lines.append(f"{toml_key(name)} = {toml_value(value)}")
+        texts.append("\n".join(lines))
+    return "\n\n".join(filter(None, texts)) + "\n"
+
+
+def _is_tables(value: object) -> TypeGuard[Sequence[Mapping[str, object]]]:
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(one, Mapping) for one in value)
+    )
 
 
 # A few lines in place of a result's whole content, at a prompt and in a notebook.

@@ -20,6 +20,7 @@ from jaxtyping import Float32, Float64
 from pandas.api import types
 
 from securevfl.core.errors import DataError
+from securevfl.core.formatting import toml_key
 from securevfl.data.cells import (
     PERCENT,
     TRUTH_WORDS,
@@ -558,12 +559,6 @@ def _what_to_do(column: Column, *, refuse: bool) -> str:
         "under a promise only the middle of declared bounds may stand for one: use scaling = "
         f'"bounds" and declare those of {column.name!r}'
     )
-
-
-def toml_key(name: str) -> str:
-    """Return a column's name as a federation file spells it in a table."""
-    bare = re.fullmatch(r"[A-Za-z0-9_-]+", name)
-    return name if bare else json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _require_read(

@@ -18,6 +18,7 @@ from jaxtyping import Float32
 
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.formatting import toml_key
 from securevfl.core.settings import read_settings
 from securevfl.data.cells import require_columns
 from securevfl.data.columns import (
@@ -29,7 +30,6 @@ from securevfl.data.columns import (
     encode_column,
     features_of_column,
     fit_column,
-    toml_key,
 )
 from securevfl.data.scaling import Bounds, ColumnSettings, Dependence, Pair, declared_range
 from securevfl.data.sources.settings import repeated

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import ConfigError, PrivacyError, of_an_extra
 from securevfl.dp import events
 from securevfl.dp.gaussian import (
     SMALLEST_SAMPLED_MULTIPLIER,
@@ -189,9 +189,9 @@ def _pld_epsilon(releases: tuple[events.Release, ...], delta: float) -> float:
 
 def _single(release: events.Release, step: float) -> Any:
     # A second of every process's start, which only sampled releases need.
-    from dp_accounting import privacy_accountant
-    from dp_accounting.pld import privacy_loss_distribution
-
+    privacy_loss_distribution = of_an_extra(
+        "dp_accounting.pld.privacy_loss_distribution", use="accounting of sampled releases"
+    )
     if isinstance(release, events.EntitySampledRelease):
         mixture = shift_mixture(release)
         # The library's Gaussian tails are cut where the mixture's weights vanish too.
@@ -205,12 +205,12 @@ def _single(release: events.Release, step: float) -> Any:
             sampling_probs=[weight for _, weight in kept],
             value_discretization_interval=step,
         )
-    relation = privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
+    relation = privacy_loss_distribution.NeighborRel.ADD_OR_REMOVE_ONE
     rate = 1.0
     if isinstance(release, events.SampledRelease):
         rate = release.sampling_rate
         if release.neighbouring is events.Neighbouring.REPLACE_ONE:
-            relation = privacy_accountant.NeighboringRelation.REPLACE_ONE
+            relation = privacy_loss_distribution.NeighborRel.REPLACE_ONE
     return privacy_loss_distribution.from_gaussian_mechanism(
         release.noise_multiplier,
         sampling_prob=rate,

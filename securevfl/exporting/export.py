@@ -1,7 +1,6 @@
 """Export of each party's half of a trained network as ONNX or TorchScript, checked when written."""
 
 import hashlib
-import importlib.util
 import io
 import json
 import warnings
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import checks, files
-from securevfl.core.errors import ConfigError, in_one_line
+from securevfl.core.errors import ConfigError, in_one_line, require_extra
 from securevfl.exporting.parts import NOT_PRIVATE, ExportedPart, part_of
 from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.version import __version__
@@ -44,12 +43,7 @@ class Format(ABC):
         Raises:
             ConfigError: Saying how to install it.
         """
-        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
-        if missing:
-            raise ConfigError(
-                f"--format {self.name}: needs {' and '.join(missing)}; pip install "
-                f"'securevfl[export]', or take --format torchscript"
-            )
+        require_extra(*self.needs, use=f"--format {self.name}")
 
     def written(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes:
         """Return the file of a part.

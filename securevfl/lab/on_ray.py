@@ -6,7 +6,6 @@ results, by pickles of its own, between machines that one organisation holds.
 
 import contextlib
 import copy
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from securevfl.core import files
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, require_extra
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent
 from securevfl.data.tables import PartyTable
@@ -81,8 +80,7 @@ class RayEngine:
         Raises:
             ConfigError: Saying how to install it.
         """
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("engine: ray needs its package; pip install 'securevfl[ray]'")
+        require_extra("ray", use="engine: ray")
 
     @staticmethod
     def gpus(device: str, asked: float | None) -> float:

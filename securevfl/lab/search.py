@@ -1,14 +1,13 @@
 """Search for settings by Optuna: by validation rows alone, never by test rows."""
 
 import hashlib
-import importlib.util
 import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
+from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError, require_extra
 from securevfl.lab.one_run import LeftOut, Run
 from securevfl.lab.run_figures import mean
 from securevfl.lab.study import Study, StudyOptions
@@ -77,8 +76,7 @@ def search(
     Reveals:
         Everything is inside one organisation: a search protects nobody's table.
     """
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError("search: needs Optuna; pip install 'securevfl[search]'")
+    require_extra("optuna", use="search")
     if trials < 1:
         raise ConfigError(f"search: must be at least 1, got {trials}")
     if not sweep.settings:

@@ -7,7 +7,9 @@ what secondaries are sent of labels, ``limit`` the owner's limit (:mod:`securevf
 """
 
 import hashlib
+import os
 import secrets
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import platformdirs
 from jaxtyping import Int64
 
 from securevfl.core import checks
@@ -88,8 +89,7 @@ def ledger_of_table(table: Path, *, book: Book = "ledger") -> Path:
         raise ConfigError(f"table {table}: has no ledger ({reason})") from None
     beside = table.with_name(f"{table.name}.{book}.jsonl")
     name = hashlib.sha256(str(table).encode()).hexdigest()[:_HASH_DIGITS]
-    states = platformdirs.user_state_path("securevfl") / "ledgers"
-    away = states / f"{table.stem}-{name}.{book}.jsonl"
+    away = _state_folder() / "ledgers" / f"{table.stem}-{name}.{book}.jsonl"
     if beside.exists() and away.exists():
         raise ConfigError(
             f"table {table}: has two ledgers, {beside} and {away}, and what was spent is in both; "
@@ -98,6 +98,17 @@ def ledger_of_table(table: Path, *, book: Book = "ledger") -> Path:
     if away.exists():
         return away
     return beside if beside.exists() or _takes_files(table.parent) else away
+
+
+def _state_folder() -> Path:
+    """Return where this system keeps what a user's programs remember."""
+    chosen = os.environ.get("XDG_STATE_HOME", "").strip()
+    if sys.platform == "win32":
+        return Path(os.environ["LOCALAPPDATA"], "securevfl", "securevfl")
+    if chosen:
+        return Path(chosen, "securevfl")
+    usual = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
+    return Path.home() / usual / "securevfl"
 
 
 def _takes_files(folder: Path) -> bool:

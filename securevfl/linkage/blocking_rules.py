@@ -33,7 +33,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.errors import ConfigError, DataError, of_an_extra
 from securevfl.linkage.links import (
     Chosen,
     LinkTable,
@@ -409,13 +409,7 @@ def _database() -> "duckdb.DuckDBPyConnection":
     Raises:
         ConfigError: If DuckDB is not installed.
     """
-    try:
-        import duckdb
-    except ImportError:
-        raise ConfigError(
-            "linkage.blocking: rules need DuckDB, which is not installed: "
-            "pip install 'securevfl[sql]'"
-        ) from None
+    duckdb = of_an_extra("duckdb", use="linkage.blocking: a rule")
     return duckdb.connect(":memory:", config={**_SETTINGS, "threads": 1})
 
 

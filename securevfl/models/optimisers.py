@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import of_an_extra
 
 # Learning-rate schedules.
 
@@ -153,14 +153,8 @@ def _lamb(
     parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
     # Imported here: it takes a second to load, and only this optimizer needs it.
-    try:
-        from pytorch_optimizer import Lamb
-    except ImportError:
-        raise ConfigError(
-            'training.optimizer: "lamb" needs the package pytorch-optimizer; '
-            "pip install 'securevfl[lamb]', or use \"adamw\""
-        ) from None
-    optimizer: torch.optim.Optimizer = Lamb(
+    of_lamb = of_an_extra("pytorch_optimizer", use='training.optimizer: "lamb"')
+    optimizer: torch.optim.Optimizer = of_lamb.Lamb(
         list(parameters), lr=learning_rate, weight_decay=weight_decay
     )
     return optimizer

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import tomli_w
 import torch
 
 from securevfl.config.federation import FederationConfig
@@ -20,6 +19,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.config.sections import parse_address
 from securevfl.core import errors, files, progress
+from securevfl.core.formatting import toml_text
 from securevfl.core.memory import give_back_memory, loading
 from securevfl.federation.checkpoint import has_begun
 from securevfl.federation.rounds.party_workers import WorkerGroup
@@ -256,7 +256,7 @@ class _PartiesHere:
         log_name = "predictions.log" if "--serve" in of_all else "output.log"
         # Handed over and written nowhere: not even a launcher that is killed leaves a key behind,
         # and what lies in the run folder belongs to a run that has begun.
-        federation = tomli_w.dumps(dict(self.config.source)).encode()
+        federation = toml_text(self.config.source).encode()
         threads = threads_each(len(names))
         return [
             PartyCommand(

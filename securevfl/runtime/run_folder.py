@@ -14,15 +14,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-import tomli_w
-
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.config.sections import PartySettings
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import finite_or_none, written
+from securevfl.core.formatting import finite_or_none, toml_text, written
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
@@ -450,9 +448,7 @@ def _number(name: str, text: str) -> float | int:
 
 def write_federation(run_folder: Path, config: FederationConfig) -> None:
     """Write ``federation.toml``: the settings that this run was made with."""
-    files.write_text(
-        run_folder / "federation.toml", tomli_w.dumps(dict(config.source)), for_others=True
-    )
+    files.write_text(run_folder / "federation.toml", toml_text(config.source), for_others=True)
 
 
 def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool = False) -> Path:

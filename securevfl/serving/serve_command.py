@@ -1,6 +1,5 @@
 """``securevfl serve``: answer requests for predictions over HTTP, until interrupted."""
 
-import importlib.util
 import json
 import logging
 import sys
@@ -11,12 +10,11 @@ import typer
 
 from securevfl.core import checks
 from securevfl.core.command_line import DataRoot, Device, Federation, Identity, Listen, RunFolder
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, require_extra
 from securevfl.core.memory import loading
 
 app = typer.Typer()
 
-_NEEDED: Final = ("fastapi", "uvicorn", "prometheus_client")
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -57,12 +55,7 @@ def serve(
     ] = False,
 ) -> None:
     """Answer requests for predictions over HTTP, within what every party's ledger allows."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"securevfl serve needs {', '.join(missing)}; install securevfl with its extra serve: "
-            f"pip install 'securevfl[serve]'"
-        )
+    require_extra("fastapi", "uvicorn", "prometheus_client", use="securevfl serve")
     with loading():
         from securevfl.core.shown_progress import RunProgress
         from securevfl.models.task_metrics import metrics_of

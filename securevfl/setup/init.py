@@ -1,7 +1,6 @@
 """A proposed federation file, with a reason for every choice."""
 
 import contextlib
-import json
 import textwrap
 import tomllib
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError
+from securevfl.core.formatting import toml_key, toml_value
 from securevfl.core.settings import read_settings
-from securevfl.data.columns import toml_key
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import Reading, Wanted, as_options
 from securevfl.data.sources.text_files import is_text_table, with_dates
@@ -72,8 +71,8 @@ def _head(proposal: Proposal) -> str:
 def _federation(proposal: Proposal) -> str:
     return _lines(
         "[federation]",
-        f"name = {_toml(proposal.name)}",
-        f"task = {_toml(proposal.task)}{_aside(proposal.task_reason)}",
+        f"name = {toml_value(proposal.name)}",
+        f"task = {toml_value(proposal.task)}{_aside(proposal.task_reason)}",
     )
 
 
@@ -191,15 +190,15 @@ def _protection(proposal: Proposal) -> list[str]:
 def _linkage(proposal: Proposal) -> str:
     truth = []
     if proposal.truth is not None:
-        truth = [f"truth = {_toml(proposal.truth)}" + _aside("for the quality of links")]
+        truth = [f"truth = {toml_value(proposal.truth)}" + _aside("for the quality of links")]
     return _lines(
         *(_comment(f"Keys: {reason}.") for reason in proposal.keys.reasons),
         *_protection(proposal),
         "[linkage]",
-        f"metric = {_toml(proposal.keys.metric)}",
-        f"protection = {_toml(_protection_of(proposal))}",
+        f"metric = {toml_value(proposal.keys.metric)}",
+        f"protection = {toml_value(_protection_of(proposal))}",
         *(
-            f"{name} = {_toml(value)}" + _aside("the tables spell equal keys differently")
+            f"{name} = {toml_value(value)}" + _aside("the tables spell equal keys differently")
             for name, value in proposal.spelling.items()
         ),
         'choose = "records"' + _aside("a record joins its nearest row: half the noise"),
@@ -210,7 +209,7 @@ def _linkage(proposal: Proposal) -> str:
 def _party(proposal: Proposal, number: int) -> str:
     table = proposal.tables[number]
     uses = proposal.uses[table.name]
-    lines = ["[[party]]", f"name = {_toml(table.name)}"]
+    lines = ["[[party]]", f"name = {toml_value(table.name)}"]
     if number:
         lines.append('role = "secondary"')
     else:
@@ -223,20 +222,21 @@ def _party(proposal: Proposal, number: int) -> str:
     if PurePath(table.data).is_absolute():
         local = _aside("a path of one machine; relative to --data-root, all parties can use one")
     lines += [
-        f"data = {_toml(table.data)}{local}",
+        f"data = {toml_value(table.data)}{local}",
         *_reading(table.reading),
-        f"key = {_toml(proposal.keys.columns[table.name])}",
+        f"key = {toml_value(proposal.keys.columns[table.name])}",
     ]
     if not number:
-        lines.append(f"label = {_toml(proposal.label)}")
+        lines.append(f"label = {toml_value(proposal.label)}")
         if proposal.positive is not None:
             lines.append(
-                f"positive = {_toml(proposal.positive)}" + _aside("what probabilities are about")
+                f"positive = {toml_value(proposal.positive)}"
+                + _aside("what probabilities are about")
             )
     excluded = [use for use in uses if use.use == "excluded"]
     if excluded:
         lines.append("exclude = [")
-        lines += [f"  {_toml(use.column.name)},{_aside(use.why)}" for use in excluded]
+        lines += [f"  {toml_value(use.column.name)},{_aside(use.why)}" for use in excluded]
         lines.append("]")
     names = ", ".join(use.column.name for use in proposal.features(table.name))
     lines += [_comment(f"Features: {names}.")]
@@ -247,7 +247,7 @@ def _party(proposal: Proposal, number: int) -> str:
 
 def _reading(reading: Reading) -> list[str]:
     """Return how a file is written, as the federation file says it."""
-    pairs = ", ".join(f"{name} = {_toml(value)}" for name, value in reading.given.items())
+    pairs = ", ".join(f"{name} = {toml_value(value)}" for name, value in reading.given.items())
     return [f"reading = {{ {pairs} }}" + _aside("how the file is written")] if pairs else []
 
 
@@ -258,11 +258,11 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
     told = [use.column.name for use in features if use.may_be_missing]
     gaps = [use.column.name for use in features if use.gaps_open]
     if told:
-        lines.append(f"missing_columns = {_toml(told)}" + _aside("may have gaps"))
+        lines.append(f"missing_columns = {toml_value(told)}" + _aside("may have gaps"))
     if gaps:
         lines += [
             _comment(
-                f"FILL IN: missing_columns = {_toml([*told, *gaps])} if all know that these "
+                f"FILL IN: missing_columns = {toml_value([*told, *gaps])} if all know that these "
                 f"may have gaps; else fill the gaps in, or exclude the columns"
             )
         ]
@@ -284,7 +284,7 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
 def _bounds(use: ColumnUse) -> str | None:
     name = toml_key(use.column.name)
     if use.bounds is not None:
-        ends = (_toml(end) if isinstance(end, str) else f"{end:.12g}" for end in use.bounds)
+        ends = (toml_value(end) if isinstance(end, str) else f"{end:.12g}" for end in use.bounds)
         return f"{name} = [{', '.join(ends)}]{_aside(use.source)}"
     if not use.open or use.column.kind == "words":
         return None
@@ -296,7 +296,7 @@ def _categories(use: ColumnUse) -> str:
     name = toml_key(use.column.name)
     if use.words is None:
         return f'# FILL IN: {name} = ["WORD", "WORD", "other"], known without looking'
-    return f"{name} = {_toml(use.words)}{_aside(use.source)}"
+    return f"{name} = {toml_value(use.words)}{_aside(use.source)}"
 
 
 def _lines(*lines: str) -> str:
@@ -315,11 +315,6 @@ def _aside(text: str) -> str:
 def _plain(text: str) -> str:
     """Return text that cannot end a comment: column names come from tables."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-def _toml(value: str | int | Sequence[str]) -> str:
-    # JSON of these is TOML, but for DEL, which TOML wants written out.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 # From tables, or from partners' column lists, to a proposed federation.

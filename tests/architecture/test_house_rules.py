@@ -243,13 +243,13 @@ def test_imports_point_one_way() -> None:
 
 
 def test_no_import_is_hidden_from_the_linter() -> None:
-    """``import_module`` is for what may be missing, and for the public names of packages.
+    """``of_an_extra`` is for what may be missing, and ``lazy_names`` for names of packages.
 
-    ``lazy_names`` loads what an ``__init__`` file imports for type checkers: the linter reads that.
+    The latter loads what an ``__init__`` file imports for type checkers: the linter reads that.
     """
     seen, guilty = 0, []
     for path in modules():
-        if path.name in ("__init__.py", "lazy_names.py"):
+        if path.name in ("__init__.py", "lazy_names.py", "errors.py"):
             continue
         texts = {
             target.id: node.value.value
@@ -266,7 +266,7 @@ def test_no_import_is_hidden_from_the_linter() -> None:
                     pass
                 case _:
                     continue
-            if called not in ("import_module", "__import__"):
+            if called not in ("import_module", "__import__", "of_an_extra"):
                 continue
             seen += 1
             name = what.value if isinstance(what, ast.Constant) else None

@@ -14,7 +14,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 import pandas as pd
 
-from securevfl.core.errors import DataError
+from securevfl.core.errors import DataError, of_an_extra
 from securevfl.data.sources.pieces import Pieces, to_pandas
 from securevfl.data.sources.settings import Reading, Wanted, require_names
 
@@ -43,10 +43,7 @@ def read_duckdb(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> 
     """
     with path.open("rb"):
         pass  # DuckDB would call an absent file something else
-    try:
-        import duckdb
-    except ImportError:
-        raise _not_installed("duckdb", where) from None
+    duckdb = of_an_extra("duckdb", use=f"{where}:")
     try:
         # No query reads or fetches anything but this file.
         settings: dict[str, Any] = {"enable_external_access": "false"}
@@ -91,14 +88,10 @@ def read_url(
             driver.
 
     Raises:
-        DataError: If SQLAlchemy or the driver is not installed, or the database refuses.
+        DataError: If the driver is not installed, or the database refuses.
         OSError: If there is no such SQLite file.
     """
-    try:
-        import sqlalchemy
-        from sqlalchemy import exc
-    except ImportError:
-        raise _not_installed("sqlalchemy", where) from None
+    sqlalchemy = of_an_extra("sqlalchemy", use=f"{where}:")
     address, password = _address(url, password_env, folder, where=where)
     try:
         engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.pool.NullPool)
@@ -107,7 +100,7 @@ def read_url(
         raise DataError(
             f"{where}: the database's driver {driver!r} is not installed; pip install it"
         ) from None
-    except exc.SQLAlchemyError as error:
+    except sqlalchemy.exc.SQLAlchemyError as error:
         raise DataError(f"{where}: url: {_reason(error, password)}") from None
     with _told(where, password), engine.connect() as connection:
         if reading.table is not None:
@@ -203,13 +196,6 @@ def _reason(error: BaseException | None, password: str | None = None) -> str:
         if secret:
             text = text.replace(secret, "***")
     return text[:_LONGEST_REASON]
-
-
-def _not_installed(package: str, where: str) -> DataError:
-    return DataError(
-        f"{where}: needs the package {package}, which is not installed: "
-        f'pip install "securevfl[sql]"'
-    )
 
 
 def _query_of(reading: Reading, tables: Sequence[str], *, default_schema: str, where: str) -> str:

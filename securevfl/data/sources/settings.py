@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
+from securevfl.core.formatting import toml_value
 from securevfl.core.settings import read_settings
 
 _SHOWN = 20
@@ -248,8 +249,7 @@ _WRITTEN: Final = re.compile(r"reading = \{ .*? \}")
 
 def written(**settings: str | int) -> str:
     """Return what to write into a federation file, for messages: ``reading = { … }``."""
-    pairs = (f"{name} = {_in_toml(value)}" for name, value in settings.items())
-    return f"reading = {{ {', '.join(pairs)} }}"
+    return f"reading = {toml_value(settings)}"
 
 
 def as_options(message: str) -> str:
@@ -268,13 +268,6 @@ def as_options(message: str) -> str:
 
     said, count = _WRITTEN.subn(options, message)
     return f"{said} (or into a NAME{SOURCE_SUFFIX} that names the file)" if count else message
-
-
-def _in_toml(value: str | int) -> str:
-    quotes = {"\t": r"\t", '"': r"\""}
-    if isinstance(value, int):
-        return str(value)
-    return f'"{"".join(quotes.get(letter, letter) for letter in value)}"'
 
 
 # ``NAME.source.toml``: files of one party alone that say where its table lies.

@@ -5,6 +5,7 @@ A cell that could be read in two ways is never guessed: an error asks the user f
 
 import bz2
 import codecs
+import contextlib
 import csv
 import gzip
 import io
@@ -20,7 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import charset_normalizer
 import numpy as np
 import pandas as pd
 from pandas._libs.parsers import STR_NA_VALUES
@@ -182,9 +182,15 @@ def no_such_encoding(path: Path, encoding: str, *, where: str) -> DataError:
 
 
 def _guessed(content: bytes, place: int) -> tuple[str, str]:
-    """Return the likeliest encoding, and how it reads the word at a place."""
-    best = charset_normalizer.from_bytes(content, cp_isolation=list(_COMMON)).best()
-    guess = "windows-1252"
+    """Return the likeliest encoding, and how it reads the word at a place.
+
+    Without the package that compares encodings it is the one of Western programs.
+    """
+    guess, best = "windows-1252", None
+    with contextlib.suppress(ImportError):
+        import charset_normalizer
+
+        best = charset_normalizer.from_bytes(content, cp_isolation=list(_COMMON)).best()
     # Of short words, rarer encodings are guessed that read a letter as a sign.
     if best is not None and (_only_letters(content, best.encoding) or not _only_letters(content)):
         # Western texts are alike in these; Windows-1252 is what programs write.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
-from securevfl.core.errors import DataError
+from securevfl.core.errors import DataError, of_an_extra
 from securevfl.core.files import require_unpackable
 from securevfl.data.sources.pieces import Pieces
 from securevfl.data.sources.settings import Reading, Wanted, require_names, written
@@ -36,17 +36,11 @@ def read_workbook(path: Path, reading: Reading, wanted: Wanted, *, where: str) -
         where: Name of the workbook in messages.
 
     Raises:
-        DataError: If openpyxl is not installed, the file is no workbook or too large, has no such
+        DataError: If the file is no workbook or too large, has no such
             sheet or column, or a key in it has lost digits.
         OSError: If there is no such file.
     """
-    try:
-        import openpyxl
-    except ImportError:
-        raise DataError(
-            f"{where}: needs the package openpyxl, which is not installed: "
-            f'pip install "securevfl[excel]"; or save the table as CSV'
-        ) from None
+    openpyxl = of_an_extra("openpyxl", use=f"{where}:")
     try:
         with path.open("rb") as file:
             require_unpackable(file, most=_MOST_UNPACKED)

@@ -30,7 +30,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
@@ -38,7 +37,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8, UInt16, UInt64
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.errors import ConfigError, DataError, of_an_extra
 from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block, write_nearest
 from securevfl.linkage.metrics import metric
 from securevfl.linkage.spec import LinkageSecret
@@ -620,9 +619,4 @@ def _takes_faiss(backend: Backend) -> bool:
 
 
 def _faiss() -> Any:
-    try:
-        return import_module("faiss")
-    except ImportError:
-        raise ConfigError(
-            "backend: faiss is not installed; pip install 'securevfl[faiss]'"
-        ) from None
+    return of_an_extra("faiss", use="backend: faiss")

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, UInt
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.errors import DataError
 from securevfl.linkage import blocking_rules
 from securevfl.linkage.links import (
     Chosen,
@@ -148,12 +148,10 @@ _LONGEST_FOR_ONE_BYTE: Final = 255
 
 
 def edit_distances(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarray, "rows records"]:
-    """Return the Levenshtein distance of every pair, in the fewest bytes that hold it.
+    """Return the Levenshtein distance of every pair, in the fewest bytes that hold it."""
+    # Imported here: only keys of text need it.
+    from rapidfuzz import distance, process
 
-    Raises:
-        ConfigError: If rapidfuzz is not installed.
-    """
-    process, distance = _rapidfuzz()
     longest = max(max(map(len, rows), default=0), max(map(len, records), default=0))
     dtype = np.uint8 if longest <= _LONGEST_FOR_ONE_BYTE else np.uint16
     found: np.ndarray = process.cdist(
@@ -163,26 +161,13 @@ def edit_distances(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarr
 
 
 def pair_edits(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarray, " pairs"]:
-    """Return the Levenshtein distance of each row to the record at its place.
+    """Return the Levenshtein distance of each row to the record at its place."""
+    from rapidfuzz import distance, process
 
-    Raises:
-        ConfigError: If rapidfuzz is not installed.
-    """
-    process, distance = _rapidfuzz()
     found: np.ndarray = process.cpdist(
         rows, records, scorer=distance.Levenshtein.distance, dtype=np.uint16
     )
     return found
-
-
-def _rapidfuzz() -> tuple[Any, Any]:
-    try:
-        from rapidfuzz import distance, process
-    except ImportError:
-        raise ConfigError(
-            "linkage.metric: levenshtein needs the package rapidfuzz; pip install rapidfuzz"
-        ) from None
-    return process, distance
 
 
 # Candidates among texts by the q-grams that they share: no columns or rules are needed.

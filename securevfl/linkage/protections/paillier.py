@@ -48,7 +48,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8, UInt64
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, DataError, ProtocolError
+from securevfl.core.errors import DataError, ProtocolError, of_an_extra
 from securevfl.core.progress import CiphertextsMade, Pace
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.protections import blockwise
@@ -398,14 +398,7 @@ def _unpack(packed: int, width: int, count: int) -> list[int]:
 
 
 def _phe() -> Any:
-    try:
-        from phe import paillier
-    except ImportError:
-        raise ConfigError(
-            "linkage.protection: paillier needs the package phe (GPLv3); "
-            "pip install 'securevfl[paillier]'"
-        ) from None
-    return paillier
+    return of_an_extra("phe.paillier", use="linkage.protection: paillier (GPLv3)")
 
 
 def _powmod() -> Any:

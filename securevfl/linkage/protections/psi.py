@@ -31,14 +31,13 @@ import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import UInt8
 
 from securevfl.core.checks import MOST_KEYS
-from securevfl.core.errors import ConfigError, DataError, ProtocolError
+from securevfl.core.errors import DataError, ProtocolError, of_an_extra
 from securevfl.core.progress import CiphertextsMade, Pace
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
@@ -156,12 +155,7 @@ def _rbcl() -> Any:
     Raises:
         ConfigError: If rbcl is not installed.
     """
-    try:
-        return import_module("rbcl")
-    except ImportError as error:
-        raise ConfigError(
-            f'linkage.protection = "psi" needs rbcl ({error}); pip install "securevfl[psi]"'
-        ) from None
+    return of_an_extra("rbcl", use='linkage.protection = "psi"')
 
 
 def _context(party: protection.DataParty, secondary: str) -> bytes:

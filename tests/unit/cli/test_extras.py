@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,7 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.core.errors import EXTRAS
 
-_OTHERS = ("PIL", "duckdb", "sqlalchemy", "faiss", "phe", "rbcl", "optuna", "openpyxl", "polars")
+_OTHERS = ("PIL", "charset_normalizer", "platformdirs", "polars", "tomli_w")
 
 _WITHOUT = """
 import runpy, sys
@@ -24,6 +25,17 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 runpy.run_module("securevfl", run_name="__main__")
 """
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_few_packages_are_mandatory_and_every_other_has_its_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert len(project["dependencies"]) <= 14
+    for package, extra in EXTRAS.items():
+        brought = " ".join(project["optional-dependencies"][extra]).replace("-", "_")
+        assert package in brought
 
 
 def without_extras(*words: str | Path) -> subprocess.CompletedProcess[str]:

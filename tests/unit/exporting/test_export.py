@@ -207,7 +207,9 @@ def test_what_is_missing_is_said_in_one_line(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "onnx" else found(name)
     )
-    with pytest.raises(ConfigError, match=r"needs onnx; pip install 'securevfl\[export\]'"):
+    with pytest.raises(
+        ConfigError, match=r"needs the package onnx, .*; pip install 'securevfl\[export\]'"
+    ):
         FORMATS["onnx"].require_installed()
 
 

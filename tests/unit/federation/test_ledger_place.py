@@ -2,11 +2,13 @@
 
 import hashlib
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from securevfl.core.errors import ConfigError
+from securevfl.ledger import ledger
 from securevfl.ledger.chain import ChainedFile
 from securevfl.ledger.ledger import ledger_of_table
 
@@ -92,3 +94,24 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(ConfigError, match="has no ledger"):
         ledger_of_table(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("system", "named", "folder"),
+    [
+        ("linux", {"XDG_STATE_HOME": "/states"}, "/states/securevfl"),
+        ("linux", {}, "/home/me/.local/state/securevfl"),
+        ("darwin", {}, "/home/me/Library/Application Support/securevfl"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/securevfl/securevfl"),
+    ],
+)
+def test_every_system_has_a_place_for_what_is_remembered(
+    system: str, named: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that platformdirs named, so that ledgers of earlier versions are found."""
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", system)
+    assert ledger._state_folder() == Path(folder)

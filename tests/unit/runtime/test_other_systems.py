@@ -6,10 +6,8 @@ from pathlib import Path
 
 from helpers.patience import PATIENCE_S
 
-# platformdirs chooses by the name of the system, and asks Linux for a user's number.
 WITHOUT = """
 import os, signal, sys
-import platformdirs
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None
 for name in (
