@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from securevfl.core.errors import EncodingRangeError
+from securevfl.mpc.dealt_sums import MOST_WORDS
 
 PROJECTIONS: Final = 128
 
@@ -67,8 +68,15 @@ class ClipLimits:
             parties: Most secondaries that take part.
 
         Raises:
-            EncodingRangeError: If even the squares of one row could wrap.
+            EncodingRangeError: If even the squares of one row could wrap, or no dealer makes as
+                many random numbers at once.
         """
+        most_rows = MOST_WORDS // (2 * parties * numbers)
+        if rows > most_rows:
+            raise EncodingRangeError(
+                f"privacy.verify_clip: rounds of {rows} rows are too large to be checked at once; "
+                f"lower training.batch_size to {most_rows}"
+            )
         t = _FALSE_ALARM + math.log(2 * rows * parties)
         spread = numbers + 2 * math.sqrt(numbers * t) + 2 * t
         most_bits = (63 - math.ceil(math.log2(numbers))) // 2

@@ -43,6 +43,8 @@ from jaxtyping import Int64, UInt64
 from securevfl.core.errors import ProtocolError
 
 SEED_BYTES: Final = 32
+MOST_WORDS: Final = 1 << 27
+"""Most random numbers that a dealer makes at a member's word: 1 GiB."""
 
 _KEY_LABEL: Final = b"securevfl/mpc/dealt-sums/v2"
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
 from securevfl.mpc.crypten_bridge import TupleProvider, crypten
-from securevfl.mpc.dealt_sums import SEED_BYTES, uniform
+from securevfl.mpc.dealt_sums import MOST_WORDS, SEED_BYTES, uniform
 
 Kind = Literal["triple", "square", "and", "wraps", "bit", "double"]
 """``triple`` and ``and``: a product of two. ``wraps``: how often shares of one number pass the
@@ -40,8 +40,6 @@ whole number."""
 _LABEL: Final = b"securevfl/mpc/tuples/v1"
 _OPERATIONS: Final = ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d")
 _OPTIONS: Final = ("stride", "padding", "dilation", "groups", "output_padding")
-# 1 GiB; what a dealer makes room for on a member's word.
-_MOST_WORDS: Final = 1 << 27
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +68,7 @@ class TupleRequest:
             and isinstance(named, dict)
             and set(named) <= set(_OPTIONS)
             and all(length >= 0 for size in self.sizes for length in size)
-            and sum(math.prod(size) for size in self.sizes) <= _MOST_WORDS
+            and sum(math.prod(size) for size in self.sizes) <= MOST_WORDS
         )
         if not fits or self.number < 0:
             raise ProtocolError(f"a dealer's randomness was asked for in an impossible way: {self}")
@@ -127,7 +125,7 @@ class TupleRequest:
             size = tuple(self.product(one, other).shape)
         except (RuntimeError, TypeError) as error:
             raise ProtocolError(f"no triple is like {self}: {error}") from None
-        if math.prod(size) > _MOST_WORDS:
+        if math.prod(size) > MOST_WORDS:
             raise ProtocolError(f"a dealer's randomness was asked for of {size}, which is too much")
         return size
 

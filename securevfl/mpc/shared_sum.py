@@ -15,6 +15,7 @@ what it shares. One that computes otherwise within the comparison can change its
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,8 @@ from securevfl.mpc.on_shares import Computing, LineCommunicator, Seat, computing
 from securevfl.mpc.sum_to import Words
 
 _BITS: Final = 64
+# Numbers that meet what is drawn for them while that is in a processor's cache.
+_DRAWN_AT_ONCE: Final = 1 << 12
 _SIGN: Final = -(1 << 63)
 
 Parts = Int64[Tensor, "two rows numbers"]
@@ -192,19 +195,25 @@ def _violations(
 
 
 def _projections(shared: Any, limits: ClipLimits, draw: Any) -> Iterator[Tensor]:
-    """Yield shares of each block's projections, of shape (parties, 2, projections)."""
+    """Yield shares of each block's projections, of shape (parties, 2, projections).
+
+    A block may be a whole table; what is drawn for it never is in memory at once.
+    """
+    numbers = itertools.count()
     rows = shared.share.shape[2]
-    for number, start in enumerate(range(0, rows, limits.block)):
+    for start in range(0, rows, limits.block):
         block = shared.share[:, :, start : start + limits.block].flatten(2)
-        yield block @ draw(number, block.shape[-1]).T
+        pieces = block.split(_DRAWN_AT_ONCE, dim=2)
+        projected = [piece @ draw(next(numbers), piece.shape[2]).T for piece in pieces]
+        yield torch.stack(projected).sum(0)
 
 
 def _drawn(key: bytes, number: int, count: int) -> Int64[Tensor, "projections count"]:
     """Return rho: -1, 0 and 1 with probabilities 1/4, 1/2 and 1/4."""
     words = -(-2 * PROJECTIONS * count // _BITS)
     bits = np.unpackbits(uniform(key, number, (words,)).view(np.uint8))[: 2 * PROJECTIONS * count]
-    one, other = torch.from_numpy(bits.astype(np.int64)).view(2, PROJECTIONS, count)
-    return one - other
+    one, other = torch.from_numpy(bits.view(np.int8)).view(2, PROJECTIONS, count)
+    return (one - other).long()
 
 
 def _bits_of(share: Tensor, tuples: DealtTuples) -> Any:

@@ -12,6 +12,7 @@ from helpers.ring_keys import random_pair_keys
 
 from securevfl.core.errors import EncodingRangeError, ProtocolError
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.mpc import shared_sum
 from securevfl.mpc.clip_limits import ClipLimits
 from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.dealt_tuples import TupleDealer
@@ -189,6 +190,23 @@ def test_a_secondary_that_shares_too_much_is_named(lie: Any, world: tuple[int, .
     assert all(seen == [] for seen in those.star.seen.values())
 
 
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_table_in_one_go_is_projected_piece_by_piece(
+    lies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five pieces, in the last of which a square wraps; only projections find that."""
+    monkeypatch.setattr(shared_sum, "_DRAWN_AT_ONCE", ROWS * NUMBERS // 5 + 1)
+    those = World((1, 2))
+    parts = {rank: parts_of(rank) for rank in (1, 2)}
+    if lies:
+        parts[2][0, -1, -1] = 1 << 32
+    ended = those.checked(parts)
+    if lies:
+        assert "rows or noise of 'clinic' are longer" in str(ended[1])
+    else:
+        assert torch.equal(ended[0], sum(parts.values()).sum(0).flatten())
+
+
 def test_two_that_share_too_much_are_both_named() -> None:
     those = World((1, 2, 3))
     parts = {1: ten_times(parts_of(1)), 2: parts_of(2), 3: ten_times(parts_of(3))}
@@ -218,6 +236,9 @@ def test_blocks_shrink_until_no_square_can_wrap() -> None:
     for bits in (wide.row_bits, wide.noise_bits):
         assert 2 * bits + math.log2(512) <= 63
     assert wide.noise_square > 2**34 * 512
+    assert limits((1, 2, 3), rows=(1 << 27) // (6 * NUMBERS)).block > 1
+    with pytest.raises(EncodingRangeError, match=r"lower training\.batch_size to 2796202"):
+        limits((1, 2, 3), rows=(1 << 27) // (6 * NUMBERS) + 1)
     with pytest.raises(EncodingRangeError, match="would leave the ring"):
         ClipLimits.of(clip_units=1.0, noise_std_units=2.0**26, rows=64, numbers=512, parties=2)
 
