@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
 from securevfl.config.federation import FederationConfig, link_spec
+from securevfl.config.sections import TrainingSettings
 from securevfl.linkage.stage.linking import reveals_of
 
 _NOTHING: Final = "nothing is sent"
@@ -125,12 +126,12 @@ def _returned(config: FederationConfig) -> Iterator[Channel]:
         )
         yield Channel("gradients", f"no one: {why}", _NOTHING, "primary", "nobody")
     else:
-        iso = bool(config.training.iso_gradients)
+        reveals, covered = _gradients(config.training)
         yield Channel(
             "gradients",
-            "every active secondary: the gradient of the aggregate, from which labels can be "
-            "inferred" + (", behind ISO noise, and the length of the longest in the batch" * iso),
-            f"{_ISO} how badly the worst row is predicted" if iso else _NOT_COVERED,
+            f"every active secondary: the gradient of the aggregate, from which labels can be "
+            f"inferred{reveals}",
+            covered,
             "primary",
             "secondaries",
         )
@@ -162,6 +163,25 @@ def _returned(config: FederationConfig) -> Iterator[Channel]:
             covered = "covered by epsilon: every update of the weights is noised"
     to: Literal["all", "nobody"] = "nobody" if covered == _NOTHING else "all"
     yield Channel("positional-encoding averaging", reveals, covered, "all", to)
+
+
+def _gradients(training: TrainingSettings) -> tuple[str, str]:
+    """Return what defences of labels add to what gradients reveal, and what covers these."""
+    if training.label_epsilon is not None:
+        return ", as they were drawn once a run", (
+            f"covered by label_epsilon = {training.label_epsilon:g}, any one training row's label, "
+            f"against all secondaries together"
+        )
+    if training.iso_gradients:
+        return (
+            ", behind ISO noise, and the length of the longest in the batch",
+            f"{_ISO} how badly the worst row is predicted",
+        )
+    if training.marvell:
+        return ", behind Marvell's noise", "heuristic: Marvell's noise promises nothing"
+    if training.clip_gradients is not None:
+        return ", clipped", "heuristic: a clip hides lengths, not directions, and promises nothing"
+    return "", _NOT_COVERED
 
 
 def _linkage(config: FederationConfig) -> Iterator[Channel]:
@@ -311,5 +331,6 @@ def _encoders(config: FederationConfig) -> Iterator[Channel]:
 
 def _covered_by_noise(config: FederationConfig) -> str:
     if config.privacy.mechanism == "none":
-        return "not covered: no noise"
+        nopeek = "; heuristic: encoders learn to correlate less with records, promising nothing"
+        return "not covered: no noise" + nopeek * bool(config.training.distance_correlation)
     return f"covered by epsilon, unit {config.privacy.unit}"

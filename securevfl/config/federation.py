@@ -114,7 +114,7 @@ class FederationConfig:
         """Epsilon of one training row's label against secondaries; None where none is promised."""
         if self.encoder is not None and self.encoder.labels in ("randomised", "shares"):
             return self.encoder.label_epsilon
-        return self.family.label_epsilon(self.model)
+        return self.family.label_epsilon(self.model) or self.training.label_epsilon
 
     @property
     def top_corrects(self) -> bool:

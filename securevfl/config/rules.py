@@ -151,12 +151,50 @@ def _require_assistable(config: FederationConfig) -> None:
             f"privacy.encoder: {name!r} fits models in rounds, and none is "
             f'{config.privacy.encoder}; write encoder = "trained"'
         )
-    if config.training.iso_gradients:
-        raise ConfigError(
-            f"training.iso_gradients: {name!r} returns no gradients that noise could be added to; "
-            f"leave it out"
-        )
     _require_labels_covered(config)
+
+
+def _require_defensible(config: FederationConfig) -> None:
+    """Refuse defences of gradients where none are sent, or where they are none."""
+    training, task = config.training, config.federation.task
+    names = ("iso_gradients", "clip_gradients", "marvell", "distance_correlation", "label_epsilon")
+    asked = [name for name in names if getattr(training, name)]
+    for name in asked:
+        if config.family.assisted:
+            raise ConfigError(
+                f"training.{name}: {config.family.name!r} returns no gradients; leave it out"
+            )
+        if config.privacy.encoder == "frozen":
+            raise ConfigError(
+                f"training.{name}: frozen encoders are sent no gradients; leave it out"
+            )
+    if "marvell" in asked and task != "binary":
+        raise ConfigError(
+            f"training.marvell: is noise for two classes, and the task is {task}; leave it out, or "
+            f"write iso_gradients"
+        )
+    if "distance_correlation" in asked and config.privacy.encoder != "trained":
+        raise ConfigError(
+            "training.distance_correlation: is of all rows of a batch, and dp-trained encoders "
+            "learn from each alone; leave it out"
+        )
+    if "label_epsilon" not in asked:
+        return
+    if task == "regression":
+        raise ConfigError(
+            "training.label_epsilon: is of classes, and the task is regression; leave it out, or "
+            'take model.family = "assist" with model.label_epsilon'
+        )
+    if (training.label_epsilon or 0.0) < SMALLEST_EPSILON:
+        raise ConfigError(
+            f"training.label_epsilon: must be at least {SMALLEST_EPSILON:g}, got "
+            f"{training.label_epsilon!r}; below it nothing is left of labels"
+        )
+    if config.base.exists:
+        raise ConfigError(
+            "training.label_epsilon: a base is fitted to labels as they are, and helps to choose "
+            'the best epoch, which secondaries see; write [base] estimator = "none"'
+        )
 
 
 def _require_labels_covered(config: FederationConfig) -> None:
@@ -225,11 +263,7 @@ def require_trainable(config: FederationConfig) -> None:
             f"training.threshold: divides two classes; a {config.federation.task} task has none, "
             f"leave it out"
         )
-    if config.training.iso_gradients and config.privacy.encoder == "frozen":
-        raise ConfigError(
-            "training.iso_gradients: frozen encoders are sent no gradient that noise could be "
-            "added to; leave it out"
-        )
+    _require_defensible(config)
     _require_computable(config)
     _require_fitted(config)
     _require_class_means(config)

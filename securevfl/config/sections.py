@@ -151,6 +151,21 @@ class TrainingSettings:
     """lambda of the ISO noise on gradients to secondaries ([FedHSSL] section VI), scaled by the
     longest in the batch. A heuristic that promises nothing."""
 
+    clip_gradients: checks.Positive | None = None
+    """Longest gradient of a row's loss that leaves. A heuristic."""
+
+    marvell: checks.NonNegative = 0.0
+    """Of two classes: mean square length of Marvell's noise on gradients, over the squared distance
+    of their means. A heuristic."""
+
+    distance_correlation: checks.NonNegative = 0.0
+    """Weight of NoPeek's loss: how distances of records and of what leaves correlate. A
+    heuristic."""
+
+    label_epsilon: checks.Positive | None = None
+    """Epsilon of a training row's class against all secondaries: networks train on classes drawn
+    once by randomised response, without a base."""
+
     patience: checks.Times = 10
     """Epochs without a better validation metric before training stops."""
 

@@ -198,6 +198,7 @@ def build_secondary(
         kept=kept,
         class_means=class_means,
         row_by_row=at_work.row_by_row,
+        decorrelates=config.training.distance_correlation,
     )
 
 

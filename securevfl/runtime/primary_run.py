@@ -39,10 +39,11 @@ from securevfl.federation.base import (
 )
 from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.checkpoint import DamagedError, StateFolder
-from securevfl.federation.class_means.class_labels import ClassLabels, class_labels_of
+from securevfl.federation.class_means.class_labels import ClassLabels, class_labels_of, drawn_labels
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds import exchanges
 from securevfl.federation.rounds.cut import CutRows
+from securevfl.federation.rounds.primaries import NetworkPrimary
 from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
 from securevfl.federation.rounds.recording import AVERAGE, Recorder
 from securevfl.federation.run_plan import RoundCounter, RunPlan
@@ -454,6 +455,10 @@ class PrimaryRun:
 
     def _tell_labels(self) -> None:
         """Charge for the labels that secondaries receive; randomise them where promised."""
+        if isinstance(self.primary, NetworkPrimary):
+            self.primary.drawn = drawn_labels(
+                self.plan, self.data, ledger=self.ledger, files=self.checkpoints.files
+            )
         if not isinstance(self.primary, AssistPrimary):
             return
         told = release_labels(

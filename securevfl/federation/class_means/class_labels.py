@@ -1,4 +1,4 @@
-"""The primary's labels in the class-means stage: bins of rows, and labels drawn once."""
+"""What secondaries learn from of the primary's labels: labels drawn once, and class means' bins."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,6 +21,7 @@ from securevfl.dp.labels import (
     randomised_labels,
 )
 from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.rounds.label_defences import DrawnLabels
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.book import LABELS
@@ -36,7 +37,7 @@ def label_release(config: FederationConfig) -> LabelRelease | None:
     """Return the labels that a federation releases to secondaries; None for none.
 
     Assisted boosting releases what its residuals are made of; class-mean encoders what they are
-    fitted to.
+    fitted to; a network under ``training.label_epsilon`` what its gradients are made of.
     """
     parties, encoder = len(config.secondaries), config.encoder
     mechanism: LabelMechanism
@@ -48,6 +49,8 @@ def label_release(config: FederationConfig) -> LabelRelease | None:
         epsilon = config.label_epsilon
         gaussian = epsilon is not None and config.federation.task == "regression"
         mechanism = "plaintext" if epsilon is None else "noised" if gaussian else "randomised"
+    elif config.training.label_epsilon is not None:
+        epsilon, gaussian, mechanism = config.training.label_epsilon, False, "randomised"
     else:
         return None
     delta = config.privacy.delta if gaussian else 0.0
@@ -108,6 +111,35 @@ def charge_labels(ledger: Ledger, release: LabelRelease) -> bool:
     ledger.file.append({"kind": LABELS, **asdict(release), "together": release.together})
     sessions[-1].labels.append(release)
     return True
+
+
+def drawn_labels(
+    plan: RunPlan, data: PrimaryData, *, ledger: Ledger, files: StateFolder
+) -> DrawnLabels | None:
+    """Charge for labels by randomised response, and return them; None without a promise of labels.
+
+    Args:
+        plan: The run, whose top model is a network.
+        data: The primary's table.
+        ledger: Its own, open.
+        files: Its own; a resumed run finds the labels there that were drawn before.
+
+    Raises:
+        PrivacyError: If labels were drawn for other rows than the table has now.
+        StorageError: If the disk takes no more; nothing was sent then.
+
+    Reveals:
+        Nothing yet: gradients that are sent later are a function of it.
+    """
+    release, epsilon = label_release(plan.config), plan.config.training.label_epsilon
+    if release is None or epsilon is None:
+        return None
+    rows, head = data.split.train, data.head
+    classes = max(2, head.num_classes)
+    labels = data.targets.cpu().numpy()[rows].astype(np.int64)
+    drawn = drawn_once(files, rows, lambda: randomised_labels(labels, classes, epsilon))
+    charge_labels(ledger, replace(release, digest=digest_of_labels(drawn)))
+    return DrawnLabels.of(drawn, rows, data.targets, keep=keep_probability(epsilon, classes))
 
 
 # The primary's part of class means: which row is of which class.

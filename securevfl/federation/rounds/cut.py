@@ -269,8 +269,20 @@ def with_iso_noise(values: Float[Tensor, "*shape"], scale: float) -> Float[Tenso
         return values
     rows = values.detach().reshape(len(values) if values.dim() else 1, -1)
     longest = torch.linalg.vector_norm(rows, dim=1).max()
-    # Never from the run's seed: every party knows it, and could take the noise off again.
-    generator = torch.Generator(device=values.device)
-    generator.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
-    noise = torch.randn(values.shape, generator=generator, device=values.device, dtype=values.dtype)
+    noise = torch.randn(
+        values.shape,
+        generator=unseeded(values.device),
+        device=values.device,
+        dtype=values.dtype,
+    )
     return values + scale / math.sqrt(rows.shape[1]) * longest * noise
+
+
+def unseeded(device: torch.device) -> torch.Generator:
+    """Return a generator of a heuristic's noise, from the system's random source.
+
+    Never from the run's seed: every party knows it, and could take the noise off again.
+    """
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
+    return generator

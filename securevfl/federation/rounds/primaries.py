@@ -23,6 +23,7 @@ from securevfl.federation.base import own_inputs
 from securevfl.federation.messages import AverageRequest, EpochMark, RoundPlan
 from securevfl.federation.rounds import cut, primary
 from securevfl.federation.rounds.exchanges import Exchange
+from securevfl.federation.rounds.label_defences import DrawnLabels, protected
 from securevfl.federation.rounds.party_workers import PartyWorkers, TopRows, WorkerGroup
 from securevfl.federation.rounds.release import require_finite
 from securevfl.federation.rounds.updates import DropoutStream
@@ -38,28 +39,33 @@ from securevfl.models.tasks import TaskHead
 # SplitAvg as an autograd function: the aggregate forwards, one gradient for all backwards.
 
 
+Protect = Callable[[cut.CutRows], cut.CutRows]
+
+
 class _SplitAvg(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, _anchor: Tensor, exchange: Exchange, plan: RoundPlan, iso_scale: float
+        ctx: Any, _anchor: Tensor, exchange: Exchange, plan: RoundPlan, protect: Protect
     ) -> Tensor:
         # Of a GPU's tensors backward runs in another thread.
         ctx.reads = reads()
         ctx.exchange = exchange
         ctx.plan = plan
-        ctx.iso_scale = iso_scale
+        ctx.protect = protect
         return exchange.release(plan)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None, None]:
         if ctx.plan.wants_gradient:
-            returned = cut.with_iso_noise(gradients[0].contiguous(), ctx.iso_scale)
+            returned = ctx.protect(gradients[0].contiguous())
             ctx.exchange.return_gradient(ctx.plan, *ctx.reads.host(returned))
         return None, None, None, None
 
 
-def split_average(exchange: Exchange, plan: RoundPlan, *, iso_scale: float = 0.0) -> cut.CutRows:
+def split_average(
+    exchange: Exchange, plan: RoundPlan, *, protect: Protect = lambda gradient: gradient
+) -> cut.CutRows:
     """Return the noisy average of the active secondaries' representations of one batch.
 
     Calling ``backward`` on a loss of it sends the gradient with respect to the average to every
@@ -69,8 +75,8 @@ def split_average(exchange: Exchange, plan: RoundPlan, *, iso_scale: float = 0.0
     Args:
         exchange: Where the secondaries are.
         plan: The round.
-        iso_scale: lambda of the ISO noise on the gradient that is sent, which promises nothing; 0
-            adds none.
+        protect: Returns what is sent in the place of the gradient, by a heuristic of
+            :mod:`securevfl.federation.rounds.label_defences`, which promises nothing.
 
     Reveals:
         What :meth:`Exchange.release` and :meth:`Exchange.return_gradient` reveal; with ISO noise,
@@ -83,7 +89,7 @@ def split_average(exchange: Exchange, plan: RoundPlan, *, iso_scale: float = 0.0
     """
     # Autograd visits a node only if one of its inputs wants a gradient.
     anchor = torch.zeros((), requires_grad=plan.wants_gradient)
-    return cast(Tensor, _SplitAvg.apply(anchor, exchange, plan, iso_scale))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _SplitAvg.apply(anchor, exchange, plan, protect))  # type: ignore[no-untyped-call]
 
 
 # The primary whose top model is a network: it trains by rounds.
@@ -117,6 +123,8 @@ class NetworkPrimary(primary.Primary):
         super().__init__(plan, data, top, exchange, observe=observe)
         self.optimizer = optimizer
         self.dropout = dropout
+        self.drawn: DrawnLabels | None = None
+        """What it trains on in the place of labels, under ``training.label_epsilon``."""
         self._positions_taken: PositionsTaken | None = None
         self._workers: PartyWorkers | None = None
 
@@ -166,10 +174,15 @@ class NetworkPrimary(primary.Primary):
         self.top.train()
         losses: list[float] = []
         # All that this round's device computes is checked before the gradient leaves.
+        targets = self._targets(rows) if self.drawn is None else self.drawn.targets_of(rows)
         with self.dropout.active(), read_together() as known:
-            aggregate = split_average(self.exchange, plan, iso_scale=self.training.iso_gradients)
+            aggregate = split_average(
+                self.exchange,
+                plan,
+                protect=lambda gradient: protected(gradient, targets, self.training),
+            )
             output = self._forward(plan, aggregate)
-            loss = self.head.loss(output, self._targets(rows))
+            loss = (self.drawn or self.head).loss(output, targets)
             require_finite("the loss", loss.detach(), round_number=plan.round_number)
             known.add(loss.detach(), lambda value: losses.append(float(value)))
             self.optimizer.zero_grad()

@@ -17,6 +17,7 @@ from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds import cut
+from securevfl.federation.rounds.label_defences import distance_correlation
 from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers, WorkerGroup
 from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease, require_finite
 from securevfl.federation.rounds.updates import (
@@ -107,6 +108,8 @@ class Secondary:
     row_by_row: bool = False
     """Whether :attr:`bottom` sees one row alone: a module that is not the package's own may not mix
     rows where something is promised."""
+    decorrelates: float = 0.0
+    """Weight of the distance correlation in its loss."""
     log: Log = log_nothing
     """The party's."""
 
@@ -217,7 +220,7 @@ class Secondary:
         self._pending = None
         if training:
             lesson: BackwardStep = (
-                private[0] if private else self._plain_backward_step(released.clipped, share)
+                private[0] if private else self._plain_backward_step(plan, released.clipped, share)
             )
             self._pending = (plan, lesson)
         return released.words
@@ -389,10 +392,22 @@ class Secondary:
             units = aggregation.units(aggregation.clip(finite), bounded=False)
         return codec.to_float(units, self._cut.ring, divisor=self._cut.slots).cpu()
 
-    def _plain_backward_step(self, clipped: Tensor, share: StackedPart | None) -> BackwardStep:
+    def _plain_backward_step(
+        self, plan: RoundPlan, clipped: Tensor, share: StackedPart | None
+    ) -> BackwardStep:
         with torch.enable_grad():
             term = self.contribution.aggregation.term(clipped)
-        return PlainBackwardStep(term, self.dropout) if share is None else share.lesson(term)
+            if share is not None:
+                return share.lesson(term)
+            added = self._correlation(plan.rows, term) if self.decorrelates else None
+        return PlainBackwardStep(term, self.dropout, added)
+
+    def _correlation(self, rows: npt.NDArray[np.int64], term: cut.CutRows) -> Tensor:
+        """Return what its loss has for how far what leaves gives away the columns of rows."""
+        linked = self.linked_records(rows)
+        there = linked.present[..., None]
+        columns = (linked.features * there).sum(dim=1) / there.sum(dim=1).clamp_min(1)
+        return self.decorrelates * distance_correlation(columns, term.flatten(1))
 
     @property
     def learns_plainly(self) -> bool:
@@ -402,6 +417,7 @@ class Secondary:
             and self.optimizer is not None
             and self.gradient_noise is None
             and not self.row_by_row
+            and not self.decorrelates
             and self._workers is None
         )
 

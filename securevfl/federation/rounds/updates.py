@@ -141,12 +141,15 @@ class PlainBackwardStep:
 
     term: CutRows
     stream: DropoutStream
+    added: Float[Tensor, ""] | None = None
+    """What the loss has besides, of the same graph."""
 
     def gradients_from(self, gradient: CutRows) -> None:
         """Set the gradients by going back through the clip and the bottom model."""
         # A simulation comes here on its way back through the top model, where no graphs grow.
         with self.stream.active(), torch.enable_grad():
-            handed(self.term, gradient).backward()
+            loss = handed(self.term, gradient)
+            (loss if self.added is None else loss + self.added).backward()
 
 
 class GradientUnits:
