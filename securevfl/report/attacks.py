@@ -11,6 +11,7 @@ from securevfl.runtime.run_folder import AUDIT, read_measured
 _AIMS = {
     "labels": "labels",
     "columns": "columns",
+    "keys": "where records lie",
     "links": "which rows have a link",
     "members": "which records are there",
 }

@@ -16,7 +16,7 @@ LEVEL: Final = 0.95
 
 _RESAMPLES: Final = 400
 
-Aim = Literal["labels", "columns", "links", "members", "noise"]
+Aim = Literal["labels", "columns", "keys", "links", "members", "noise"]
 """What an attack is after; "noise" is whether the promise's noise is there, and no guess."""
 
 

@@ -57,7 +57,7 @@ class Reconstruction:
                 continue
             there = np.flatnonzero(evidence.linked(view)[rows])
             there = np.random.default_rng(0).permutation(there)[:_MOST_ROWS]
-            targets = _varying(evidence.own_columns(view)[rows[there]])
+            targets = varying(evidence.own_columns(view)[rows[there]])
             inputs = {"own": own[rows[there]], "seen": averages[there]}
             if clear is not None and evidence.noise_deviation:
                 inputs["clear"] = clear[there]
@@ -84,7 +84,7 @@ def _decoded(
         for name, numbers in inputs.items():
             # Whoever has averages has its own columns too.
             whole = numbers if name == "own" else np.hstack([numbers, inputs["own"]])
-            guess = _decoder(whole, targets, taught)(left)
+            guess = decoder(whole, targets, taught)(left)
             errors[name].append(((targets[left] - guess) ** 2).sum(axis=1))
 
     def explained(name: str, seed: int, chosen: Any = slice(None)) -> float:
@@ -115,14 +115,14 @@ def _decoded(
     )
 
 
-def _varying(columns: Float64[np.ndarray, "rows every"]) -> Float64[np.ndarray, "rows columns"]:
+def varying(columns: Float64[np.ndarray, "rows every"]) -> Float64[np.ndarray, "rows columns"]:
     """Return columns that vary, each with mean 0 and deviation 1."""
     spread = columns.std(axis=0)
     found: Float64[np.ndarray, "rows columns"] = (columns - columns.mean(axis=0))[:, spread > 0]
     return found / spread[spread > 0]
 
 
-def _decoder(
+def decoder(
     inputs: Float64[np.ndarray, "rows numbers"],
     targets: Float64[np.ndarray, "rows columns"],
     taught: Int64[np.ndarray, " taught"],

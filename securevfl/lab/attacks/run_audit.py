@@ -13,7 +13,9 @@ from securevfl.lab.attacks import attack, gradients, own_models, told_labels
 from securevfl.lab.attacks.evidence import Evidence
 from securevfl.lab.attacks.presence import LinkedOrNot
 from securevfl.lab.attacks.promised_noise import NoiseAgain, NoiseSize, SampleAgain, Worlds
+from securevfl.lab.attacks.properties import ColumnMeans
 from securevfl.lab.attacks.reconstruction import Reconstruction
+from securevfl.lab.attacks.similarities import SimilarityDistance, SimilarityPlace
 from securevfl.runtime.run_folder import AUDIT, MEASURED_FORMAT
 from securevfl.version import __version__
 
@@ -37,6 +39,9 @@ def all_attacks(other: Evidence | None = None) -> dict[str, attack.Attack]:
         told_labels.ResidualSigns(),
         told_labels.RowNumbers(),
         Reconstruction(),
+        ColumnMeans(),
+        SimilarityDistance(),
+        SimilarityPlace(),
         LinkedOrNot(),
         Worlds(),
         NoiseSize(),

@@ -228,10 +228,14 @@ def test_lengths_of_gradients_tell_a_rare_class(tmp_path: Path) -> None:
 def test_columns_are_reconstructed_as_far_as_noise_allows(tmp_path: Path) -> None:
     clear = {"mechanism": "none", "encoder": "frozen"}
     one_link = {"model": {"neighbours": 1}, "secondaries": 1}
-    without = found(
+    both = found(
         recorded(tmp_path / "clear", bounded=True, privacy=clear, rows=400, **one_link),
         "reconstruction",
-    )["reconstruction"]
+        "column-means",
+    )
+    without, means = both["reconstruction"], both["column-means"]
+    assert means["beats_floor"]
+    assert means["value"] > 0.3
     noisy = found(
         recorded(
             tmp_path / "noisy",
@@ -246,6 +250,24 @@ def test_columns_are_reconstructed_as_far_as_noise_allows(tmp_path: Path) -> Non
     assert without["ceiling"] is None
     assert noisy["value"] < without["value"] / 2
     assert noisy["ceiling"] > noisy["value"] + 0.1
+
+
+def test_similarities_say_how_far_records_are_and_where(tmp_path: Path) -> None:
+    value = {}
+    for noise in (0.0, 3.0):
+        run = recorded(
+            tmp_path / str(noise),
+            rows=300,
+            model={"family": "fedsim", "neighbours": 4, "hidden": 4},
+            linkage={"similarity_noise": noise},
+            training={"epochs": 1},
+        )
+        names = ("similarity-greedy", "similarity-places")
+        value[noise] = {name: one["value"] for name, one in found(run, *names, seeds=1).items()}
+    # The most likely distance of one similarity explains 1 / (1 + sigma^2) of the variance.
+    assert value[0.0]["similarity-greedy"] > 0.99
+    assert value[3.0]["similarity-greedy"] == pytest.approx(0.1, abs=0.06)
+    assert value[0.0]["similarity-places"] > 0.3 > value[3.0]["similarity-places"]
 
 
 def test_rows_without_a_link_are_told_by_their_averages(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""A property of a whole table: the means of a secondary's columns, from averages and a few rows."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from securevfl.lab.attacks import attack
+from securevfl.lab.attacks.evidence import Evidence, PartyView
+from securevfl.lab.attacks.reconstruction import decoder, varying
+
+_KNOWN: Final = 60
+"""Rows whose columns the attacker knows."""
+
+_LEAST_ROWS: Final = 200
+
+
+class ColumnMeans:
+    """What is decoded of all rows, corrected by how far off it is on known ones.
+
+    A mean over few known rows is off by how these differ from others. What averages say of all rows
+    makes up for it, as a survey does with what is known of those who were not asked.
+    """
+
+    name = "column-means"
+    aim: attack.Aim = "columns"
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        if evidence.primary is None:
+            return "needs the view of the primary"
+        if not any("links" in one.held for one in evidence.secondaries.values()):
+            return "needs the view of a secondary to the run's end, to know what is right"
+        return None
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
+        """Yield, for each secondary, how much of the known rows' squared error is taken away.
+
+        The floor is the same from the primary's own columns.
+        """
+        assert evidence.primary is not None, "asked before"
+        rows, averages = evidence.last_averages
+        own = evidence.primary.array("features").astype(np.float64)
+        for view in evidence.secondaries.values():
+            if "links" not in view.held:
+                continue
+            there = np.flatnonzero(evidence.linked(view)[rows])
+            targets = varying(evidence.own_columns(view)[rows[there]])
+            if len(there) < _LEAST_ROWS or not targets.shape[1]:
+                continue
+            own_inputs = own[rows[there]]
+            yield _finding(
+                self.name,
+                evidence,
+                view,
+                _errors(np.hstack([averages[there], own_inputs]), targets, seeds=seeds),
+                _errors(own_inputs, targets, seeds=seeds),
+                rows=len(there),
+                seeds=seeds,
+            )
+
+
+def _errors(
+    inputs: Float64[np.ndarray, "rows numbers"],
+    targets: Float64[np.ndarray, "rows columns"],
+    *,
+    seeds: int,
+) -> Float64[np.ndarray, "two columns"]:
+    """Return the squared errors of each column's mean: of the guess, and of the known rows' mean.
+
+    Several sets of known rows stand for each seed: one mean says little.
+    """
+    found = np.zeros((2, targets.shape[1]))
+    for seed in range(4 * seeds):
+        known = np.random.default_rng(seed).permutation(len(targets))[:_KNOWN]
+        guess = decoder(inputs, targets, known)(np.arange(len(targets)))
+        corrected = guess.mean(axis=0) + (targets[known] - guess[known]).mean(axis=0)
+        right = targets.mean(axis=0)
+        found += [(corrected - right) ** 2, (targets[known].mean(axis=0) - right) ** 2]
+    return found
+
+
+def _finding(
+    name: str,
+    evidence: Evidence,
+    view: PartyView,
+    seen: Float64[np.ndarray, "two columns"],
+    own: Float64[np.ndarray, "two columns"],
+    *,
+    rows: int,
+    seeds: int,
+) -> attack.Leak:
+    def saved(errors: Float64[np.ndarray, "two columns"]) -> float:
+        return float(1 - errors[0].sum() / errors[1].sum())
+
+    return attack.Leak(
+        attack=name,
+        attacker=evidence.config.primary.name,
+        about=view.name,
+        channel="aggregates",
+        measure="share of the squared error of known rows' means that is taken away; over columns",
+        value=saved(seen),
+        interval=attack.bootstrapped(lambda chosen: saved(seen[:, chosen]), seen.shape[1]),
+        floor=max(saved(own), 0.0),
+        floor_is="the same from its own columns",
+        rows=rows,
+        known=f"the secondary's columns of {_KNOWN} rows",
+        seeds=seeds,
+    )

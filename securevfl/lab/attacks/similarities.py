@@ -1,0 +1,198 @@
+"""Distances, and where records lie, from FedSim's noised similarities.
+
+References:
+    [FedSim] section 5.2 (greedy attack: the most likely distance, each by itself) and appendix B,
+    which leaves attackers that read several similarities together to others; here is one.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from securevfl.lab.attacks import attack
+from securevfl.lab.attacks.evidence import Evidence, PartyView
+
+_MOST_ROWS: Final = 400
+"""Of each of which one linked record is looked for; more are drawn from."""
+
+_TOGETHER: Final = 20
+"""Near rows of the primary whose similarities are read together."""
+
+_NEVER: Final = 0.02
+"""Share of fits that fail for a reason that is not thought of."""
+
+_CANDIDATES: Final = 400
+"""Places that are tried for each record."""
+
+
+def _missing(evidence: Evidence) -> str | None:
+    if evidence.primary is None:
+        return "needs the view of the primary"
+    if "similarities" not in evidence.primary.held:
+        return "no similarity was sent"
+    if evidence.config.linkage.metric != "euclidean":
+        return "is written for Euclidean distances of keys"
+    if not any("links" in one.held for one in evidence.secondaries.values()):
+        return "needs the view of a secondary to the run's end, to know what is right"
+    return None
+
+
+class _Similarities:
+    """What the primary has of one secondary, and what is right; rows with every slot filled."""
+
+    def __init__(self, evidence: Evidence, view: PartyView) -> None:
+        assert evidence.primary is not None, "asked before"
+        place = [one.name for one in evidence.config.secondaries].index(view.name)
+        links = view.array("links")
+        own = evidence.primary.array("keys").astype(np.float64)
+        self.sent = evidence.primary.array("similarities")[:, place].astype(np.float64)
+        self.rows = np.flatnonzero((links >= 0).all(axis=1) & np.isfinite(self.sent).all(axis=1))
+        self.keys = own
+        records = view.array("keys").astype(np.float64)
+        self.places = records[links]
+        self.distances = np.linalg.norm(records[links] - own[:, None], axis=2)
+        taught = np.intersect1d(evidence.primary.array("train"), self.rows)
+        of_training = self.distances[taught]
+        self.mean, self.deviation = float(of_training.mean()), float(of_training.std())
+        exact = (self.mean - self.distances[taught]) / self.deviation
+        # In units of the deviation. What is sent has no other part.
+        self.noise = float(np.std(self.sent[taught] - exact))
+
+    def guessed(self) -> Float64[np.ndarray, "rows links"]:
+        """Return the most likely distance of each similarity, with a standard normal prior."""
+        found: Float64[np.ndarray, "rows links"]
+        found = self.mean - self.deviation * self.sent / (1 + self.noise**2)
+        return found
+
+
+class SimilarityDistance:
+    """[FedSim]'s greedy attacker: each similarity by itself says how far a record is."""
+
+    name = "similarity-greedy"
+    aim: attack.Aim = "keys"
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        return _missing(evidence)
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
+        """Yield, for each secondary, the share of the distances' variance that is explained."""
+        for view in evidence.secondaries.values():
+            if "links" not in view.held:
+                continue
+            known = _Similarities(evidence, view)
+            right, guess = known.distances[known.rows], known.guessed()[known.rows]
+            yield _finding(
+                self.name,
+                evidence,
+                view,
+                "R2; share of the distances' variance that is explained",
+                (right - guess) ** 2,
+                (right - known.mean) ** 2,
+                "the mean distance, which is known",
+            )
+
+
+class SimilarityPlace:
+    """Several near rows' similarities together say where a record lies.
+
+    Records have no numbers, so nothing says which similarities are of one record. A place is the
+    more likely, the better each near row has some similarity that is as far. The guess is the mean
+    of places around the row, weighted by that.
+    """
+
+    name = "similarity-places"
+    aim: attack.Aim = "keys"
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        return _missing(evidence)
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
+        """Yield, for each secondary, how much nearer than the row's own key guesses are."""
+        for view in evidence.secondaries.values():
+            if "links" not in view.held:
+                continue
+            known = _Similarities(evidence, view)
+            random = np.random.default_rng(0)
+            rows = random.permutation(known.rows)[:_MOST_ROWS]
+            slots = random.integers(known.sent.shape[1], size=len(rows))
+            right = known.places[rows, slots]
+            guess = np.mean(
+                [_places(known, rows, slots, seed=seed) for seed in range(seeds)], axis=0
+            )
+            yield _finding(
+                self.name,
+                evidence,
+                view,
+                "R2; share of the squared way from a row's key to a linked record's",
+                ((right - guess) ** 2).sum(axis=1),
+                ((right - known.keys[rows]) ** 2).sum(axis=1),
+                "the row's own key",
+                seeds=seeds,
+            )
+
+
+def _places(
+    known: _Similarities,
+    rows: Int64[np.ndarray, " some"],
+    slots: Int64[np.ndarray, " some"],
+    *,
+    seed: int,
+) -> Float64[np.ndarray, "some dimension"]:
+    random = np.random.default_rng(seed)
+    guessed = np.maximum(known.guessed(), 0.0)
+    # Of a distance that was guessed: noise that the prior has not taken away.
+    blur = known.deviation * max(known.noise / np.sqrt(1 + known.noise**2), 0.05)
+    found = []
+    for row, slot in zip(rows.tolist(), slots.tolist(), strict=True):
+        own = known.keys[row]
+        apart = np.linalg.norm(known.keys[known.rows] - own, axis=1)
+        near = known.rows[np.argsort(apart)[:_TOGETHER]]
+        way = random.normal(size=(_CANDIDATES, len(own)))
+        way /= np.linalg.norm(way, axis=1, keepdims=True)
+        far = np.abs(guessed[row, slot] + blur * random.normal(size=_CANDIDATES))
+        places = own + far[:, None] * way
+        distances = np.linalg.norm(places[:, None] - known.keys[near], axis=2)
+        misfit = np.abs(distances[..., None] - guessed[near]).min(axis=2) / blur
+        # A record that is nearer to a row than its furthest link is linked to it too, so that some
+        # similarity must fit; how often one does by chance is what a fit is worth.
+        furthest = guessed[near].max(axis=1)
+        chance = np.minimum(2.0 * blur * guessed.shape[1] / np.maximum(furthest, blur), 1.0)
+        fits = np.log((np.exp(-(misfit**2) / 2) + _NEVER) / (chance + _NEVER))
+        likely = np.where(distances < furthest, fits, 0.0).sum(axis=1)
+        weights = np.exp(likely - likely.max())
+        found.append(weights @ places / weights.sum())
+    return np.array(found)
+
+
+def _finding(
+    name: str,
+    evidence: Evidence,
+    view: PartyView,
+    measure: str,
+    errors: Float64[np.ndarray, "rows ..."],
+    trivial: Float64[np.ndarray, "rows ..."],
+    floor_is: str,
+    *,
+    seeds: int = 1,
+) -> attack.Leak:
+    def explained(chosen: Int64[np.ndarray, " chosen"]) -> float:
+        return float(1 - errors[chosen].sum() / trivial[chosen].sum())
+
+    return attack.Leak(
+        attack=name,
+        attacker=evidence.config.primary.name,
+        about=view.name,
+        channel="similarities",
+        measure=measure,
+        value=explained(np.arange(len(errors))),
+        interval=attack.bootstrapped(explained, len(errors)),
+        floor=0.0,
+        floor_is=floor_is,
+        rows=len(errors),
+        known="mean and deviation of distances",
+        seeds=seeds,
+    )
