@@ -246,7 +246,7 @@ def federation_of(
             "hidden": classes if class_means else 2 * (len(own) - 1),
             "heads": 1,
             "release": "pooled",
-            "top": "tied" if class_means else "additive",
+            "top": "mixed" if class_means else "additive",
             "keys_as_features": not exact,
             "average_positions_every": 0,
         },

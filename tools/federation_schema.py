@@ -91,7 +91,7 @@ def _model_schema(family: AnyFamily) -> dict[str, Any]:
             **schema["properties"],
             "top": {
                 "anyOf": [
-                    {"enum": [*networks, *get_args(Named), "tied"]},
+                    {"enum": [*networks, *get_args(Named), "tied", "mixed"]},
                     {"type": "string", "pattern": "^python: "},
                 ],
                 "description": "The top model: one of the family's networks, or an estimator.",

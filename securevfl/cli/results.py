@@ -70,6 +70,8 @@ def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
         verdict, outcome = metrics["gain"]["verdict"], metrics["gain"]["outcome"]
         console.print(Text.assemble(("verdict: ", "bold"), (verdict, colour[outcome])))
         console.print(run_folder.candidates_in_words(metrics), highlight=False)
+        if run_folder.top_in_words(metrics):
+            console.print(run_folder.top_in_words(metrics), highlight=False)
         if metrics["placebos"]:
             console.print(run_folder.placebos_in_words(metrics), highlight=False)
 

@@ -137,7 +137,7 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     linkage = source.get("linkage")
     metric = linkage.get("metric", "euclidean") if isinstance(linkage, Mapping) else "euclidean"
     model = source.get("model")
-    tied = not isinstance(model, Mapping) or model.get("top", "tied") == "tied"
+    fitted = not isinstance(model, Mapping) or model.get("top", "mixed") in ("tied", "mixed")
     privacy = source.get("privacy")
     verified = isinstance(privacy, Mapping) and privacy.get("verify_clip") is True
     at_once = _CHECKED_AT_ONCE if verified else RELEASED_AT_ONCE
@@ -148,11 +148,11 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "hidden": classes,
             "heads": 1,
             "release": "pooled",
-            "top": "tied",
+            "top": "mixed",
             **({} if metric in _OF_NUMBERS else {"keys_as_features": False}),
         },
         "encoder": {"method": "class-means", "layout": "sum", "labels": labels},
         "privacy": {"encoder": "frozen", "links_per_record": 1},
         "linkage": {"choose": "records"},
-        **({"training": {"batch_size": at_once}} if tied else {}),
+        **({"training": {"batch_size": at_once}} if fitted else {}),
     }

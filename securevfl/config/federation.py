@@ -117,11 +117,6 @@ class FederationConfig:
         return self.family.label_epsilon(self.model) or self.training.label_epsilon
 
     @property
-    def top_corrects(self) -> bool:
-        """Whether the top model corrects a base, and is no model of its own."""
-        return self.family.assisted or (self.top is not None and self.top.corrects)
-
-    @property
     def scores(self) -> bool:
         """Whether class-mean encoders send one score as an angle: where there are two classes."""
         encoder = self.encoder

@@ -25,16 +25,16 @@ from securevfl.models.registry import FAMILIES, family_named
 # have.
 
 _OWN: Final = f"{OWN}: "
-_TIED: Final = "tied"
+_CORRECTING: Final = ("tied", "mixed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopEstimator:
     """An estimator in place of a top network."""
 
-    name: Named | Literal["tied", "python"]
-    """``tied`` is :mod:`securevfl.models.fitted_top`; ``python`` is one that only Python can hand
-    over."""
+    name: Named | Literal["tied", "mixed", "python"]
+    """``tied`` and ``mixed`` are :mod:`securevfl.models.fitted_top`; ``python`` is one that only
+    Python can hand over."""
 
     described: str | None = None
     """Of ``python``: the estimator's class and parameters."""
@@ -42,7 +42,7 @@ class TopEstimator:
     @property
     def corrects(self) -> bool:
         """Whether it corrects a base, and is no model of its own."""
-        return self.name == "tied"
+        return self.name in _CORRECTING
 
 
 def without_top(model: Mapping[str, Any]) -> tuple[dict[str, Any], TopEstimator | None]:
@@ -55,7 +55,7 @@ def without_top(model: Mapping[str, Any]) -> tuple[dict[str, Any], TopEstimator 
     if isinstance(top, str) and top.startswith(_OWN):
         del fields["top"]
         return fields, TopEstimator(name="python", described=top.removeprefix(_OWN))
-    for name in (*get_args(Named), _TIED):
+    for name in (*get_args(Named), *_CORRECTING):
         if top == name:
             del fields["top"]
             return fields, TopEstimator(name=name)
@@ -70,7 +70,7 @@ def top_source(top: Any) -> str:
     """
     if isinstance(top, str):
         return top
-    names = '"boosting", "linear", "tied"'
+    names = '"boosting", "linear", "tied", "mixed"'
     return f"{_OWN}{described(top, f'top: must be {names}')}"
 
 

@@ -20,6 +20,8 @@ from securevfl.federation.rounds.cut import Aggregation
 from securevfl.federation.run_plan import kept_aggregation
 from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import scaled
+from securevfl.models.family import share_of_base
+from securevfl.models.fitted_top import FittedTop, MixedTop
 
 NOT_PRIVATE = (
     "NOT PRIVATE: this file gives representations of single records before noise and averaging. "
@@ -152,14 +154,17 @@ def _secondary(config: FederationConfig, model: SavedModel, table: PartyTable) -
 def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> ExportedPart:
     part = model.primary
     assert part is not None, "the primary's model has the task"
-    if config.top is not None and not config.top.corrects:
+    top = build_top(config, table, model.head)
+    model.into(top)
+    if isinstance(top, MixedTop) and not top.share:
+        top = top.tied
+    if isinstance(top, FittedTop | MixedTop):
+        assert config.top is not None, "the federation file names it"
         raise ConfigError(
             f'model.top: "{config.top.name}" is an estimator of scikit-learn, which is no network '
             f"to export; take --party for the secondaries' parts, and securevfl predict or serve "
             f"for predictions"
         )
-    top = build_top(config, table, model.head)
-    model.into(top)
     positions, width = config.family.cut_shape(config.model)
     inputs = [
         _features(model, "batch"),
@@ -211,7 +216,6 @@ def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> 
             model,
             keys=table.key_dim > 0,
             similarities=reads_similarities,
-            corrects=config.top_corrects,
         ).eval(),
         inputs=tuple(inputs),
         output=output,
@@ -307,7 +311,6 @@ class PrimaryModule(nn.Module):
         *,
         keys: bool,
         similarities: bool,
-        corrects: bool,
     ) -> None:
         super().__init__()
         assert model.primary is not None, "the primary's model has the task"
@@ -319,7 +322,7 @@ class PrimaryModule(nn.Module):
         self.has_similarities = similarities
         self.has_base = model.primary.base is not None
         self.scale = model.primary.scale
-        self.corrects = corrects
+        self.of_base = share_of_base(top)
 
     def forward(self, features: Tensor, *rest: Tensor) -> Tensor:
         """Return predictions in the label's unit, or the probability of each class."""
@@ -331,7 +334,7 @@ class PrimaryModule(nn.Module):
         outputs: Tensor = self.top(own, keys, aggregate, similarities)
         if self.has_base:
             base = others.pop(0)
-            outputs = scaled(base, base + outputs if self.corrects else outputs, self.scale)
+            outputs = scaled(base, self.of_base * base + outputs, self.scale)
         outputs = outputs.double()
         if self.label is not None:
             return outputs[:, 0] * self.label.deviation + self.label.mean

@@ -27,7 +27,7 @@ from securevfl.federation.base import own_inputs
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.class_means.class_labels import charge_labels, drawn_once, label_release
 from securevfl.federation.messages import EpochMark, RoundPlan
-from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
+from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import Handler, Handlers, Reply
@@ -454,7 +454,7 @@ def _base_of_drawn(
 # The primary of assisted boosting: residuals out, the sum of scores in, one step along it.
 
 
-class AssistPrimary(CorrectingTopModel, Primary):
+class AssistPrimary(Primary):
     """An epoch is a round of boosting; nothing is learned by gradients.
 
     References:

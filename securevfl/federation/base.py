@@ -23,6 +23,7 @@ from securevfl.linkage.spec import LinkedPrimary
 from securevfl.models.alone.choice import Alone, Decision, Model, fit_alone, require_keepable
 from securevfl.models.alone.margins import CrossFitted, MarginModel, OwnInputs, cross_fit
 from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.fitted_top import MixedTop
 from securevfl.models.tasks import Metrics, TaskHead
 
 
@@ -303,6 +304,8 @@ class Choice:
     own: Primary | None = field(default=None, repr=False)
     """The primary's own network without partners, weighed with the base by its own lambda; None
     where the family has none."""
+    mixed: dict[str, float] | None = None
+    """Weight of trees in the top model, and their gain out of fold, where they were tried."""
     joint_test: Metrics | None = None
     """The joint model's metrics on test rows, also where the primary alone answers."""
 
@@ -343,6 +346,7 @@ class Choice:
             "alone": self.alone.chosen,
             **self.decision.as_json(),
             **({} if self.own is None else {"own_lambda": self.own.scale}),
+            **({} if self.mixed is None else {"top": self.mixed}),
         }
 
 
@@ -380,7 +384,7 @@ def choose(
         own.decide(margins, base_is_alone=base.alone is not None)
         if decision.used == "joint" and not primary.is_better_than(own):
             decision = replace(decision, used="alone")
-    joint = decision.used == "joint"
+    joint, top = decision.used == "joint", primary.top
     return Choice(
         base=base.model,
         alone=alone,
@@ -389,4 +393,5 @@ def choose(
         threshold=primary.threshold if joint else alone.best.threshold,
         margins=margins,
         own=own,
+        mixed=top.as_json() if isinstance(top, MixedTop) and primary.best_epoch else None,
     )

@@ -41,7 +41,7 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.assist import AssistBottom
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
-from securevfl.models.fitted_top import CodeReader, FittedTop, TiedTop
+from securevfl.models.fitted_top import CodeReader, FittedTop, MixedTop, TiedTop
 from securevfl.models.frozen import DirectionBottom, sums_of_codes
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import PacedOptimizer, build_optimizer
@@ -269,7 +269,11 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
             # Of the average, one vector is one of all secondaries' slots.
             unit = config.privacy.clip_norm / (secondaries * config.model.neighbours)
             reader = CodeReader(unit * sums_of_codes(secondaries))
-        return TiedTop(width=positions * width, outputs=head.outputs, reader=reader)
+        tied = TiedTop(width=positions * width, outputs=head.outputs, reader=reader)
+        # Beside several classes' scores trees took long, and brought nothing.
+        if config.top.name == "tied" or head.outputs > 1:
+            return tied
+        return MixedTop(tied, primaries.build_fitted_top(config, table, head))
     if config.top is not None:
         return primaries.build_fitted_top(config, table, head)
     return _initialised(
@@ -357,22 +361,23 @@ def build_primary(
     """
     device = data.features.device
     top = build_top(plan.config, table, data.head).to(device)
-    if isinstance(top, FittedTop):
-        assert plan.config.top is not None, "the federation file names an estimator"
+    if isinstance(top, FittedTop | TiedTop | MixedTop):
+        assert plan.config.top is not None, "the federation file names it"
         features, keys = primaries.read_by_top(
             plan.config, table, features=data.features, keys=data.keys
         )
+        inputs = PrimaryInputs(features=features, keys=keys, similarities=data.similarities)
+        if not isinstance(top, FittedTop):
+            return primaries.TiedPrimary(plan, data, inputs, top, exchange, observe=observe)
         return primaries.FittedPrimary(
             plan,
             data,
-            PrimaryInputs(features=features, keys=keys, similarities=data.similarities),
+            inputs,
             top,
             exchange,
             estimator=plan.config.top.name if estimator is None else estimator,
             observe=observe,
         )
-    if isinstance(top, TiedTop):
-        return primaries.TiedPrimary(plan, data, top, exchange, observe=observe)
     if plan.assisted:
         return AssistPrimary(plan, data, top, exchange, observe=observe)
     return primaries.NetworkPrimary(

@@ -313,6 +313,8 @@ class AssistBottom(nn.Module):
 class AssistTop(nn.Module):
     """Top model: a constant plus the secondaries' average times a scale; not trained."""
 
+    of_base = 1.0
+
     def __init__(self, outputs: int) -> None:
         super().__init__()
         self.positions = nn.Identity()

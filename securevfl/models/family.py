@@ -92,6 +92,14 @@ class StackableBottom(Protocol):
     stackable: Literal[True]
 
 
+def share_of_base(top: nn.Module) -> float:
+    """Return the share of the base in a joint margin, in [0, 1]; outputs of the top are added.
+
+    It is 1 for a top model that corrects the base (``of_base``), 0 for one of its own.
+    """
+    return float(getattr(top, "of_base", 0.0))
+
+
 @runtime_checkable
 class Top(Protocol):
     """Top model of the primary: from its rows and the aggregate to the task's outputs."""

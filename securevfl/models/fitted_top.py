@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float, Float64, Shaped
 from torch import Tensor, nn
 
+from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
-from securevfl.models.alone.choice import model_bytes, model_of
-from securevfl.models.alone.margins import MarginModel, OwnInputs
+from securevfl.models.alone.choice import decide, model_bytes, model_of, scaled
+from securevfl.models.alone.margins import MarginModel, OwnInputs, cross_fit
 from securevfl.models.family import Aggregate, RowFeatures, RowKeys, Similarities
 from securevfl.models.optimisers import uncompiled
 from securevfl.models.tasks import TaskHead
@@ -207,6 +208,8 @@ class TiedTop(nn.Module):
     their own spread, the label's log-odds are linear in the release.
     """
 
+    of_base = 1.0
+
     def __init__(self, *, width: int, outputs: int, reader: CodeReader | None = None) -> None:
         """Make a correction of zero.
 
@@ -322,6 +325,93 @@ def fit_tied(
     whole = make()
     whole.fit(read, base, targets, head, penalty=best[1])
     return whole, best[2]
+
+
+# Both in one: the correction, and trees that find what it cannot add up.
+
+_MIXED_BY: Final = 20_000
+"""Most training rows that trees are fitted to, and weighed by out of fold."""
+
+
+class MixedTop(nn.Module):
+    """Top model ``(1 - w) (base + correction) + w trees``, with w from 0 to 1 by loss out of fold.
+
+    The correction is a :class:`TiedTop`. The trees are boosted on all of the primary's inputs and
+    released numbers, so that what a release says may depend on own columns.
+
+    An addition to the papers.
+    """
+
+    def __init__(self, tied: TiedTop, trees: FittedTop) -> None:
+        """Make one that is the correction alone.
+
+        Args:
+            tied: The correction.
+            trees: Not fitted yet.
+        """
+        super().__init__()
+        self.positions = nn.Identity()
+        self.tied = tied
+        self.trees = trees
+        self.mixed: Tensor
+        self.register_buffer("mixed", torch.zeros(3, dtype=torch.float64))
+
+    @property
+    def share(self) -> float:
+        """The trees' weight w."""
+        return float(self.mixed[0])
+
+    @property
+    def of_base(self) -> float:
+        """The base's share in the joint margin."""
+        return 1 - self.share
+
+    def forward(
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return what is added to the base's share."""
+        added: Tensor = self.tied(features, keys, aggregate, similarities)
+        if not self.share:
+            return added
+        trees = self.trees(features, keys, aggregate, similarities)
+        return scaled(added, trees, self.share)
+
+    def fit(
+        self,
+        values: Float64[np.ndarray, "rows inputs"],
+        tied: Float[Tensor, "rows outputs"],
+        targets: Shaped[Tensor, " rows"],
+        *,
+        seed: int,
+    ) -> Float[Tensor, "rows outputs"]:
+        """Fit the trees to rows, and weigh them; return the rows' joint margins out of fold.
+
+        Trees that are no more than one standard error better than the correction by itself get no
+        weight, and are not kept. Of many rows some are drawn (:data:`_MIXED_BY`).
+
+        Args:
+            values: The trees' inputs.
+            tied: Margins of base and correction, out of fold.
+            targets: The rows' labels, as the head takes them.
+            seed: Run seed.
+        """
+        head, rows = self.trees.head, len(values)
+        self.trees.fill_gaps_by(values)
+        drawn = np.sort(stream(seed, "mixed-rows").permutation(rows)[:_MIXED_BY])
+        labels = targets.cpu().numpy()
+        known = self.trees.known(values)
+        fitted = cross_fit("boosting", known, labels, head, train=drawn, seed=seed)
+        trees = torch.from_numpy(fitted.margins).to(tied)
+        decision = decide(head, base=tied, joint=trees, alone=tied, targets=targets)
+        share = decision.scale if decision.used == "joint" else 0.0
+        self.trees.model = fitted.model if share else None
+        found = share, decision.gain, decision.error
+        self.mixed.copy_(torch.tensor(found, dtype=torch.float64))
+        return scaled(tied, trees, share)
+
+    def as_json(self) -> dict[str, float]:
+        """Return the trees' weight, and their gain out of fold with its standard error."""
+        return dict(zip(("trees", "gain", "error"), self.mixed.tolist(), strict=True))
 
 
 def _tie(width: int, outputs: int) -> Float[Tensor, "width outputs"]:

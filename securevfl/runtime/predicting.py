@@ -24,7 +24,7 @@ from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secon
 from securevfl.federation.rounds.exchanges import ChargedExchange, Exchange, PresentBlocks
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.primaries import read_by_top
-from securevfl.federation.rounds.primary import CorrectingTopModel, PrimaryInputs, TopModel
+from securevfl.federation.rounds.primary import PrimaryInputs, TopModel
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import PredictionBudget, RunFacts, RunPlan, plan_prediction
 from securevfl.federation.saved_model import PrimaryPart, SavedModel
@@ -293,8 +293,7 @@ def top_model(
         features=torch.from_numpy(features).to(device),
         keys=torch.from_numpy(linked.keys[asked]).to(device),
     )
-    at_work = CorrectingTopModel if config.top_corrects else TopModel
-    return at_work(
+    return TopModel(
         top,
         PrimaryInputs(
             features=read,

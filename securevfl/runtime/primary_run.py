@@ -44,7 +44,7 @@ from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds import exchanges
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.primaries import NetworkPrimary
-from securevfl.federation.rounds.primary import CorrectingTopModel, Primary, PrimaryData
+from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.recording import AVERAGE, Recorder
 from securevfl.federation.run_plan import RoundCounter, RunPlan
 from securevfl.federation.session.membership import Presence
@@ -57,6 +57,7 @@ from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.linking import protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
+from securevfl.models.family import share_of_base
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import Evaluation, Metrics, evaluate
 from securevfl.runtime import run_folder
@@ -69,7 +70,7 @@ from securevfl.version import __version__
 
 def train_own_network(
     plan: RunPlan, table: PartyTable, data: PrimaryData, *, estimator: Any = None
-) -> Primary | None:
+) -> Primary:
     """Train the family's top model without partners, as the run trains it with them.
 
     It has the run's settings, seed, rows and links, so that it differs from the joint model's top
@@ -83,8 +84,7 @@ def train_own_network(
         estimator: Of scikit-learn, as a top model that no federation file can name.
 
     Returns:
-        The primary at its best epoch; None for a family whose outputs correct the base, where
-        nothing is left without partners.
+        The primary at its best epoch.
 
     Reveals:
         Nothing: no party is asked.
@@ -97,8 +97,6 @@ def train_own_network(
         zeros, ranks=ranks, rounds=RoundCounter(), device=data.features.device
     )
     own = build_primary(plan, table, data, exchange, observe=progress.unheard, estimator=estimator)
-    if isinstance(own, CorrectingTopModel):
-        return None
     if data.base is not None:
         own.take_base(data.base)
     own.train(after_epoch=_keep_nothing)
@@ -530,6 +528,9 @@ class PrimaryRun:
         self._test()
 
     def _own_network(self) -> Primary | None:
+        """Return the network without partners; None where all that there is corrects the base."""
+        if share_of_base(self.primary.top) == 1:
+            return None
         return train_own_network(self.plan, self.table, self.primary.data, estimator=self._own.top)
 
     def _test(self) -> None:

@@ -241,6 +241,15 @@ def placebos_in_words(figures: Mapping[str, Any]) -> str:
     return f"placebo, {figures['metric']} of test rows: {', '.join(each)}" if each else ""
 
 
+def top_in_words(figures: Mapping[str, Any]) -> str:
+    """Return what boosted trees add to the top model; empty where they were not tried."""
+    top = (figures.get("base") or {}).get("top")
+    if top is None:
+        return ""
+    gain = f"out of fold they lower loss by {top['gain']:.3g} ± {top['error']:.2g}"
+    return f"top model: weight of boosted trees {top['trees']:g}; {gain}"
+
+
 def links_of_run(figures: Mapping[str, Any]) -> list[str]:
     """Return how many rows and records are linked, a line a secondary; none between processes."""
     return [links_in_words(LinksCounted(**one)) for one in figures.get("links", {}).values()]

@@ -103,7 +103,7 @@ def _model(proposal: Proposal) -> str:
         hidden,
         "heads = 1" + _aside("must divide hidden; nothing attends here"),
         'release = "pooled"' + _aside("one vector a row leaves, not one a link"),
-        'top = "tied"' + _aside("the primary's own model, plus weighted class scores"),
+        'top = "mixed"' + _aside("own model plus weighted class scores; trees where they add"),
         f"keys_as_features = {reads}" + _aside(why),
         "",
         _comment(

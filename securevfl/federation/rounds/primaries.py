@@ -31,7 +31,7 @@ from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import average_weights
 from securevfl.models.alone.choice import choose_scale, require_keepable
 from securevfl.models.alone.margins import cross_fit
-from securevfl.models.fitted_top import FittedTop, TiedTop, fit_tied
+from securevfl.models.fitted_top import FittedTop, MixedTop, TiedTop, fit_tied
 from securevfl.models.layers import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.models.tasks import TaskHead
@@ -257,6 +257,45 @@ class OneFitPrimary(primary.Primary):
     who answers, beside validation rows.
     """
 
+    def __init__(
+        self,
+        plan: RunPlan,
+        data: primary.PrimaryData,
+        inputs: primary.PrimaryInputs,
+        top: nn.Module,
+        exchange: Exchange,
+        *,
+        observe: Observer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            plan: The run.
+            data: The primary's table.
+            inputs: The same as the top model reads it.
+            top: Not fitted yet.
+            exchange: Where released rows are.
+            observe: Hears of progress.
+        """
+        super().__init__(plan, data, top, exchange, observe=observe)
+        self.inputs = inputs
+
+    def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
+        """Let margins of the primary alone answer as far as the top model's do not."""
+        inputs = replace(self.inputs, base=margins)
+        super().take_base(margins)
+        self.inputs = inputs
+
+    def _values(
+        self, top: FittedTop, rows: Int64[np.ndarray, " rows"]
+    ) -> Float64[np.ndarray, "rows inputs"]:
+        """Return what is known of rows: own numbers, released ones, similarities."""
+        parts = []
+        for plan, average in self._rounds(rows, "train"):
+            (features, _, aggregate, similarities), _ = self._read(plan, average)
+            parts.append(top.inputs(features, aggregate, similarities))
+        return np.concatenate(parts)
+
     @property
     def epochs(self) -> int:
         """The fit."""
@@ -304,7 +343,7 @@ def read_by_top(
 ) -> tuple[Tensor, Tensor]:
     """Return the primary's own numbers as the top model reads them, as features and as keys.
 
-    An estimator reads all of them unscaled, as features, and no keys.
+    What is fitted in one go reads all of them unscaled, as features, and no keys.
 
     Args:
         config: The federation file.
@@ -312,7 +351,7 @@ def read_by_top(
         features: Scaled, as a network reads them.
         keys: Likewise.
     """
-    if config.top is None or config.top.corrects:
+    if config.top is None:
         return features, keys
     own = torch.from_numpy(own_inputs(table).values).to(features.device)
     return own, own[:, :0]
@@ -348,28 +387,13 @@ class FittedPrimary(OneFitPrimary):
             estimator: A name, or one of scikit-learn.
             observe: Hears of progress.
         """
-        super().__init__(plan, data, top, exchange, observe=observe)
-        self.inputs = inputs
+        super().__init__(plan, data, inputs, top, exchange, observe=observe)
         self._estimator = estimator
-
-    def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
-        """Let margins of the primary alone answer as far as the estimator's do not."""
-        inputs = replace(self.inputs, base=margins)
-        super().take_base(margins)
-        self.inputs = inputs
-
-    def _values(self, rows: Int64[np.ndarray, " rows"]) -> Float64[np.ndarray, "rows inputs"]:
-        """Return what is known of rows: own numbers, released ones, similarities."""
-        parts = []
-        for plan, average in self._rounds(rows, "train"):
-            (features, _, aggregate, similarities), _ = self._read(plan, average)
-            parts.append(self.top.inputs(features, aggregate, similarities))
-        return np.concatenate(parts)
 
     def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:  # noqa: ARG002
         """Fit, and return the loss of the training rows out of fold, the rows, their outputs."""
         rows = self.data.training_rows
-        values = self._values(rows)
+        values = self._values(self.top, rows)
         self.top.fill_gaps_by(values)
         targets = self._targets(rows)
         fitted = cross_fit(
@@ -390,36 +414,40 @@ class FittedPrimary(OneFitPrimary):
         return loss, rows, outputs
 
 
-# The primary of a frozen run whose top model is tied: a convex fit.
+# The primary of a frozen run whose top model corrects the base: a convex fit, and trees beside it.
 
 _FOLDS = 5
 
 
-class TiedPrimary(primary.CorrectingTopModel, OneFitPrimary):
-    """Fits a tied top model to released numbers, over the base."""
+class TiedPrimary(OneFitPrimary):
+    """Fits a tied top model to released numbers, over the base, and weighs trees beside it."""
 
-    top: TiedTop
+    top: TiedTop | MixedTop
 
     def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:  # noqa: ARG002
         """Fit, and return the loss of the training rows out of fold, the rows, their outputs."""
         rows = self.data.training_rows
+        tied = self.top if isinstance(self.top, TiedTop) else self.top.tied
         base, targets = self._base(rows), self._targets(rows)
         drawn = stream(self.seed, "tied-folds").permutation(len(rows)) % _FOLDS
         released = torch.cat([average.flatten(1) for _, average in self._rounds(rows, "train")])
-        if self.top.reader is not None:
+        if tied.reader is not None:
             # Of an average of k terms, each with its own noise.
             noise_std = self.plan.noise_share_std / math.sqrt(len(self.plan.secondaries))
-            self.top.reader.fit(released, noise_std=noise_std)
+            tied.reader.fit(released, noise_std=noise_std)
         fitted, added = fit_tied(
-            lambda: copy.deepcopy(self.top),
-            self.top.read(released),
+            lambda: copy.deepcopy(tied),
+            tied.read(released),
             base,
             targets,
             self.head,
             folds=torch.from_numpy(drawn).to(base.device),
         )
-        self.top.load_state_dict(fitted.state_dict())
+        tied.load_state_dict(fitted.state_dict())
         self.out_of_fold = base + added.to(base)
+        if isinstance(self.top, MixedTop):
+            values = self._values(self.top.trees, rows)
+            self.out_of_fold = self.top.fit(values, self.out_of_fold, targets, seed=self.seed)
         loss = float(self.head.loss(self.out_of_fold, targets))
         self.losses.append(loss)
         return loss, rows, self.out_of_fold

@@ -21,7 +21,7 @@ from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.run_plan import Purpose, RunPlan
 from securevfl.models.alone.choice import Decision, choose_scale, decide, scaled
-from securevfl.models.family import Explained
+from securevfl.models.family import Explained, share_of_base
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import HALF, Metrics, TaskHead
 
@@ -88,7 +88,9 @@ class TopModel:
         if plan.purpose == "test":
             self._last_test = inputs
         output = self._compute(*inputs)
-        return output if base is None else scaled(base, self._joint(base, output), self.scale)
+        if base is None:
+            return output
+        return scaled(base, share_of_base(self.top) * base + output, self.scale)
 
     def _compute(
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
@@ -109,24 +111,12 @@ class TopModel:
         inputs = (data.features[index], data.keys[index], aggregate, similarities)
         return inputs, None if data.base is None else data.base[index]
 
-    def _joint(self, base: Tensor, output: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the joint model's margins, of the base's and what the top model says."""
-        return output
-
     def _plan(
         self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
     ) -> RoundPlan:
         return RoundPlan(
             round_number=self.exchange.rounds.next(), rows=rows, active=active, purpose=purpose
         )
-
-
-class CorrectingTopModel(TopModel):
-    """A top model at work whose outputs are what the base lacks, and are added to it."""
-
-    def _joint(self, base: Tensor, output: Tensor) -> Tensor:
-        """Return the sum of both."""
-        return base + output
 
 
 # An epoch's line of the history: what was measured, and what patience reads of it.

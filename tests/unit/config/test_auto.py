@@ -40,7 +40,7 @@ def test_a_file_that_says_nothing_gets_a_whole_frozen_run_that_class_means(tmp_p
     assert config.top is not None
     assert (config.encoder.method, config.encoder.labels) == ("class-means", "randomised")
     assert config.family.cut_shape(config.model) == (1, 3)
-    assert (config.top.name, config.privacy.encoder) == ("tied", "frozen")
+    assert (config.top.name, config.privacy.encoder) == ("mixed", "frozen")
     assert (config.linkage.choose, config.privacy.links_per_record) == ("records", 1)
     assert config.chosen["model.hidden"] == 3
     assert config.training.batch_size == config.chosen["training.batch_size"] == 1024

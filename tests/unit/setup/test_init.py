@@ -50,7 +50,7 @@ def test_the_readme_tables_run_without_an_edit(tmp_path: Path, capfd: Capture) -
     assert (config.encoder.method, config.encoder.labels) == ("class-means", "randomised")
     assert config.family.cut_shape(config.model) == (1, 2)
     assert config.top is not None
-    assert config.top.name == "tied"
+    assert config.top.name == "mixed"
 
     run = securevfl(capfd, "simulate", out, "--out", tmp_path / "run", "--json")
 
