@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-all lint types format bench-gpu check-vectors mutation fuzz chaos faults soak ci clean docs docs-pages
+.PHONY: help install demo test test-fast test-all lint types format bench-gpu check-vectors mutation fuzz chaos faults soak ci clean docs docs-pages wheel wheel-check
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -58,6 +58,16 @@ docs-pages: install ## write the pages that are made from docstrings, and the ta
 	$(BIN)/python tools/make_message_table.py
 	$(BIN)/python tools/make_errors_page.py
 	$(BIN)/python tools/make_figures.py
+
+wheel: $(VENV)/.release-installed ## build sdist and wheel into dist/, and look into both
+	$(BIN)/python tools/check_wheel.py --build-only
+
+wheel-check: $(VENV)/.release-installed ## the same, then README's lines in an empty environment with the wheel
+	$(BIN)/python tools/check_wheel.py
+
+$(VENV)/.release-installed: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[release]'
+	@touch $@
 
 bench-gpu: install ## time, utilisation and memory of whole runs on a GPU; needs SECUREVFL_DATA
 	$(BIN)/python benchmarks/gpu.py

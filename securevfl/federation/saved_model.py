@@ -4,12 +4,13 @@ It lies in the party's own folder of a run, ``parties/NAME/model/``: the weights
 ``weights.safetensors``, everything else and their hash in ``model.json``. With a base the primary
 has it in ``base.skops``, ``base.safetensors`` or, an average of several, ``base.models``; and its
 local baseline, where that is another model, in ``alone.*``. Where records choose their rows
-(``privacy.links_per_record``) the primary keeps its keys of training too, in ``keys.parquet``: new
+(``privacy.links_per_record``) the primary keeps its keys of training too, in ``keys.json``: new
 rows are linked beside them, so that records go on to choose as they did.
 """
 
 import hashlib
-import io
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,14 +33,14 @@ from securevfl.models.alone.choice import Model, Used, model_bytes, model_of
 from securevfl.models.tasks import HALF, TaskHead
 from securevfl.version import __version__
 
-FORMAT: Final = 8
+FORMAT: Final = 9
 """Of the files that this program writes, and the only one that it reads."""
 
 FOLDER: Final = "model"
 _DESCRIPTION: Final = "model.json"
 _Kind = TypeVar("_Kind")
 _WEIGHTS: Final = "weights.safetensors"
-_KEYS: Final = "keys.parquet"
+_KEYS: Final = "keys.json"
 _MOST_LEVELS: Final = 32
 _ENDINGS: Final = {"estimator": "skops", "network": "safetensors", "average": "models"}
 
@@ -175,7 +176,7 @@ class SavedModel(Described):
                 "used": part.used,
             }
             if part.keys is not None:
-                keys = _as_parquet(part.keys)
+                keys = _as_json(part.keys)
                 files.write_bytes(folder / _KEYS, keys)
                 description["primary"]["keys"] = hashlib.sha256(keys).hexdigest()
         # Last: with it the folder holds a model.
@@ -324,24 +325,31 @@ def _read(folder: Path, about: Mapping[str, Any], head: TaskHead) -> Model:
         raise ConfigError(f"model {path}: is damaged; restore it from a copy") from error
 
 
-def _as_parquet(keys: KeyTable) -> bytes:
-    import pandas as pd  # slow to load, and most models keep no keys
-
-    written: bytes = pd.DataFrame(dict(keys.columns)).to_parquet(index=False)
-    return written
+def _as_json(keys: KeyTable) -> bytes:
+    columns = [
+        {"name": name, "kind": "text", "cells": list(cells)}
+        if cells.dtype == object
+        else {
+            "name": name,
+            "kind": "number",
+            "cells": [None if math.isnan(cell) else cell for cell in cells.tolist()],
+        }
+        for name, cells in keys.columns.items()
+    ]
+    return json.dumps(columns).encode()
 
 
 def _keys_of(path: Path, digest: str, party: str) -> KeyTable:
-    import pandas as pd  # as above
-
-    frame = pd.read_parquet(io.BytesIO(_bytes_of(path, digest)))
+    found = strict_json(_bytes_of(path, digest), depth=3)
     columns = {}
-    for name in frame.columns:
-        values = frame[name]
-        if pd.api.types.is_numeric_dtype(values):
-            columns[str(name)] = values.to_numpy(dtype=np.float64)
-            continue
-        texts = np.empty(len(values), dtype=object)
-        texts[:] = [None if pd.isna(text) else str(text) for text in values]
-        columns[str(name)] = texts
+    for column in found:
+        cells = np.array(column["cells"], dtype=object)
+        texts = column["kind"] == "text"
+        if cells.ndim != 1 or not all(
+            one is None or isinstance(one, str) is texts for one in cells
+        ):
+            raise ValueError("a cell is of another kind than its column")
+        columns[str(column["name"])] = cells if texts else cells.astype(np.float64)
+    if len({len(cells) for cells in columns.values()}) != 1:
+        raise ValueError("columns are not equally long")
     return KeyTable(name=party, columns=columns)

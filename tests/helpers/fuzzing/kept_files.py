@@ -277,7 +277,7 @@ def _altered_links(data: bytes, random: Random) -> bytes:
 
 
 _BUNDLE: Final = (
-    *("model.json", "weights.safetensors", "base.skops", "alone.safetensors", "keys.parquet"),
+    *("model.json", "weights.safetensors", "base.skops", "alone.safetensors", "keys.json"),
 )
 
 
@@ -354,7 +354,7 @@ def _resealed(parts: dict[str, bytes]) -> None:
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
         content["weights"] = digests.get("weights.safetensors")
         part = content["primary"]
-        part["keys"] = part["keys"] and digests.get("keys.parquet")
+        part["keys"] = part["keys"] and digests.get("keys.json")
         for name in ("base", "alone"):
             if part[name]:
                 part[name]["sha256"] = digests.get(str(part[name].get("file")))

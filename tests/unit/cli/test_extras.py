@@ -53,11 +53,15 @@ def without_extras(*words: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("federation")
-    return write_federation(folder, rows=60, training={"epochs": 1, "batch_size": 16})
+    privacy = {"epsilon": 8.0, "delta": 1e-5, "encoder": "frozen", "links_per_record": 2}
+    training = {"epochs": 1, "batch_size": 16}
+    path = write_federation(folder, rows=60, privacy=privacy, training=training)
+    path.write_text(path.read_text().replace("[[party]]", '[[party]]\nscaling = "none"'))
+    return path
 
 
 def test_a_run_on_csv_files_needs_no_extra(federation: Path) -> None:
-    """It ends well, without a report; the report by itself says what to install."""
+    """It ends well under a promise, without a report, and predicts; ``report`` says what lacks."""
     run = federation.parent / "run"
     ended = without_extras("simulate", federation, "--out", run)
     assert ended.returncode == 0, ended.stderr
@@ -65,6 +69,13 @@ def test_a_run_on_csv_files_needs_no_extra(federation: Path) -> None:
     assert "warning: no report: this needs the package matplotlib" in said
     assert "report:" not in ended.stdout
     assert not (run / "report.html").exists()
+    rows = pd.read_csv(federation.with_name("agency.csv")).drop(columns="y")[:5]
+    rows.to_csv(federation.with_name("new.csv"), index=False)
+    new, out = federation.with_name("new.csv"), federation.with_name("out.csv")
+    folder = ("--data-root", federation.parent)
+    told = without_extras("predict", run, "--rows", new, "--out", out, *folder)
+    assert told.returncode == 0, told.stderr
+    assert len(pd.read_csv(out)) == 5
     asked = without_extras("report", run)
     assert asked.returncode == 2
     assert re.fullmatch(r"securevfl: .*pip install 'securevfl\[report\]'\n", asked.stderr)

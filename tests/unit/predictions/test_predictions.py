@@ -275,8 +275,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights gone": (lambda one: (one / "weights.safetensors").unlink(), "cannot be read"),
     "no json": (lambda one: (one / "model.json").write_text("{"), "is damaged"),
     "another version": (
-        lambda one: edit(one, format=9, version="9.0"),
-        "of format 9, written by securevfl 9.0",
+        lambda one: edit(one, format=99, version="9.0"),
+        "of format 99, written by securevfl 9.0",
     ),
     "another federation": (lambda one: edit(one, federation="other"), "of the federation 'other'"),
     "other settings": (lambda one: edit(one, digest="0" * 64), "under other settings"),
