@@ -252,7 +252,7 @@ class MpcSettings:
 
     programs: Literal["unpromised", "always"] = "unpromised"
     """When ``securevfl mpc`` may run a program between the parties: where this file promises no
-    epsilon, or always. What a program reveals is its author's affair, and no epsilon covers it."""
+    epsilon, or always. No epsilon covers what a program reveals."""
 
     program: str = ""
     """SHA-256 of the only program that may run, with the name of its function; ``securevfl mpc``

@@ -33,7 +33,7 @@ class Privacy:
     """C: largest L2 norm of a row's representation at one secondary."""
 
     verify_clip: bool = False
-    """Whether secondaries check on shares, before a round of training is summed, that every
+    """Whether secondaries check on shares, before a round or a prediction is summed, that every
     secondary's rows are within C and its noise is within its tail. One that shares more is named,
     and the round refused. Needs ``mpc.engine = "crypten"``, two secondaries and a dealer."""
 

@@ -287,9 +287,19 @@ class DealingParty:
     """What runs, at the dealer."""
     dealt: int = field(default=0, init=False)
     """Requests so far."""
+    _dealer: TupleDealer = field(init=False)
 
-    def deal(self) -> None:
-        """Deal until the primary lets this party go.
+    def __post_init__(self) -> None:
+        self._dealer = TupleDealer(tuple(self.names), self.context)
+
+    def deal(self, *until: MessageKind) -> Message:
+        """Deal until the primary lets this party go, or sends what is waited for.
+
+        Args:
+            until: Kinds of messages of the primary that end it, beside DONE.
+
+        Returns:
+            The message that did.
 
         Raises:
             ProtocolError: If a number is asked for twice, or a party leaves the protocol.
@@ -297,12 +307,11 @@ class DealingParty:
         Reveals:
             To every party that computes: uniform numbers. The dealer learns sizes.
         """
-        dealer, first = TupleDealer(tuple(self.names), self.context), ""
-        seeds: dict[int, bytes] = {}
+        dealer, first, seeds = self._dealer, "", dict[int, bytes]()
         while True:
-            sender, message = self.channels.receive_any(*AT_DEALER)
-            if message.kind is StarKind.DONE:
-                return
+            sender, message = self.channels.receive_any(*AT_DEALER, *until)
+            if message.kind in (StarKind.DONE, *until):
+                return message
             if message.kind is ComputingKind.COMPUTING_BEGIN:
                 begin = ComputingBegin.from_message(message)
                 seeds = dealer.begin(begin.world, begin.number)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from securevfl.core.devices import reads
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.computing import AT_SECONDARY, ComputingLines, LineToDealer, context_of
+from securevfl.federation.computing import AT_SECONDARY, ComputingLines, LineToDealer
 from securevfl.federation.messages import RoundKind, RoundPlan, Share
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan, clip_limits
 from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
@@ -100,6 +100,7 @@ def sum_from_secondary(
     *,
     rank: int,
     sealed: Mapping[str, SealedChannel] = MappingProxyType({}),
+    context: bytes = b"",
 ) -> tuple[SumTo, PairwiseMasks]:
     """Return a secondary's end of secure sums, and its masks, which are the caller's to close.
 
@@ -112,6 +113,7 @@ def sum_from_secondary(
         pair_keys: Its keys with every other caller, by rank.
         rank: Its own.
         sealed: Its lines to every other caller, by name, for words that are checked.
+        context: What runs, the same at all parties, for words that are added up on shares.
     """
     others = {peer: key for peer, key in pair_keys.items() if peer in plan.secondaries}
     masks = PairwiseMasks(rank, others, degree=plan.config.privacy.mask_degree)
@@ -120,7 +122,6 @@ def sum_from_secondary(
     revealed = CrypTenSumTo(SecondaryWire(transport), masks)
     if plan.config.mpc.engine == "masked":
         return revealed, masks
-    context = context_of(plan.config, plan.facts, transport.session)
     channels = CallerChannels(
         transport,
         _ranks_in_checks(plan),

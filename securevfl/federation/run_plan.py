@@ -407,6 +407,11 @@ def _plan(
         training_rows=facts.train_rows,
     )
     if config.privacy.verify_clip:
+        if plan.active < 2:
+            raise ConfigError(
+                "privacy.verify_clip: of one secondary nobody else checks the rows; let two answer "
+                "each round (model.party_dropout, --without), or leave verify_clip out"
+            )
         clip_limits(plan, rows=config.training.batch_size)
     return plan
 

@@ -6,8 +6,9 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_covered_channels, require_helpers
@@ -33,6 +34,9 @@ from securevfl.runtime.run_options import PartyJob
 from securevfl.transport.channels import CallerChannels
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import StarKind
+
+if TYPE_CHECKING:
+    from securevfl.federation.computing import DealingParty
 
 # A party at work.
 
@@ -399,7 +403,9 @@ def run_helper(party: PartySession) -> None:
         if role == "dealer" and config.deals_class_sums:
             files.log("dealt for class means", secondaries=deal_over_star(star, config))
         if role == "dealer" and config.privacy.verify_clip:
-            files.log("dealt for checks", requests=_deal_for_checks(star, config))
+            dealing = _dealing_for_checks(star, config, deadline_s=_LONGER_THAN_A_RUN_S)
+            dealing.deal()
+            files.log("dealt for checks", requests=dealing.dealt)
         elif config.helpers_stay:
             # A session that is lost is followed by another, which links with this party's help.
             star.transport.receive(
@@ -407,8 +413,10 @@ def run_helper(party: PartySession) -> None:
             )
 
 
-def _deal_for_checks(star: Joined, config: FederationConfig) -> int:
-    """Deal for checks of clipping until the run is over; return how many requests came."""
+def _dealing_for_checks(
+    star: Joined, config: FederationConfig, *until: RoundKind, deadline_s: float
+) -> "DealingParty":
+    """Return what deals for checks of clipping, till the session is over or a message comes."""
     # It loads CrypTen, which other helpers do without.
     with loading():
         from securevfl.federation.computing import AT_DEALER, DealingParty, context_of
@@ -424,17 +432,15 @@ def _deal_for_checks(star: Joined, config: FederationConfig) -> int:
         star.transport,
         {name: rank for name, rank in config.ranks.items() if name in others},
         star.sealed,
-        kinds=AT_DEALER,
-        deadline_s=_LONGER_THAN_A_RUN_S,
+        kinds=(*AT_DEALER, *until),
+        deadline_s=deadline_s,
     )
     context = context_of(config, star.facts, star.transport.session)
-    dealing = DealingParty(channels, names, context)
-    dealing.deal()
-    return dealing.dealt
+    return DealingParty(channels, names, context)
 
 
 def serve_as_helper(party: PartySession) -> None:
-    """Help to link the rows of one request for predictions after another.
+    """Help to link the rows of one request for predictions after another, and deal for checks.
 
     Raises:
         ConfigError: If the party deals for class means alone, which predictions do not need.
@@ -457,7 +463,8 @@ def serve_as_helper(party: PartySession) -> None:
 def _help_to_predict(party: PartySession) -> None:
     config, name = party.config, party.job.name
     role, spec = _helper_role(config, name), link_spec(config)
-    if spec.similarities is not None:
+    links = name in spec.roles.helpers.values()
+    if links and spec.similarities is not None:
         raise errors.ProtocolError(
             f"{name}: predictions of a family that reads similarities need the scale of training, "
             f'which a coordinator does not keep; link with protection = "none"'
@@ -465,25 +472,33 @@ def _help_to_predict(party: PartySession) -> None:
     with join(party, predicts=True) as star:
         absent = frozenset(absent_names(config, star.facts.active))
         spec = replace(spec, roles=replace(spec.roles, absent=absent))
-        while True:
-            message = star.transport.receive(
-                (RoundKind.PREDICT, StarKind.DONE),
-                round_number=None,
-                deadline_s=math.inf if party.job.serves_on else config.runtime.idle_timeout_s,
-            )
-            if message.kind is StarKind.DONE:
-                return
+        wait_s = math.inf if party.job.serves_on else config.runtime.idle_timeout_s
+        dealing = None
+        if role == "dealer" and config.privacy.verify_clip:
+            dealing = _dealing_for_checks(star, config, RoundKind.PREDICT, deadline_s=wait_s)
+        next_one = partial(
+            star.transport.receive,
+            (RoundKind.PREDICT, StarKind.DONE),
+            round_number=None,
+            deadline_s=wait_s,
+        )
+        message = next_one()
+        while message.kind is RoundKind.PREDICT:
             request = PredictRequest.from_message(message)
             require_same_parties(config, star.facts, request)
             star.transport.send(Ready().to_message())
-            help_to_link(
-                spec,
-                role,
-                star.transport,
-                star.sealed,
-                rows=request.rows,
-                cache=LinkCache(None),
-            )
+            if links:
+                help_to_link(
+                    spec,
+                    role,
+                    star.transport,
+                    star.sealed,
+                    rows=request.rows,
+                    cache=LinkCache(None),
+                )
+            message = next_one() if dealing is None else dealing.deal(RoundKind.PREDICT)
+        if dealing is not None:
+            party.files.log("dealt for checks", requests=dealing.dealt)
 
 
 def _helper_role(config: FederationConfig, name: str) -> Literal["coordinator", "dealer"]:

@@ -448,6 +448,7 @@ class PredictingPrimary(SessionWithPartners):
             To the parties: the request's size and id, and what linking reveals of its keys.
         """
         session, party = self._session, self._session.party
+        plan = run_plan.between_parties(plan)
         ledger = party.files.open_prediction(plan, model=self.model.run)
         callers = list(membership.callers_in_predictions(self.config, self.active))
         self.broken = True

@@ -16,6 +16,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation import messages
 from securevfl.federation.build import build_secondary, save_secondary
 from securevfl.federation.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
+from securevfl.federation.computing import context_of
 from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.pretraining.pretraining_stage import (
     finish_pretraining,
@@ -95,8 +96,14 @@ class SecondarySession:
         """Return this party's end of secure sums, the same for the whole session."""
         if self._sum is None:
             star = self.star
+            context = context_of(plan.config, star.facts, star.transport.session)
             self._sum, self._masks = sum_from_secondary(
-                star.transport, plan, star.pair_keys, rank=star.rank, sealed=star.sealed
+                star.transport,
+                plan,
+                star.pair_keys,
+                rank=star.rank,
+                sealed=star.sealed,
+                context=context,
             )
         return self._sum
 
@@ -425,7 +432,9 @@ class _Requests:
         session, model, star = self._session, self._kept.model, self._session.star
         party, config, job = session.party, session.party.config, session.party.job
         require_same_parties(config, star.facts, request)
-        plan = plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
+        plan = between_parties(
+            plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
+        )
         spec = prediction_spec(config, model, active=star.facts.active)
         keys = keys_of(spec.keys, self._kept.table)
         # Before any message: a ledger that does not cover the request gives no answer.

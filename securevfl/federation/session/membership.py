@@ -307,8 +307,11 @@ def callers_in_predictions(
 
 def idle_helpers(config: FederationConfig) -> tuple[str, ...]:
     """Return the names of helpers that predictions have no use for: new rows are never voted on."""
-    linking = link_spec(config).roles.helpers.values()
-    return tuple(p.name for p in config.callers if p.is_helper and p.name not in linking)
+    needed = {*link_spec(config).roles.helpers.values()}
+    dealer = config.helper("dealer")
+    if config.privacy.verify_clip and dealer is not None:
+        needed.add(dealer.name)
+    return tuple(p.name for p in config.callers if p.is_helper and p.name not in needed)
 
 
 def absent_names(config: FederationConfig, active: Sequence[int] | None) -> tuple[str, ...]:

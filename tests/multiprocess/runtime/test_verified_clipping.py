@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from helpers import altered_party
 from helpers.federations import save, write_federation
@@ -55,7 +56,10 @@ def test_losses_are_those_of_masked_sums(tmp_path: Path, verify: bool) -> None:
 
 
 def test_a_frozen_run_behind_noise_is_verified(tmp_path: Path) -> None:
-    """Pooled rows, whose limit is K times C; each is released once, at the epsilon planned."""
+    """Pooled rows, whose limit is K times C; each is released once, at the epsilon planned.
+
+    So are predictions of its model, one request after another in a session of their own.
+    """
     path = with_engine(
         tmp_path,
         verify=True,
@@ -70,6 +74,11 @@ def test_a_frozen_run_behind_noise_is_verified(tmp_path: Path) -> None:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
     trained = sv.train(save(tmp_path, source), out=tmp_path / "run")
     assert 0 < trained.metrics["privacy"]["epsilon"] <= 20.0
+    new = pd.read_csv(tmp_path / "agency.csv").drop(columns="y")[:40]
+    assert len(trained.predict(new).rows) == 40
+    log = (tmp_path / "run/parties/dealer/log.jsonl").read_text(encoding="utf-8")
+    dealt = [line for line in map(json.loads, log.splitlines()) if "checks" in line["event"]]
+    assert [line["requests"] > 8 for line in dealt] == [True, True]
 
 
 NOISED = {"encoder": "trained", "noise_multiplier": 0.05, "delta": 1e-4}

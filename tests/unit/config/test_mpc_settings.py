@@ -10,6 +10,8 @@ from helpers.federations import save, write_federation
 import securevfl as sv
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError, EncodingRangeError
+from securevfl.federation import run_plan
+from securevfl.runtime.run_options import warnings_about
 
 DEALER = {"name": "dealer", "role": "dealer"}
 
@@ -50,6 +52,23 @@ def test_a_check_between_parties_needs_a_dealer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"verify_clip: needs a party that holds no table"):
         require_helpers(config)
     require_helpers(read(tmp_path, mpc=CRYPTEN, privacy=VERIFIED, dealer=True))
+
+
+def test_what_a_check_does_not_cover_is_said(tmp_path: Path) -> None:
+    """Averages of weights and pretraining; in every run's warnings."""
+    said = "averages of weights"
+    averaging = read(tmp_path, mpc=CRYPTEN, privacy=VERIFIED, model={"average_positions_every": 1})
+    assert [said in text for text in warnings_about(averaging)].count(True) == 1
+    plain = read(tmp_path, mpc=CRYPTEN, privacy=VERIFIED, model={"average_positions_every": 0})
+    assert not [text for text in warnings_about(plain) if said in text]
+
+
+def test_a_round_of_one_secondary_is_not_checked(tmp_path: Path) -> None:
+    """It would check itself."""
+    config = read(tmp_path, mpc=CRYPTEN, privacy=VERIFIED, model={"party_dropout": 0.5})
+    facts = run_plan.RunFacts(run="r", rows=60, train_rows=40, validation_rows=10, test_rows=10)
+    with pytest.raises(ConfigError, match="nobody else checks the rows"):
+        run_plan.plan_run(config, facts)
 
 
 def test_noise_whose_squares_would_wrap_is_refused_before_the_run(tmp_path: Path) -> None:
