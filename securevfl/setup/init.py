@@ -146,6 +146,11 @@ def _privacy(proposal: Proposal) -> str:
         f"epsilon = {float(proposal.epsilon)!r}",
         f"delta = {proposal.delta:g}" + _aside("well below 1 over the records of a table"),
         'encoder = "frozen"' + _aside("made before training; each row is released once"),
+        _comment(
+            "A secret sample of records (sampling_rate below 1) saves noise where encoders train "
+            'behind it in many rounds (encoder = "dp-trained"); class means use every record and '
+            "refuse it."
+        ),
         'unit = "secondary-record"',
         *_served(proposal),
         "links_per_record = 1" + _aside("one record moves one row at most"),
