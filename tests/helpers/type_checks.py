@@ -1,12 +1,14 @@
 """Types of calls in securevfl are checked while tests run; shapes, where there are any.
 
-Of a function on arrays the first calls in every test are checked, of others all.
+Of a function on arrays the first calls in every test are checked, of others all; of one that is
+defined within another, its first definitions.
 """
 
 import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any, ForwardRef, Literal, get_args, get_origin
 
 import jaxtyping
@@ -18,11 +20,14 @@ FIRST_CALLS = 4
 
 _calls: Counter[Callable[..., Any]] = Counter()
 """So far in this test, by function."""
+_defined: Counter[CodeType] = Counter()
+"""How often this test has defined each function within another one."""
 
 
 def begin_test() -> None:
     """Check the first calls of every function again."""
     _calls.clear()
+    _defined.clear()
 
 
 def check_shapes_where_there_are_any() -> None:
@@ -41,6 +46,8 @@ def _checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def decorate(checked: Any) -> Any:
         if not isinstance(checked, type):
+            if "<locals>" in checked.__qualname__ and not _is_new(checked):
+                return checked
             if not _needs_jaxtyping(checked):
                 return typechecker(checked)
             return _checked_at_first(checked, whole)
@@ -63,6 +70,12 @@ def _checked_at_first(plain: Callable[..., Any], whole: Callable[[Any], Any]) ->
         return checked()(*args, **kwargs)
 
     return call
+
+
+def _is_new(inner: FunctionType) -> bool:
+    """Whether this test has defined a function few times: making its check takes milliseconds."""
+    _defined[inner.__code__] += 1
+    return _defined[inner.__code__] <= FIRST_CALLS
 
 
 def _needs_jaxtyping(function: Callable[..., Any]) -> bool:
