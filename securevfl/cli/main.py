@@ -7,6 +7,7 @@ import dataclasses
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
 
 import typer
@@ -17,6 +18,7 @@ from securevfl.cli.identity_command import app as identity_app
 from securevfl.cli.ledger_command import app as ledger_app
 from securevfl.cli.run import app as run_app
 from securevfl.cli.start import app as start_app
+from securevfl.core import logs
 from securevfl.core.errors import SecureVflError, missing_extra, of_this_machine
 from securevfl.exporting.model_commands import app as model_app
 from securevfl.lab.commands import app as lab_app
@@ -115,12 +117,22 @@ def _version(show: bool) -> bool:
 
 @app.callback()
 def _options(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback has printed it
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
+    log_json: Annotated[
+        Path | None,
+        typer.Option(
+            "--log-json", metavar="FILE", help="Append what happens as JSON lines; never data."
+        ),
+    ] = None,
 ) -> None:
     """Vertical federated learning on fuzzily linked tables."""
+    if log_json is not None:
+        logs.write_json_lines(log_json)
+    words = [word for word in sys.argv[1:] if word[:1] != "-" and word != str(log_json)]
+    logs.log("command", {"name": words[0], "version": __version__})
 
 
 def main() -> None:
@@ -136,9 +148,11 @@ def main() -> None:
             require_one_process(" ".join(sys.argv[1:2]))
         _run()
     except SecureVflError as error:
+        logs.log_refusal(error)
         _say(" ".join(str(error).splitlines()))
         sys.exit(error.exit_code)
     except SystemExit as end:
+        logs.log("ended", {"exit_code": end.code})
         # Typer turns Ctrl-C into this code and says nothing.
         if end.code == _INTERRUPTED:
             _say("interrupted")

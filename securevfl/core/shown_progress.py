@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from securevfl.core import progress
+from securevfl.core import logs, progress
 from securevfl.core.formatting import epsilon_in_words, written
 
 _QUIET_SECONDS = 5.0
@@ -34,7 +34,7 @@ def bars(console: Console, *, name_width: int) -> Progress:
 
 
 class RunProgress:
-    """Show a run's events; call the object with each event."""
+    """Show and log a run's events; call the object with each event."""
 
     def __init__(self, *, metric: str) -> None:
         self._metric = metric
@@ -60,6 +60,7 @@ class RunProgress:
 
     def __call__(self, event: progress.ProgressEvent) -> None:
         """Take one event of a run."""
+        logs.log_event(event)
         self._note(event)
         match event:
             case (

@@ -565,6 +565,12 @@ def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame
     return as_pandas(made, where=where)
 
 
+def library_of(frame: Any) -> str:
+    """Return the library whose frame a result is returned as: that of a user's own frame."""
+    library = type(frame).__module__.partition(".")[0]
+    return library if library in ("polars", "pyarrow") else "pandas"
+
+
 def _kinds(frame: pd.DataFrame, key: Sequence[str]) -> dict[str, keys_and_labels.KeyKind | None]:
     """Return ``number`` for each key that models may take as an input, and else None."""
     return {

@@ -18,6 +18,7 @@ from securevfl.config.reading import parse_federation, read_federation
 from securevfl.core import checks, files
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
+from securevfl.core.logs import log_event
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
 from securevfl.core.settings import default_of
 from securevfl.core.shown_progress import RunProgress
@@ -481,6 +482,8 @@ def _run(
         if settings.get("progress") is not False:
             metric = metrics_of(config.federation.task, config.training.metric)[0].name
             watching.insert(0, shown.enter_context(RunProgress(metric=metric)))
+        else:
+            watching.insert(0, log_event)
         place: Path | TemporaryFolder = Path(out) if out is not None else TemporaryFolder()
         if isinstance(place, TemporaryFolder):
             unfinished.callback(place.remove)

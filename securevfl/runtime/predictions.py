@@ -69,6 +69,10 @@ class Predictions(Summarised):
     unknown_words: Mapping[str, int] = field(default_factory=dict)
     """How many cells of the rows hold words that the model does not know, by column."""
 
+    library: str = "pandas"
+    """Of the frame that the rows came in, and that :meth:`frame` returns: ``pandas``, ``polars`` or
+    ``pyarrow``."""
+
     def __len__(self) -> int:
         return len(self.values)
 
@@ -91,15 +95,25 @@ class Predictions(Summarised):
             metrics=None,
         )
 
-    def frame(self) -> "pd.DataFrame":
-        """Return a table: ``row``, ``prediction``, and probabilities.
+    def frame(self) -> Any:
+        """Return a table of the library of the rows: ``row``, ``prediction``, and probabilities.
 
         A multiclass task has ``probability_CLASS`` for each class, a binary task for the positive
         one, which is the second of ``classes``; a regression has none. Where secondaries were
         absent, ``without`` names them.
         """
-        import pandas as pd  # slow to load; most processes that know this class make no table
+        columns = {name: list(cells) for name, cells in self._columns().items()}
+        if self.library == "polars":
+            import polars
 
+            return polars.DataFrame(columns)
+        if self.library == "pyarrow":
+            import pyarrow
+
+            return pyarrow.table(columns)
+        return self._as_pandas()
+
+    def _columns(self) -> dict[str, Sequence[Any] | np.ndarray]:
         columns: dict[str, Any] = {self.row_name: list(self.rows), "prediction": self.values}
         if self.probabilities is not None and self.classes is not None:
             if len(self.classes) == 2:
@@ -110,10 +124,15 @@ class Predictions(Summarised):
                     for number, name in enumerate(self.classes)
                 }
         if self.without:
-            columns["without"] = " ".join(self.without)
+            columns["without"] = [" ".join(self.without)] * len(self)
         if self.notes is not None:
             columns["note"] = list(self.notes)
-        return pd.DataFrame(columns)
+        return columns
+
+    def _as_pandas(self) -> "pd.DataFrame":
+        import pandas as pd  # slow to load; most processes that know this class make no table
+
+        return pd.DataFrame(self._columns())
 
     def told(self) -> dict[str, Any]:
         """Return what another process needs in addition to the file to read them back."""
@@ -132,7 +151,7 @@ class Predictions(Summarised):
         Raises:
             StorageError: If the disk takes no more.
         """
-        files.write_text(path, self.frame().to_csv(index=False, lineterminator="\n"))
+        files.write_text(path, self._as_pandas().to_csv(index=False, lineterminator="\n"))
 
 
 def predictions_of(

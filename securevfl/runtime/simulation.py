@@ -16,7 +16,7 @@ from securevfl.config.rules import require_covered_channels, require_enough_reco
 from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import Summarised, epsilon_in_words
+from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
 from securevfl.core.progress import Observer, Stage, Warned, told, unheard
 from securevfl.core.threads import few_threads
 from securevfl.data.tables import PartyTable
@@ -87,6 +87,10 @@ class RunResult(Summarised):
             f"{figures['parties']} parties, {epochs} epoch{'' if epochs == 1 else 's'}"
         )
         return heading, shown
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the main figures, and the training rounds' losses."""
+        return super()._repr_html_() + curve_html(self.losses, caption="loss of training rounds")
 
     def predict(
         self,

@@ -14,7 +14,7 @@ import torch
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, NoRowsError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.data.party_tables import as_pandas
+from securevfl.data.party_tables import as_pandas, library_of
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names, active_without, in_blocks
@@ -89,8 +89,12 @@ class TrainedRun(KeptRun):
                 predictions.write(out)
         else:
             predictions = self._ask_primary(named, way, absent, out, observe)
-        unknown = named.table.unknown_words
-        return replace(predictions, measured_without=measured, unknown_words=unknown)
+        return replace(
+            predictions,
+            measured_without=measured,
+            unknown_words=named.table.unknown_words,
+            library=library_of(rows),
+        )
 
     def way(self, model: SavedModel) -> Way:
         """Return where requests for predictions of the primary's model are answered."""

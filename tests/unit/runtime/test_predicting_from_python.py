@@ -81,6 +81,7 @@ def test_any_frame_or_file_of_new_rows_gets_the_predictions_of_the_test_rows(
     for source in sources:
         found = run.predict(source)
         assert found.values.tolist() == written["prediction"].tolist()
+        assert type(found.frame()) is (pd.DataFrame if isinstance(source, str) else type(source))
         assert found.probabilities is not None
         assert found.probabilities[:, 1].tolist() == written["probability_yes"].tolist()
         assert (found.metrics is None) == (source is not new)
