@@ -33,8 +33,9 @@ import pandas as pd
 import torch
 from beside_alone import SETS as BESIDE
 from fedsim_tables import Tables, write_table
-from figure_files import OF_A_RUN, keep
-from frontier_table import Found, draw, print_table
+from figure_files import FOLDER, OF_A_RUN, keep
+from frontier_table import Found, draw, noise_at, print_table
+from waterfall import STEPS, Enlarged, steps
 
 from securevfl.config.encoder import CLASSES_OF_NUMBERS
 from securevfl.config.federation import FederationConfig
@@ -388,13 +389,32 @@ def pooled(name: str, tables: Tables, seed: int) -> dict[str, float]:
         tables: Every party's.
         seed: Of the split.
     """
-    own, *others = tables.parties
-    names = (*own.feature_names, *(name for one in others for name in one.feature_names))
-    features = np.hstack([own.features, *(one.features for one in others)])
-    whole = replace(own, feature_names=names, features=features)
-    together = replace(tables, parties=[whole, *others])
-    found = Joint(together)(federation_of(name, together, seed, "none", "shares"))
-    return {"pooled": found["alone"]}
+    features = [one.features for one in tables.parties[1:]]
+    return {"pooled": Enlarged(_plain(name, tables, seed), tables).reached(*features)}
+
+
+def waterfall(name: str, options: argparse.Namespace, store: Store) -> dict[str, Any]:
+    """Return gains by seed at every step, and auto's as ``--keep`` has kept them."""
+    found: list[dict[str, float]] = []
+    sign = secondaries = 1
+    for seed in range(1, options.seeds + 1):
+        tables = SETS[name].make(seed)
+        sign, secondaries = -1 if tables.task == "regression" else 1, len(tables.parties) - 1
+        config = _plain(name, tables, seed)
+        made = partial(steps, config, tables, noise=noise_at("8", DELTA), seed=seed)
+        found.append(store.get(f"{name} seed {seed} steps", {}, made))
+    kept = json.loads((FOLDER / f"frontier-{name}.json").read_text(encoding="utf-8"))
+    gains = {step: [sign * (one[step] - one["alone"]) for one in found] for step in STEPS}
+    for epsilon, one in kept["figures"]["shares"].items():
+        gains[f"auto {epsilon}"] = one["gain"][: options.seeds]
+    print(name, {step: f"{statistics.mean(one):+.4g}" for step, one in gains.items()}, flush=True)
+    alone = [one["alone"] for one in found]
+    return {"secondaries": secondaries, "alone": alone, "gains": gains}
+
+
+def _plain(name: str, tables: Tables, seed: int) -> FederationConfig:
+    source = federation_of(name, tables, seed, "none", "shares")
+    return parse_federation(source, file="frontier")
 
 
 def measure(name: str, options: argparse.Namespace, store: Store) -> dict[str, Found]:
@@ -468,6 +488,7 @@ def main() -> None:
     parser.add_argument("--label-epsilon", type=float, default=2.0, help="encoder.label_epsilon")
     parser.add_argument("--share", type=float, default=0.05, help="encoder.share of class means")
     parser.add_argument("--pooled", action="store_true", help="of sets with rows in one order")
+    parser.add_argument("--waterfall", action="store_true", help="what is lost, step by step")
     parser.add_argument("--without-combine", action="store_true")
     parser.add_argument("--processes", action="store_true", help="every party its own process")
     parser.add_argument("--store", type=Path, help="file that keeps every run, to go on from")
@@ -484,6 +505,11 @@ def main() -> None:
         parser.error(f"no set is called {unknown[0]!r}; there are {', '.join(SETS)}")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     store = Store(options.store)
+    if options.waterfall:
+        lost = {name: waterfall(name, options, store) for name in options.sets or SETS}
+        if options.keep:
+            keep("waterfall", lost, seeds=list(range(1, options.seeds + 1)))
+        return
     results = {name: measure(name, options, store) for name in options.sets or SETS}
     if options.keep:
         for name, found in results.items():

@@ -19,10 +19,11 @@ def surviving(epsilon: str, delta: float, secondaries: int) -> float:
     """Return the share of uncorrelated signals that is left behind a release's noise."""
     if epsilon == "none":
         return 1.0
-    return surviving_share(noise=_noise_at(epsilon, delta), secondaries=secondaries)
+    return surviving_share(noise=noise_at(epsilon, delta), secondaries=secondaries)
 
 
-def _noise_at(epsilon: str, delta: float) -> float:
+def noise_at(epsilon: str, delta: float) -> float:
+    """Return the noise's deviation at an epsilon, in lengths of a record's vector."""
     options = argparse.Namespace(delta=delta, secondaries=1, fitting=0.05)
     plan = plan_of("secondary-record", float(epsilon), options, disjoint=False)
     return noise_a_number(plan, plan.noise_share_std())
@@ -53,7 +54,7 @@ def print_table(what: str, found: Mapping[str, Found], delta: float, *, every_se
     told = [f"{surviving(epsilon, delta, shared):.2f}" for epsilon in epsilons]
     print(f"| *survives, shared* | {' | '.join(told)} |")
     if shared == 1:
-        most = [1.0 if at == "none" else any_code(_noise_at(at, delta)) for at in epsilons]
+        most = [1.0 if at == "none" else any_code(noise_at(at, delta)) for at in epsilons]
         print(f"| *survives, any code* | {' | '.join(f'{one:.2f}' for one in most)} |")
     for method, by_epsilon in found.items():
         whole = by_epsilon.get("none", {"gain": {"mean": 0.0, "std": 0.0}})["gain"]

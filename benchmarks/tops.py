@@ -35,6 +35,7 @@ from securevfl.runtime.simulation import simulate_federation
 TOPS = ("attention", "additive", "linear", "boosting")
 EPSILONS = ("none", "8")
 CANDIDATES = (
+    ("shares", "mixed"),
     ("shares", "tied"),
     ("shares", "boosting"),
     ("principal", "boosting"),
@@ -91,9 +92,8 @@ def choose(store: Store, name: str, epsilon: str, seeds: range) -> None:
             found[f"{method}, {top}"] = store.get(f"{name} seed {seed}", source, made)
         for candidate, one in found.items():
             gains.setdefault(candidate, []).append(one["gain"])
-        free = [one for candidate, one in found.items() if candidate.startswith("shares")]
-        for kind, among in ("head chosen", free), ("any chosen", list(found.values())):
-            gains.setdefault(kind, []).append(max(among, key=lambda one: one["chosen_by"])["gain"])
+        chosen = max(found.values(), key=lambda one: one["chosen_by"])
+        gains.setdefault("any chosen", []).append(chosen["gain"])
         best = max(one["gain"] for one in found.values())
         gains.setdefault("best in hindsight", []).append(best)
     first = np.array(next(iter(gains.values())))
