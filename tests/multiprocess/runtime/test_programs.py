@@ -38,7 +38,7 @@ def program(party):
 
 
 def with_dealer(folder: Path, **sections: dict[str, object]) -> Path:
-    path = write_federation(folder, rows=60, **sections)
+    path = write_federation(folder, rows=20, **sections)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
     source["party"].append({"name": "dealer", "role": "dealer"})
     return save(folder, {"mpc": {}, **source})

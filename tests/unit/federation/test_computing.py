@@ -83,9 +83,13 @@ def run(star: Star, lies: Callable[[list[Letter]], list[Letter]], *, quick: bool
                 lines=computing.ComputingLines(lines, NAMES),
                 dealer=computing.LineToDealer(lines, "dealer", CONTEXT),
             )
-            with on_shares.computing(member):
-                product = crypten.cryptensor(X, src=0) * crypten.cryptensor(X, src=1)
-                opened = product.get_plain_text()
+            try:
+                with on_shares.computing(member):
+                    product = crypten.cryptensor(X, src=0) * crypten.cryptensor(X, src=1)
+                    opened = product.get_plain_text()
+            except ProtocolError:
+                ends[name].close()  # as a party that fails does; the others need not wait for it
+                raise
             lines.send(computing.ComputingDone().to_message(), "agency")
             return opened
 
