@@ -219,8 +219,12 @@ def fine_tune(
     encoders: list[Encoders] | None,
     labelled: np.ndarray,
     seed: int,
+    learned: list[FedHSSLBottom] | None = None,
 ) -> Measured:
-    """Train the joint model on the labelled rows, and measure it on the test rows."""
+    """Train the joint model on the labelled rows, and measure it on the test rows.
+
+    ``learned`` takes the secondaries' models as they are in the end.
+    """
     config = family_config(method, setting)
     views, device = prepared.views, prepared.views[0].device
     with torch.random.fork_rng(devices=[]):
@@ -272,6 +276,8 @@ def fine_tune(
             schedule.step()
     for model in models:
         model.eval()
+    if learned is not None:
+        learned += bottoms
     test = torch.as_tensor(prepared.data.test, device=device)
     with torch.no_grad():
         outputs = torch.cat(
@@ -281,6 +287,15 @@ def fine_tune(
             ]
         )
     return measure(prepared, outputs)
+
+
+def represented(bottom: FedHSSLBottom, view: Tensor, rows: np.ndarray) -> np.ndarray:
+    """Return what a secondary's model makes of its own records."""
+    chosen = torch.as_tensor(rows, device=view.device)
+    present = torch.ones(len(rows), 1, dtype=torch.bool, device=view.device)
+    keys = torch.zeros(len(rows), 1, 1, device=view.device)
+    with torch.no_grad():
+        return bottom(view[chosen].unsqueeze(1), keys, present).flatten(1).double().cpu().numpy()
 
 
 def joint(

@@ -9,7 +9,8 @@ trained, no noise: split learning), ``averaged`` (all secondaries, trained, no n
 (the same of the first two), ``trained-8`` and so on (behind noise of that epsilon, ``dp-trained``),
 ``frozen-none``, ``frozen-8`` and so on (class means, released once). A defence follows a plus:
 ``averaged+iso-1``, ``+clip-0.1``, ``+marvell-4`` (two classes), ``+nopeek-2``, ``+label-4`` (its
-epsilon). ``--defences`` runs those of notebook/leaks.md. ``joint`` is the test figure. A run that
+epsilon). ``averaged+active``: the first secondary trains as [FZJ22] has it, so that its own encoder
+tells more. ``--defences`` runs those of notebook/leaks.md. ``joint`` is the test figure. A run that
 is done is not run again. With several ``--training-seeds`` figures are means over them, with their
 standard deviation; bold is what beats its guess with every seed. Sets: digits, mfeat6, fate_breast,
 hdb, mnist10; digits11 has 10 secondaries.
@@ -17,19 +18,24 @@ hdb, mnist10; digits11 has 10 secondaries.
 
 import argparse
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import torch
 from fedsim_tables import Tables
 from frontier import DELTA, SETS, federation_of, pixels
 
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
 from securevfl.lab.attacks.run_audit import all_attacks, audit_run
+from securevfl.models.optimisers import PacedOptimizer
+from securevfl.runtime import simulation
 from securevfl.runtime.run_folder import read_figures
 from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.simulation import simulate_federation
 
 EPSILONS = ("8", "4", "1")
 RUNS = (
@@ -123,7 +129,7 @@ def source_of(name: str, run: str, tables: Tables, *, seed: int) -> dict[str, An
         "learning_rate": 3e-3,
         "split": "random",
     }
-    if defence:
+    if defence and defence != "active":
         what, _, strength = defence.partition("-")
         source["training"][DEFENCES[what]] = float(strength)
     source["privacy"] = {"mechanism": "none", "encoder": "trained"}
@@ -139,6 +145,52 @@ def source_of(name: str, run: str, tables: Tables, *, seed: int) -> dict[str, An
     return source
 
 
+class Amplified:
+    """A secondary's optimizer whose steps are larger where gradients keep their sign.
+
+    The joint model then leans on this secondary's encoder, which learns more of labels: Fu et al.,
+    Label Inference Attacks Against Vertical Federated Learning, USENIX Security 2022, Algorithm 1
+    (malicious local optimizer), on the steps of the run's own optimizer.
+    """
+
+    def __init__(self, inner: PacedOptimizer, *, decay: float = 0.9, most: float = 5.0) -> None:
+        self._inner, self._decay, self._most = inner, decay, most
+        self._velocities = [torch.zeros_like(one) for one in inner.parameters]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def step(self, *, epoch: int) -> None:
+        """Take a step, made longer number by number."""
+        parameters = self._inner.parameters
+        before = [one.detach().clone() for one in parameters]
+        self._inner.step(epoch=epoch)
+        for place, (one, was) in enumerate(zip(parameters, before, strict=True)):
+            if one.grad is None:
+                continue
+            last = self._velocities[place]
+            now = self._decay * last + (1 - self._decay) * one.grad
+            ratio = (1 + now / torch.where(last == 0, torch.inf, last)).clamp(1.0, self._most)
+            with torch.no_grad():
+                one.copy_(was + ratio * (one - was))
+            self._velocities[place] = now
+
+
+@contextmanager
+def amplifying(attacker: str | None) -> Iterator[None]:
+    """Let a secondary of simulations train by the malicious optimizer; None: nobody."""
+    build = vars(simulation)["build_secondary"]
+
+    def altered(plan: Any, party: Any, *rest: Any, **options: Any) -> Any:
+        secondary: Any = build(plan, party, *rest, **options)
+        if party.name == attacker:
+            secondary.optimizer = Amplified(secondary.optimizer)
+        return secondary
+
+    with mock.patch.object(simulation, "build_secondary", altered):
+        yield
+
+
 def measured(name: str, run: str, folder: Path, *, seed: int, seeds: int) -> dict[str, Any]:
     """Train and attack a run, or read what was found before."""
     tables = tables_of(name)
@@ -148,7 +200,9 @@ def measured(name: str, run: str, folder: Path, *, seed: int, seeds: int) -> dic
         own = {one.name: one for one in tables.parties}
         own = {party.name: own[party.name] for party in config.table_parties}
         options = RunOptions(run_folder=place, record_mib=1024)
-        simulate_federation(config, own, options, with_alone=False)
+        attacker = config.secondaries[0].name if run.endswith("+active") else None
+        with amplifying(attacker):
+            simulation.simulate_federation(config, own, options, with_alone=False)
     figures = read_figures(place)
     audit = audit_run(place, list(all_attacks()), seeds=seeds)
     return {

@@ -381,6 +381,7 @@ class PrimaryRun:
         if others.recorder is not None:
             exchange = RecordedExchange(exchange, others.recorder)
             hold_primary(others.recorder, data)
+            others.recorder.hold_keys(table)
         self.exchange = exchanges.ChargedExchange(exchange, self.ledger, self._spent)
         self.primary = build_primary(
             plan, table, data, self.exchange, observe=self._tell, estimator=own.top

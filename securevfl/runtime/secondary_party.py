@@ -307,6 +307,7 @@ def _recorded(
         done = _serve(session, plan, table, secondary, linked, came_back=came_back)
         if recorder is not None:
             recorder.hold_secondary(secondary, batch=plan.config.training.batch_size)
+            recorder.hold_keys(table)
         return done
 
 

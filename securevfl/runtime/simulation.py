@@ -412,6 +412,7 @@ class _Simulation:
             if name in self._recorders:
                 batch = plan.config.training.batch_size
                 self._recorders[name].hold_secondary(secondary, batch=batch)
+                self._recorders[name].hold_keys(table)
 
     def positions_shown(self) -> dict[str, PositionsTaken]:
         """Return secondaries' own positional encodings, for the report: none behind a promise."""

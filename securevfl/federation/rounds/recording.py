@@ -17,6 +17,7 @@ from torch import Tensor
 
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned
+from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import read_state, write_state
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.session.peers import Handler, Handlers, Next, Reply
@@ -83,6 +84,13 @@ class Recorder:
         held = {name: _plain(one) for name, one in arrays.items() if one is not None}
         if self._has_room(_size(held)):
             self._held |= held
+
+    def hold_keys(self, table: PartyTable) -> None:
+        """Keep what a party's rows are linked by, where that is ids or words; a text a row."""
+        if table.link_columns is not None:
+            columns = table.link_columns.columns.values()
+            rows = zip(*columns, strict=True)
+            self.hold(link_keys=[" ".join(map(str, row)) for row in rows])
 
     def save(self) -> None:
         """Write the record.
@@ -169,9 +177,11 @@ def _plain(value: Any) -> Any:
 
 
 def _size(values: Mapping[str, Any]) -> int:
-    return sum(
-        one.numel() * one.itemsize if isinstance(one, Tensor) else 64 for one in values.values()
-    )
+    found = 0
+    for one in values.values():
+        texts = sum(map(len, one)) if isinstance(one, list) and one and type(one[0]) is str else 0
+        found += one.numel() * one.itemsize if isinstance(one, Tensor) else 64 + texts
+    return found
 
 
 @contextmanager

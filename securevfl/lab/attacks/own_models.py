@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from securevfl.lab.attacks import attack
 from securevfl.lab.attacks.evidence import Evidence, PartyView
 
-_KNOWN: Final = 80
+KNOWN: Final = 80
 """Labels that the attacker knows, of all classes together, as in [FedHSSL]."""
 
 _LEAST_COMPARED: Final = 50
@@ -42,10 +42,11 @@ def _missing(evidence: Evidence) -> str | None:
 
 def _representations(view: PartyView) -> Float64[np.ndarray, "rows numbers"]:
     terms = view.array("terms").astype(np.float64)
-    return _scaled(terms.reshape(len(terms), -1))
+    return scaled(terms.reshape(len(terms), -1))
 
 
-def _scaled(numbers: Float64[np.ndarray, "rows numbers"]) -> Float64[np.ndarray, "rows numbers"]:
+def scaled(numbers: Float64[np.ndarray, "rows numbers"]) -> Float64[np.ndarray, "rows numbers"]:
+    """Return columns of mean 0 and deviation 1."""
     found: Float64[np.ndarray, "rows numbers"] = StandardScaler().fit_transform(numbers)
     return found
 
@@ -65,11 +66,11 @@ class ModelCompletion:
 
         The floor is the same head on the secondary's own columns, which it has without the run.
         """
-        each = max(2, _KNOWN // evidence.classes)
+        each = max(2, KNOWN // evidence.classes)
         for view in evidence.secondaries.values():
             rows = evidence.train[evidence.linked(view)[evidence.train]]
             inputs = _representations(view)
-            own = _scaled(evidence.own_columns(view))
+            own = scaled(evidence.own_columns(view))
             by_model = _completed(evidence, inputs, rows, each=each, seeds=seeds)
             by_columns = _completed(evidence, own, rows, each=each, seeds=seeds)
             columns, _ = attack.label_success_of(evidence, by_columns)
@@ -114,7 +115,7 @@ def _memory(
     """Return how much better a head guesses rows that the encoder was taught by than other rows."""
     labels = evidence.labels
     known = attack.some_known(evidence, rows, each=each, seed=0)
-    scores = _head(inputs[known], labels[known], inputs, evidence.classes)
+    scores = completed_head(inputs[known], labels[known], inputs, evidence.classes)
     success, width = [], 0.0
     for part in (rows[~np.isin(rows, known)], others):
         of_part, ends = attack.label_success_of(evidence, [attack.Guess(part, scores[part])])
@@ -136,17 +137,20 @@ def _completed(
     for seed in range(seeds):
         known = attack.some_known(evidence, rows, each=each, seed=seed)
         left = rows[~np.isin(rows, known)]
-        scores = _head(inputs[known], evidence.labels[known], inputs[left], evidence.classes)
+        scores = completed_head(
+            inputs[known], evidence.labels[known], inputs[left], evidence.classes
+        )
         guesses.append(attack.Guess(left, scores))
     return guesses
 
 
-def _head(
+def completed_head(
     inputs: Float64[np.ndarray, "known numbers"],
     labels: Int64[np.ndarray, " known"],
     asked: Float64[np.ndarray, "rows numbers"],
     classes: int,
 ) -> Float64[np.ndarray, "rows classes"]:
+    """Return scores of classes, by a head that was fitted to a few rows with known labels."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         head = LogisticRegression(C=0.3, max_iter=300).fit(inputs, labels)
@@ -172,7 +176,7 @@ class OwnClusters:
             rows = evidence.train[evidence.linked(view)[evidence.train]]
             rows = np.random.default_rng(0).permutation(rows)[:_MOST_ROWS]
             labels = evidence.labels[rows]
-            own = _scaled(evidence.own_columns(view))
+            own = scaled(evidence.own_columns(view))
             guesses = []
             for numbers in (_representations(view), own):
                 clusters = _clusters(numbers[rows], classes)

@@ -13,6 +13,7 @@ from helpers.fitted_once import FOLDER_VARIABLE
 
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import RoundDone
+from securevfl.federation.checkpoint import read_state
 from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.lab.bench.wire import Bytes, WiredRun
 from securevfl.runtime.launching import train_in_processes
@@ -25,24 +26,28 @@ pytestmark = pytest.mark.multiprocess
 EPOCHS = 4  # of 6 rounds each: 168 training rows in batches of 32
 
 
-def federated_losses(path: Path, out: Path) -> tuple[list[float], dict]:
+def federated_losses(
+    path: Path, out: Path, *, record_mib: float | None = None
+) -> tuple[list[float], dict]:
     losses: list[float] = []
 
     def observe(event):
         if isinstance(event, RoundDone):
             losses.append(event.loss)
 
-    figures = train_in_processes(
-        read_federation(path), RunOptions(run_folder=out, data_root=path.parent, observe=observe)
+    options = RunOptions(
+        run_folder=out, data_root=path.parent, observe=observe, record_mib=record_mib
     )
+    figures = train_in_processes(read_federation(path), options)
     metrics = figures.as_json()
     return losses, metrics
 
 
-def simulated(path: Path, out: Path, *, with_alone: bool = False):
+def simulated(path: Path, out: Path, *, with_alone: bool = False, record_mib: float | None = None):
     config = read_federation(path)
     tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, RunOptions(run_folder=out), with_alone=with_alone)
+    options = RunOptions(run_folder=out, record_mib=record_mib)
+    return simulate_federation(config, tables, options, with_alone=with_alone)
 
 
 def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
@@ -54,8 +59,8 @@ def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
         "dropout": 0.2,
     }
     path = write_federation(tmp_path, model=model, training={"epochs": EPOCHS})
-    losses, metrics = federated_losses(path, tmp_path / "federated")
-    alone = simulated(path, tmp_path / "simulated")
+    losses, metrics = federated_losses(path, tmp_path / "federated", record_mib=16)
+    alone = simulated(path, tmp_path / "simulated", record_mib=16)
 
     assert len(losses) == len(alone.losses) == 6 * EPOCHS
     # Sums are exact integers in both; what is left is the order of float32 additions in torch,
@@ -63,6 +68,7 @@ def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
     assert losses == pytest.approx(alone.losses, abs=2**-14)
     assert metrics["test"] == pytest.approx(alone.metrics["test"], abs=0.03)
     _require_own_pictures(tmp_path)
+    _require_same_views(tmp_path)
 
     noisy = {"encoder": "trained", "noise_multiplier": 1.0, "delta": 1e-4}
     noisy_path = write_federation(
@@ -73,6 +79,26 @@ def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
     )
     noised = simulated(noisy_path, tmp_path / "noised")
     assert noised.losses[:12] != pytest.approx(losses[:12], abs=2**-10)
+
+
+def _require_same_views(folder: Path) -> None:
+    """Every party's process has recorded what a simulation records for it, and no more."""
+    for party in ("agency", "bank-1", "bank-2"):
+        views = [
+            read_state(folder / run / "parties" / party / "view.pt")
+            for run in ("federated", "simulated")
+        ]
+        first, second = (
+            [(one["kind"], one.get("rows", torch.empty(0)).tolist()) for one in view["lines"]]
+            for view in views
+        )
+        # A process hears of the end too.
+        assert first == second + [("DONE", [])] * (party != "agency")
+        assert views[0]["held"].keys() == views[1]["held"].keys()
+        name = "targets" if party == "agency" else "terms"
+        torch.testing.assert_close(
+            *(view["held"][name] for view in views), rtol=0, atol=0.05, equal_nan=True
+        )
 
 
 def _require_own_pictures(folder: Path) -> None:

@@ -44,6 +44,22 @@ def test_fine_tuning_noises_what_secondaries_learn_and_no_more(script: Any) -> N
     assert not any(map(torch.equal, theirs, theirs_noised))
 
 
+def test_the_attack_recovers_what_a_model_knows_of_classes(script: Any) -> None:
+    """A model that hands its columns on knows something of digits; one of zeros does not."""
+    prepared = script.methods.prepare(script.SETS["digits"][0](None), "cpu")
+
+    class Hands(torch.nn.Module):
+        def __init__(self, weight: float) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, view: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+            return self.weight * view
+
+    assert script.recovered(prepared, [Hands(1.0)], 0) > 0.6
+    assert script.recovered(prepared, [Hands(0.0)], 0) < 0.2
+
+
 def line(seed: int, value: float, **cell: Any) -> dict[str, Any]:
     return {
         "set": "made", "metric": "accuracy", "seed": seed, "value": value, "method": "fedhssl",
