@@ -70,10 +70,11 @@ DEFENDED = (
 
 
 def halves(table: PartyTable) -> list[PartyTable]:
-    """Deal a secondary's columns to two, in turn."""
+    """Deal a secondary's columns to two, in turn; those that never vary to nobody."""
     found = []
+    varying = np.flatnonzero(table.features.std(axis=0) > 0)
     for number in range(2):
-        columns = np.arange(number, table.num_features, 2)
+        columns = varying[number::2]
         found.append(
             dataclasses.replace(
                 table,

@@ -86,8 +86,10 @@ class Recorder:
             self._held |= held
 
     def hold_keys(self, table: PartyTable) -> None:
-        """Keep what a party's rows are linked by, where that is ids or words; a text a row."""
-        if table.link_columns is not None:
+        """Keep what a party's rows are linked by: numbers in their own units, or a text a row."""
+        if table.link_columns is None:
+            self.hold(own_keys=table.keys)
+        else:
             columns = table.link_columns.columns.values()
             rows = zip(*columns, strict=True)
             self.hold(link_keys=[" ".join(map(str, row)) for row in rows])

@@ -1,18 +1,30 @@
-"""What linking gives away: ids that were guessed, and codes that come as often as their keys.
+"""What linking gives away: ids that were guessed, codes that are as frequent or as near as keys.
 
 References:
     [VSCR13] Vatsalan et al., A Taxonomy of Privacy-preserving Record Linkage Techniques, 2013,
     section 3.4 (dictionary and frequency attacks).
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
+from securevfl.config.federation import link_spec
+from securevfl.data.tables import KeyTable
 from securevfl.lab.attacks import attack
 from securevfl.lab.attacks.evidence import Evidence, PartyView
+from securevfl.lab.attacks.reconstruction import decoder, varying
+from securevfl.linkage.protections.hashes import BloomProtection
+from securevfl.linkage.spec import LinkageSecret
+
+_KNOWN: Final = 30
+"""Records whose keys a reader of codes knows."""
+
+_MOST_RECORDS: Final = 1500
+"""Whose codes are read; more are drawn from."""
 
 _GUESSES: Final = 10
 """Made-up ids that a secondary lists, over its own records."""
@@ -134,4 +146,67 @@ class CodeFrequencies:
                 floor_is="always the most frequent key",
                 rows=len(keys),
                 known="how frequent keys are at the primary",
+            )
+
+
+class CodePlaces:
+    """Near numbers have near codes: who knows some records' keys reads the others' off their codes.
+
+    Codes of the run's records are made anew, under a secret of their own: a coordinator's view is
+    not recorded, and one secret is as good as another.
+    """
+
+    name = "code-places"
+    aim: attack.Aim = "keys"
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        if evidence.config.linkage.protection != "bloom":
+            return "no coordinator is sent codes of numbers"
+        if not any("own_keys" in one.held for one in evidence.secondaries.values()):
+            return "needs the view of a secondary that links by numbers"
+        return None
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
+        """Yield, for each secondary, the share of its keys' variance that is explained."""
+        coordinator = evidence.config.helper("coordinator")
+        assert coordinator is not None, "codes go to it"
+        spec = link_spec(evidence.config)
+        for view in evidence.secondaries.values():
+            if "own_keys" not in view.held or len(view.array("own_keys")) < 2 * _KNOWN:
+                continue
+            keys = np.random.default_rng(0).permutation(view.array("own_keys"))[:_MOST_RECORDS]
+            columns = dict(zip(evidence.config.primary.key, keys.T, strict=True))
+            codes = BloomProtection().encode(
+                spec, KeyTable(name=view.name, columns=columns), LinkageSecret(os.urandom(32))
+            )
+            bits = np.unpackbits(codes, axis=1).astype(np.float64)
+            targets = varying(keys)
+            errors, spread = [], []
+            for seed in range(seeds):
+                order = np.random.default_rng(seed).permutation(len(keys))
+                known, left = order[:_KNOWN], order[_KNOWN:]
+                guess = decoder(bits, targets, known)(left)
+                errors.append(((targets[left] - guess) ** 2).sum(axis=1))
+                mean = targets[known].mean(axis=0)
+                spread.append(((targets[left] - mean) ** 2).sum(axis=1))
+            wrong, trivial = np.mean(errors, axis=0), np.mean(spread, axis=0)
+            yield attack.Leak(
+                attack=self.name,
+                attacker=coordinator.name,
+                about=view.name,
+                channel="linkage",
+                measure="R2; share of the keys' variance that is explained",
+                value=float(1 - wrong.sum() / trivial.sum()),
+                interval=attack.bootstrapped(
+                    lambda one, a=wrong, b=trivial: float(  # type: ignore[misc]
+                        1 - a[one].sum() / b[one].sum()
+                    ),
+                    len(wrong),
+                ),
+                floor=0.0,
+                floor_is="the mean of known keys",
+                rows=len(wrong),
+                known=f"the keys of {_KNOWN} records",
+                seeds=seeds,
             )

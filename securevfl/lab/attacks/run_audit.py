@@ -11,7 +11,7 @@ from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError
 from securevfl.lab.attacks import attack, gradients, own_models, told_labels
 from securevfl.lab.attacks.evidence import Evidence
-from securevfl.lab.attacks.ids_and_codes import CodeFrequencies, GuessedIds
+from securevfl.lab.attacks.ids_and_codes import CodeFrequencies, CodePlaces, GuessedIds
 from securevfl.lab.attacks.presence import LinkedOrNot
 from securevfl.lab.attacks.promised_noise import NoiseAgain, NoiseSize, SampleAgain, Worlds
 from securevfl.lab.attacks.properties import ColumnMeans
@@ -46,6 +46,7 @@ def all_attacks(other: Evidence | None = None) -> dict[str, attack.Attack]:
         LinkedOrNot(),
         GuessedIds(),
         CodeFrequencies(),
+        CodePlaces(),
         Worlds(),
         NoiseSize(),
         NoiseAgain(other),

@@ -312,6 +312,20 @@ def test_guessed_ids_and_frequent_codes_are_found_behind_protections(tmp_path: P
     assert one["floor"] < 0.6
 
 
+def test_codes_of_numbers_are_read_by_whoever_knows_some(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("27" * 32)
+    source = tomllib.loads(write_federation(tmp_path, training={"epochs": 1}).read_text())
+    hidden = {"protection": "bloom", "ranges": [[-1, 11], [-1, 11]]}
+    source["linkage"] = {**hidden, "secret": "secret"}
+    source["party"].append({"name": "helper", "role": "coordinator"})
+    config = read_federation(save(tmp_path, source))
+    options = RunOptions(run_folder=tmp_path / "run", record_mib=64)
+    simulation.simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
+    one = found(tmp_path / "run", "code-places")["code-places"]
+    assert (one["attacker"], one["beats_floor"]) == ("helper", True)
+    assert one["value"] > 0.5
+
+
 def test_an_audit_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     tried: list[str] = []

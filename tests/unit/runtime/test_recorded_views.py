@@ -41,7 +41,7 @@ def test_every_party_records_what_it_receives_and_no_more(tmp_path: Path) -> Non
     assert gradients[0].shape == trained[0]["average"].shape
     assert {"targets", "train", "test"} <= primary["held"].keys()
     # No label, and nothing of another secondary's.
-    assert secondary["held"].keys() == {"features", "keys", "links", "terms"}
+    assert secondary["held"].keys() == {"features", "keys", "links", "own_keys", "terms"}
     path = tmp_path / "run" / "parties" / "bank-1" / "view.pt"
     assert path.stat().st_mode & 0o777 == 0o600
     warned = [one.text for one in said if isinstance(one, Warned)]
