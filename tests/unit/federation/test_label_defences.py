@@ -24,6 +24,9 @@ from securevfl.federation.rounds.label_defences import (
 )
 from securevfl.lab.attacks.run_audit import audit_run
 from securevfl.report.page import write_report
+from securevfl.runtime.run_options import RunOptions
+from securevfl.runtime.run_tables import read_tables
+from securevfl.runtime.simulation import simulate_federation
 
 NO_BASE = {"base": {"estimator": "none"}}
 
@@ -102,7 +105,7 @@ def test_distance_correlation_is_1_of_a_line_and_small_of_noise() -> None:
 
 
 def test_labels_under_an_epsilon_are_drawn_charged_and_trained_on(tmp_path: Path) -> None:
-    sections = {**NO_BASE, "training": {"label_epsilon": 1.0, "epochs": 3, "patience": 5}}
+    sections = {**NO_BASE, "training": {"label_epsilon": 1.0, "epochs": 2}}
     run = simulated(write_federation(tmp_path, **sections), tmp_path / "run", record_mib=16)
     labels = run.metrics["privacy"]["labels"]
     assert (labels["epsilon"], labels["mechanism"], labels["delta"]) == (1.0, "randomised", 0.0)
@@ -113,34 +116,36 @@ def test_labels_under_an_epsilon_are_drawn_charged_and_trained_on(tmp_path: Path
     true = read_state(tmp_path / "run" / "parties" / "agency" / "view.pt")["held"]["targets"]
     share = (kept["labels"] == true[kept["rows"]]).double().mean()
     assert float(share) == pytest.approx(keep_probability(1.0, 3), abs=0.2)
+    # A resumed run trains on the same draw, and pays once.
+    config = read_federation(tmp_path / "fed.toml")
+    resumed = RunOptions(run_folder=tmp_path / "run", resume=True, record_mib=16)
+    again = simulate_federation(config, read_tables(config, tmp_path), resumed, with_alone=False)
+    assert again.metrics["privacy"]["labels"]["epsilon"] == 1.0
+    drawn = read_state(tmp_path / "run" / "parties" / "agency" / "labels.pt")["state"]["labels"]
+    assert torch.equal(drawn, kept["labels"])
     # What gradients give away is what was drawn: of labels no more than the draw has left.
     found = audit_run(tmp_path / "run", ["gradient-direction"]).findings[0]
     assert found["value"] < share + 0.15
 
 
-@pytest.mark.parametrize(
-    "defence", [{"clip_gradients": 0.1}, {"iso_gradients": 1.0}, {"distance_correlation": 2.0}]
-)
-def test_a_heuristic_promises_nothing_and_changes_what_is_learned(
-    tmp_path: Path, defence: dict[str, float]
-) -> None:
-    losses = []
-    for name, added in (("without", {}), ("with", defence)):
-        folder = tmp_path / name
-        folder.mkdir()
-        path = write_federation(folder, training={"epochs": 2, **added})
-        run = simulated(path, folder / "run")
-        losses.append(run.losses)
-        (channel,) = [
-            one
-            for one in run.metrics["privacy"]["channels"]
-            if one["channel"]
-            == ("aggregates" if "distance_correlation" in defence else "gradients")
-        ]
-        assert not channel["guarantee"].startswith("covered")
-        assert ("promis" in channel["guarantee"]) == bool(added)
-    assert losses[0][0] == losses[1][0], "the first round is asked for before anything is learned"
-    assert losses[0] != losses[1]
+def test_a_heuristic_promises_nothing_and_changes_what_is_learned(tmp_path: Path) -> None:
+    def run_of(name: str, **defence: float) -> tuple[list[float], str]:
+        (tmp_path / name).mkdir()
+        path = write_federation(tmp_path / name, rows=96, training={"epochs": 2, **defence})
+        run = simulated(path, tmp_path / name / "run")
+        about = "aggregates" if name == "distance_correlation" else "gradients"
+        channels = run.metrics["privacy"]["channels"]
+        (guarantee,) = [one["guarantee"] for one in channels if one["channel"] == about]
+        return run.losses, guarantee
+
+    without, _ = run_of("without")
+    strengths = {"clip_gradients": 0.1, "iso_gradients": 1.0, "distance_correlation": 2.0}
+    for name, strength in strengths.items():
+        losses, guarantee = run_of(name, **{name: strength})
+        assert not guarantee.startswith("covered")
+        assert "promis" in guarantee
+        assert losses[0] == without[0], "the first round is before anything is learned"
+        assert losses != without
 
 
 @pytest.mark.parametrize(
