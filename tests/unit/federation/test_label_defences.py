@@ -60,6 +60,8 @@ def test_marvell_noise_has_its_power_and_hides_the_line_between_classes() -> Non
     assert (noised - gradient).square().sum(dim=(1, 2)).mean() == pytest.approx(4.0, rel=0.1)
     variances = (noised - gradient)[:, 0].var(dim=0)
     assert variances[0] > 50 * variances[1:].max()
+    sent = protected(gradient, positive.float(), TrainingSettings(marvell=4.0))
+    assert (sent - gradient).square().sum(dim=(1, 2)).mean() == pytest.approx(4.0, rel=0.1)
     one_class = with_marvell_noise(gradient[positive], positive[positive], power=1.0)
     assert (one_class - gradient[positive]).square().sum() > 0
 
