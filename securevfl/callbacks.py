@@ -5,7 +5,6 @@ fails is named in a warning, once, and hears no more: a run never ends because o
 """
 
 import contextlib
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["Callback", "MLflow", "TensorBoard"]
-
-_LOG: Final = logging.getLogger(__name__)
 
 # What an event counts by, which is the horizontal axis and no curve.
 _COUNTS: Final = ("epoch", "epochs", "iteration", "iterations", "done", "of")
@@ -203,7 +200,6 @@ class CallbackObserver:
             f"callback {type(callback).__name__} failed and is not called again: "
             f"{in_one_line(error)}; the run continues"
         )
-        _LOG.warning(text)
         self._observe(progress.Warned(text=text))
 
 

@@ -69,8 +69,9 @@ def test_a_callback_that_fails_is_named_once_and_the_run_goes_on(
     well, heard = Ears(), []
     run = simulated(tmp_path, callbacks=[deaf, well], observe=heard.append)
 
-    (warning,) = [record.getMessage() for record in caplog.records]
-    assert "callback Ears failed and is not called again: OSError: the disk is full" in warning
+    said = [record.__dict__["figures"]["text"] for record in caplog.records]
+    (warning,) = [text for text in said if text.startswith("callback Ears failed")]
+    assert "and is not called again: OSError: the disk is full" in warning
     assert [event for event in heard if event not in well.events] == [
         sv.progress.Warned(text=warning)
     ]
