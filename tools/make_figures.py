@@ -52,6 +52,8 @@ FRONTIER: Final = {
 }
 """Tables of accuracy against epsilon, by file."""
 
+FRONTIER_IN_FULL: Final = {"frontier-digits": "digits, 5 parties, accuracy", **FRONTIER}
+
 FRONTIER_OF_NOTHING: Final = {
     "frontier-fate_breast": "fate_breast, AUC",
     "frontier-fate_vehicle": "fate_vehicle, accuracy",
@@ -61,6 +63,18 @@ FRONTIER_OF_NOTHING: Final = {
     "frontier-hdb": "hdb, 6,000 rows, RMSE",
 }
 """Tables where no gain is clear at any epsilon, by file."""
+
+ALL_EPSILONS: Final = ("16", "8", "4", "2", "1")
+
+WATERFALL: Final = {
+    "pooled": "pooled trees",
+    "linked": "on links",
+    "direction": "one direction",
+    "length": "full length",
+    "noise": "noise at 8",
+    **{f"auto {epsilon}": f"`auto` at {epsilon}" for epsilon in ("8", "4", "2", "1")},
+}
+"""Steps down from pooled trees to what a run gains, by what they are called."""
 
 NULL_PARTNERS: Final = ("null-partners", "null-partners-trained-8")
 """Files of verdicts on partners that know nothing."""
@@ -154,9 +168,11 @@ def without_noise() -> str:
     return f"{table(head, rows)}\n{_sources(files.values())}"
 
 
-def frontier(tables: Mapping[str, str] = FRONTIER) -> str:
+def frontier(
+    tables: Mapping[str, str] = FRONTIER, epsilons: Sequence[str] = ("8", "4", "2", "1")
+) -> str:
     """Return gains against epsilon, and the partners' part of them where it is less."""
-    rows, epsilons = [], ["none", "8", "4", "2", "1"]
+    rows = []
     files = {title: measured(name) for name, title in tables.items()}
     for title, found in files.items():
         (of,) = found.figures.values()
@@ -169,14 +185,32 @@ def frontier(tables: Mapping[str, str] = FRONTIER) -> str:
             pairs = zip(base["pooled"], base["alone"], strict=True)
             pooled = gain([better * (both - alone) for both, alone in pairs], digits=digits)
         whole, partners = (
-            [gain(of[epsilon][name], digits=digits) for epsilon in epsilons]
+            [
+                gain(of[epsilon][name], digits=digits) if epsilon in of else ""
+                for epsilon in ("none", *epsilons)
+            ]
             for name in ("gain", "partners")
         )
         rows.append([title, pooled, *whole])
         if partners != whole:
             rows.append(["*from partners*", "", *partners])
-    head = ["table (local baseline)", "pooled trees", "no noise", *epsilons[1:]]
+    head = ["table (local baseline)", "pooled trees", "no noise", *epsilons]
     return f"{table(head, rows)}\n{_sources(files.values())}"
+
+
+def waterfall() -> str:
+    """Return gains from pooled trees down to ``auto``, and what it keeps of clear ones at 8."""
+    found, names, rows = measured("waterfall"), {**FRONTIER_IN_FULL, **FRONTIER_OF_NOTHING}, []
+    for name, one in found.figures.items():
+        gains = one["gains"]
+        digits = 3 if statistics.mean(one["alone"]) < 100 else 1
+        title = f"{names[f'frontier-{name}']} ({spread(one['alone'], digits=digits)})"
+        cells = [gain(gains[step], digits=digits) for step in WATERFALL]
+        whole, kept = (statistics.mean(gains[step]) for step in ("linked", "auto 8"))
+        clear = whole > 2 * statistics.stdev(gains["linked"])
+        rows.append([title, *cells, f"{kept / whole:.2f}" if clear else ""])
+    head = ["table (local baseline)", *WATERFALL.values(), "kept at 8"]
+    return f"{table(head, rows)}\n{found.source}\n"
 
 
 def null_partners() -> str:
@@ -255,10 +289,12 @@ def on_shares() -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "demo": demo,
     "frontier": frontier,
-    "frontier-of-nothing": partial(frontier, FRONTIER_OF_NOTHING),
+    "frontier-in-full": partial(frontier, FRONTIER_IN_FULL, ALL_EPSILONS),
+    "frontier-of-nothing": partial(frontier, FRONTIER_OF_NOTHING, ALL_EPSILONS),
     "gains": gains,
     "null-partners": null_partners,
     "on-shares": on_shares,
+    "waterfall": waterfall,
     "without-noise": without_noise,
 }
 
