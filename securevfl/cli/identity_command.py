@@ -1,5 +1,6 @@
-"""``securevfl identity``: make a party's identity, and trust that of another party."""
+"""Identities: all at one place, or a kit for each party, and the exchange of certificates."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from securevfl.core.command_line import AsJson, FederationFile
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Create identities and certificates, and trust those of other parties.",
+    help="Make identities and certificates, and take in those of other parties.",
 )
 
 
@@ -53,31 +54,58 @@ def create(
         print(f'# [[party]] name = "{party_name}"\nidentity = "{text}"')
     if name is not None:
         print(
-            f"\n# Send {out / name / 'identity.pem'} to the other parties, and trust theirs with "
-            f"securevfl identity trust."
+            f"\n# Send {out / name / 'identity.pem'} to the other parties, and take theirs in with "
+            f"securevfl identity join."
         )
     else:
         print(f"\n# Give each party its own folder of {out}, and no other one.")
 
 
 @app.command()
-def trust(
-    certificate: Annotated[
-        Path, typer.Argument(metavar="CERTIFICATE", help="The identity.pem that a party sent.")
-    ],
-    name: Annotated[str, typer.Option("--name", help="Which party sent it.")],
-    identity: Annotated[
-        Path,
-        typer.Option("--identity", help="Your own folder, made by securevfl identity create."),
-    ],
+def provision(
+    federation: FederationFile,
+    name: Annotated[str, typer.Option("--name", help="Your party.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the kit.")],
+    days: Annotated[int, typer.Option(help="How long the certificate is valid.")] = 365,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Make a new key; the old one is kept beside it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Trust another party's certificate, and print its identity for comparison."""
-    from securevfl.transport.identity import trust
+    """Write a folder for a party's IT: key, certificate, README, compose and systemd files."""
+    from securevfl.setup import kit
 
-    text = trust(identity, name, certificate)
+    text = kit.provision(federation, name, out, days=days, renew=renew)
     if as_json:
-        print(json.dumps({"identities": {name: text}}))
+        print(json.dumps({"folder": str(out), "identities": {name: text}}))
         return
-    print(f'# [[party]] name = "{name}"\nidentity = "{text}"')
-    print("\n# Compare this line with what the party itself reads out, by telephone for example.")
+    print(f"{out}: the kit of {name}; its README.md says what to do.")
+    print(f"Send {out / kit.IDENTITY / 'identity.pem'} to the other parties.")
+
+
+@app.command()
+def join(
+    federation: FederationFile,
+    certificates: Annotated[
+        list[Path], typer.Argument(metavar="CERTIFICATE...", help="What the other parties sent.")
+    ],
+    name: Annotated[str, typer.Option("--name", help="Your party.")],
+    identity: Annotated[Path, typer.Option("--identity", help="Your own folder with the key.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Accept a new certificate in place of an old one.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take in other parties' certificates, and pin all keys in the federation file."""
+    from securevfl.setup import kit
+
+    joined = kit.join(federation, name, identity, certificates, replace=replace)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(joined)))
+        return
+    print(f"{federation}: pins {', '.join(joined.identities)}")
+    if joined.missing:
+        print(f"still to come: {', '.join(joined.missing)}")
+        return
+    print(f"code: {joined.code}")
+    print("Compare it with all others by telephone: an altered certificate or file changes it.")

@@ -1,5 +1,6 @@
 """The commands before a first run: ``demo``, ``init``, ``columns`` and ``check``."""
 
+import dataclasses
 import json
 import sys
 from functools import partial
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from securevfl.core.command_line import AsJson, FederationFile, FileDataRoot, Out, say
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.memory import loading
 
 if TYPE_CHECKING:
@@ -307,6 +308,23 @@ def check(
         typer.Option("--name", help="Look at this party alone; the other tables are not here."),
     ] = None,
     data_root: FileDataRoot = None,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers",
+            help="Meet the other parties, who do the same now; needs --name and --identity.",
+        ),
+    ] = False,
+    identity: Annotated[
+        Path | None, typer.Option("--identity", help="With --peers: your own folder with the key.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="HOST:PORT", help="With --peers, as party has it."),
+    ] = None,
+    wait_s: Annotated[
+        float, typer.Option("--wait", help="With --peers: seconds that the others have to come.")
+    ] = 120.0,
     as_json: AsJson = False,
     _schema: Annotated[
         bool,
@@ -320,8 +338,13 @@ def check(
 ) -> None:
     """Check a federation file: report all errors, links, costs and who learns what.
 
-    Exit code 0: nothing is wrong; 2: something is.
+    Exit code 0: nothing is wrong; 2: something is; 3: something is between parties (--peers).
     """
+    if peers:
+        if name is None or identity is None:
+            raise ConfigError("--peers: needs --name and --identity")
+        _check_peers(federation, name, identity, listen, wait_s, as_json=as_json)
+        return
     with loading():
         from securevfl.setup.check import check_federation
 
@@ -333,6 +356,35 @@ def check(
     if not found.fine:
         count = len(found.problems)
         raise ConfigError(f"{federation}: {count} problem{'' if count == 1 else 's'}")
+
+
+def _check_peers(
+    federation: Path,
+    name: str,
+    identity: Path,
+    listen: str | None,
+    wait_s: float,
+    *,
+    as_json: bool,
+) -> None:
+    with loading():
+        from securevfl.config.reading import read_federation
+        from securevfl.setup.before_run import looked
+
+    console, found = Console(), []
+    config = read_federation(federation)
+    for one in looked(config, name, identity, runs=Path("runs"), wait_s=wait_s, listen=listen):
+        found.append(one)
+        if not as_json:
+            how = "wrong" if one.exit_code else "warning" if one.warns else "fine"
+            style = {"wrong": "red", "warning": "yellow", "fine": ""}[how]
+            say(console, f"{how}: ", one.text, style=style)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(one) for one in found]))
+    wrong = [one for one in found if one.exit_code]
+    if wrong:
+        kind = ConfigError if wrong[0].exit_code == ConfigError.exit_code else ProtocolError
+        raise kind(f"{federation}: {len(wrong)} problem{'' if len(wrong) == 1 else 's'}")
 
 
 def _print_check(console: Console, found: "Check") -> None:

@@ -32,7 +32,7 @@ from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_folder import write_federation
 from securevfl.runtime.run_options import PartyJob
 from securevfl.transport.channels import CallerChannels
-from securevfl.transport.identity import Identity
+from securevfl.transport.identity import Identity, expiring
 from securevfl.transport.message import StarKind
 
 if TYPE_CHECKING:
@@ -249,12 +249,16 @@ def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterato
         try:
             require_covered_channels(config)
             require_helpers(config)
-            yield PartySession(
+            session = PartySession(
                 job=job,
                 identity=identity or Identity.load(job.identity_folder, job.name),
                 pinned=pinned_identities(config),
                 files=own,
             )
+            for text in expiring(session.identity, session.identity.trusted):
+                own.log("warning", text=text)
+                session.observe(Warned(text=text))
+            yield session
         except (errors.SecureVflError, KeyboardInterrupt) as error:
             _log_failure(own, error)
             raise

@@ -32,6 +32,8 @@ _PREFIX: Final = "ed25519:"
 _SIGNATURE_TAG: Final = b"securevfl signature v1\x00"
 # A certificate is valid from a little before its making, for parties whose clocks run late.
 _CLOCK_SKEW: Final = datetime.timedelta(hours=1)
+# How long before its end a certificate is warned of.
+_SOON: Final = datetime.timedelta(days=30)
 # Anybody but the owner, as the mode bits of a file say it.
 _OTHERS: Final = 0o077
 
@@ -146,7 +148,7 @@ class Identity:
             certificates = x509.load_pem_x509_certificates(text)
         except ValueError:
             raise ConfigError(f"{path}: holds no PEM certificates beside its key") from None
-        held = {_common_name(certificate): certificate for certificate in certificates}
+        held = {common_name(certificate): certificate for certificate in certificates}
         own = held.get(name)
         if own is None or public_text(own) != _text_of(key.public_key()):
             raise ConfigError(f"{path}: its key and certificate are not those of {name!r}")
@@ -218,8 +220,8 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def read_certificate(path: Path, *, name: str) -> x509.Certificate:
-    """Read the certificate of the party ``name``.
+def read_certificate(path: Path, *, name: str | None = None) -> x509.Certificate:
+    """Read the certificate of the party ``name``; of any party, if None.
 
     Raises:
         ConfigError: If the file is missing, no certificate, or another party's.
@@ -232,13 +234,14 @@ def read_certificate(path: Path, *, name: str) -> x509.Certificate:
         ) from None
     except ValueError:
         raise ConfigError(f"{path}: is not a PEM certificate") from None
-    found = _common_name(certificate)
-    if found != name:
+    found = common_name(certificate)
+    if name is not None and found != name:
         raise ConfigError(f"{path}: is the certificate of {found!r}, not of {name!r}")
     return certificate
 
 
-def _common_name(certificate: x509.Certificate) -> str:
+def common_name(certificate: x509.Certificate) -> str:
+    """Return the party that a certificate names."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else ""
 
@@ -346,8 +349,14 @@ def provision_one(
     return identity.public_text
 
 
-def trust(folder: Path, name: str, certificate_file: Path) -> str:
+def trust(folder: Path, name: str, certificate_file: Path, *, replace: bool = False) -> str:
     """Add the certificate that the organisation ``name`` sent to a party's own folder.
+
+    Args:
+        folder: The party's own.
+        name: Who sent it.
+        certificate_file: What was sent.
+        replace: Whether it takes the place of another one.
 
     Returns:
         The public text of that certificate, to be compared with the federation file's and, by
@@ -361,9 +370,11 @@ def trust(folder: Path, name: str, certificate_file: Path) -> str:
         raise ConfigError(f"{folder}: holds no identity; run securevfl identity create first")
     certificate = read_certificate(certificate_file, name=name)
     target = folder / TRUST_FOLDER / f"{name}.pem"
-    if target.exists() and read_certificate(target, name=name) != certificate:
+    another = target.exists() and read_certificate(target, name=name) != certificate
+    if another and not replace:
         raise ConfigError(
-            f"{target}: another certificate of {name!r} is trusted already; remove it first"
+            f"{target}: another certificate of {name!r} is trusted already; add --replace if that "
+            f"party says that it has a new one"
         )
     write_bytes(target, certificate_pem(certificate), for_others=True)
     return public_text(certificate)
@@ -464,6 +475,26 @@ def check_validity(
             f"{name}: its certificate is valid from {first:%Y-%m-%d %H:%M} UTC, and this "
             f"machine's clock says {now:%Y-%m-%d %H:%M} UTC; set the clock"
         )
+
+
+def expiring(
+    identity: Identity, peers: Iterable[str], *, now: datetime.datetime | None = None
+) -> list[str]:
+    """Return a warning for each certificate, of this party and of peers, that expires soon."""
+    now = now or datetime.datetime.now(datetime.UTC)
+    held = {identity.name: identity.certificate}
+    held |= {name: identity.trusted[name] for name in peers if name in identity.trusted}
+    return [
+        f"{name}: its certificate expires at {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; "
+        f"securevfl identity provision --renew makes a new one there"
+        for name, certificate in held.items()
+        if _days(certificate) > SHORT_LIVED_DAYS and certificate.not_valid_after_utc - now < _SOON
+    ]
+
+
+def _days(certificate: x509.Certificate) -> float:
+    lasts = certificate.not_valid_after_utc - certificate.not_valid_before_utc - _CLOCK_SKEW
+    return lasts / datetime.timedelta(days=1)
 
 
 def tls_context(identity: Identity, peers: Iterable[str], *, server: bool) -> ssl.SSLContext:

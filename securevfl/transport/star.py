@@ -597,6 +597,11 @@ class PrimaryTransport(Transport):
             connection.outgoing.append(Outgoing(encode(failure.to_message())))
         self._loop.wake()
 
+    @property
+    def refusals(self) -> list[str]:
+        """Who was turned away at the port, and why, in words."""
+        return [] if self._door is None else self._door.refusals
+
     def calling(self) -> tuple[str, ...]:
         """Return who was not there when the session began, and calls now to be let in."""
         return () if self._door is None else self._door.calling(_CALLS_AGAIN_WITHIN_S)
@@ -698,7 +703,7 @@ class PrimaryTransport(Transport):
 
     def _give_up_joining(self, told: set[str], deadline_s: float, else_said: str) -> NoReturn:
         missing = ", ".join(name for name in self.secondaries if name not in told)
-        refused = "; ".join(self._door.refusals) if self._door is not None else ""
+        refused = "; ".join(self.refusals)
         note = f"; refused meanwhile: {refused}" if refused else ""
         self._fail(missing, f"did not join within {deadline_s:g} s{else_said}{note}", "absent")
 

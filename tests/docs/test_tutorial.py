@@ -156,26 +156,24 @@ def test_keys_can_be_hidden_as_shown(folder: Path, capfd: Capture) -> None:
     assert "a dealer learns: how many rows and records there are" in " ".join(ended.out.split())
 
 
-def test_identities_are_made_exchanged_and_pinned(folder: Path, capfd: Capture) -> None:
-    """Everyone's in one folder here; the lines that are printed fit into the file."""
-    path = folder / "loans.toml"
-    for arguments in commands("identity create"):
+def test_kits_are_made_and_certificates_exchanged(folder: Path, capfd: Capture) -> None:
+    """Every party in its own folder; all read out one code, and each can start."""
+    for arguments in commands("identity provision"):
         ended = securevfl(capfd, *arguments)
         assert ended.code == 0, ended.err
         name = arguments[arguments.index("--name") + 1]
-        (line,) = re.findall(r'^identity = "ed25519:.*"$', ended.out, flags=re.MULTILINE)
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(f'name = "{name}"\n', f'name = "{name}"\n{line}\n'), "utf-8")
-        certificate = folder / "identities" / name / "identity.pem"
+        certificate = folder / name / "identity" / "identity.pem"
         (folder / f"{name}.pem").write_bytes(certificate.read_bytes())
 
-    parties = tomllib.loads(path.read_text(encoding="utf-8"))["party"]
-    pinned = {party["name"]: party["identity"] for party in parties}
-    for arguments in commands("identity trust"):
+    codes = set()
+    for arguments in commands("identity join"):
         ended = securevfl(capfd, *arguments)
         assert ended.code == 0, ended.err
-        name = arguments[arguments.index("--name") + 1]
-        assert f'identity = "{pinned[name]}"' in ended.out
+        codes |= set(re.findall("^code: (.*)$", ended.out, flags=re.MULTILINE))
+    assert len(codes) == 1
 
     started = {arguments[arguments.index("--name") + 1] for arguments in commands("party")}
-    assert started == set(pinned) == {"bank", "telecom", "retailer"}
+    for name in started:
+        path = folder / name / "federation.toml"
+        parties = tomllib.loads(path.read_text(encoding="utf-8"))["party"]
+        assert {party["name"] for party in parties if party["identity"]} == started

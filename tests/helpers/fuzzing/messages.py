@@ -82,6 +82,7 @@ from securevfl.linkage.stage.messages import (
 )
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.mpc.dealt_tuples import TupleRequest
+from securevfl.setup.before_run import PeerFacts
 from securevfl.transport.channels import SealedFrom, SealedTo
 from securevfl.transport.message import Done, Failure, Ping, SessionStart, TypedMessage
 
@@ -298,6 +299,7 @@ READS: Final = (
     ),
     _read(ComputingDealing(number=4, words=_NUMBERS.reshape(-1)), count=_NUMBERS.size),
     _read(ComputingDone()),
+    _read(PeerFacts(version="0.3.0", digest="0" * 64, clock_s=1.8e9)),
     _read(Ping(full=True)),
 )
 """Every message that checks what it reads, and those that hold nothing."""
