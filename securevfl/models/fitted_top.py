@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
+from securevfl.core.threads import few_threads
 from securevfl.models.alone.choice import decide, model_bytes, model_of, scaled
 from securevfl.models.alone.margins import MarginModel, OwnInputs, cross_fit
 from securevfl.models.family import Aggregate, RowFeatures, RowKeys, Similarities
@@ -400,7 +401,8 @@ class MixedTop(nn.Module):
         drawn = np.sort(stream(seed, "mixed-rows").permutation(rows)[:_MIXED_BY])
         labels = targets.cpu().numpy()
         known = self.trees.known(values)
-        fitted = cross_fit("boosting", known, labels, head, train=drawn, seed=seed)
+        with few_threads(known.values.size):
+            fitted = cross_fit("boosting", known, labels, head, train=drawn, seed=seed)
         trees = torch.from_numpy(fitted.margins).to(tied)
         decision = decide(head, base=tied, joint=trees, alone=tied, targets=targets)
         share = decision.scale if decision.used == "joint" else 0.0
