@@ -300,13 +300,14 @@ def _require_honest(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> None:
 
 # One process at a time at a file that is open: by the system's own lock, or a file next to it.
 
-_ON_ITSELF: bool
+LOCKS_ITSELF: bool
+"""Whether the system locks an open file itself."""
 try:
     import fcntl
 except ImportError:  # Windows
-    _ON_ITSELF = False
+    LOCKS_ITSELF = False
 else:
-    _ON_ITSELF = True
+    LOCKS_ITSELF = True
 
 
 def lock(handle: int, path: Path, *, shared: bool) -> Callable[[], None]:
@@ -324,7 +325,7 @@ def lock(handle: int, path: Path, *, shared: bool) -> Callable[[], None]:
         BlockingIOError: If another process has it.
         OSError: As the system says it.
     """
-    if _ON_ITSELF:
+    if LOCKS_ITSELF:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return lambda: None
     import filelock

@@ -330,7 +330,11 @@ class Psi(KeysAsTheyAre):
             DataError: If there are more than may be announced.
         """
         padded = max(1, spec.hiding.pad_to or len(keys))
-        if len(keys) > min(padded, MOST_KEYS):
+        if len(keys) > MOST_KEYS:
+            raise DataError(
+                f"keys of {whose}: {len(keys):,} are different, and one run takes {MOST_KEYS:,}"
+            )
+        if len(keys) > padded:
             raise DataError(
                 f"keys of {whose}: {len(keys):,} are different, and linkage.pad_to hides up to "
                 f"{padded:,}; agree on a larger one"
