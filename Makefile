@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-all lint types format bench-gpu check-vectors mutation fuzz chaos faults soak ci clean docs docs-pages wheel wheel-check
+.PHONY: help install demo test test-fast test-all lint types format bench-gpu check-vectors mutation fuzz chaos faults soak ci clean docs docs-pages wheel wheel-check lock sbom
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -68,6 +68,19 @@ wheel-check: $(VENV)/.release-installed ## the same, then README's lines in an e
 $(VENV)/.release-installed: $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[release]'
 	@touch $@
+
+lock: $(VENV)/.release-installed ## write packaging/requirements*.txt: exact versions, of an image and of development
+	$(LOCK) --extra report --extra psi --extra parquet --extra accounting \
+		-o packaging/requirements.txt pyproject.toml
+	$(LOCK) --extra test --extra lint --extra paillier --extra docs --extra release \
+		-o packaging/requirements-dev.txt pyproject.toml
+
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
+	--no-emit-package securevfl --constraints constraints.txt --custom-compile-command "make lock"
+
+sbom: $(VENV)/.release-installed ## list what an image holds as CycloneDX, in sbom.json
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+		--output-file sbom.json packaging/requirements.txt
 
 bench-gpu: install ## time, utilisation and memory of whole runs on a GPU; needs SECUREVFL_DATA
 	$(BIN)/python benchmarks/gpu.py

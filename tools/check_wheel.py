@@ -29,7 +29,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of both files")
     parser.add_argument("--build-only", action="store_true", help="install and run nothing")
+    parser.add_argument(
+        "--readme-only", action="store_true", help="run README's lines with this interpreter"
+    )
     options = parser.parse_args()
+    if options.readme_only:
+        with tempfile.TemporaryDirectory(prefix="securevfl-readme-") as place:
+            live(Path(sys.executable), Path(place) / "elsewhere")
+        return
     with tempfile.TemporaryDirectory(prefix="securevfl-wheel-") as place:
         sdist, wheel = built(Path(place), options.out.resolve())
         require_whole(sdist, wheel)

@@ -251,6 +251,14 @@ def test_a_table_with_more_keys_than_it_may_announce_is_refused() -> None:
     assert sent(wires, "bank", "agency") == []
 
 
+def test_more_keys_than_a_run_takes_are_refused_without_a_setting_that_nobody_wrote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(psi, "MOST_KEYS", 5)
+    found, _ = link_as_threads(psi_spec(), tables())
+    assert str(found["bank"]).endswith("11 are different, and one run takes 5")
+
+
 @pytest.mark.parametrize(
     ("linkage", "message"),
     [
