@@ -70,7 +70,7 @@ DEFENDED = (
 
 
 def halves(table: PartyTable) -> list[PartyTable]:
-    """Deal a secondary's columns to two, in turn; those that never vary to nobody."""
+    """Deal a secondary's columns to two, in turn; those that never vary are left out."""
     found = []
     varying = np.flatnonzero(table.features.std(axis=0) > 0)
     for number in range(2):
@@ -179,7 +179,7 @@ class Amplified:
 
 @contextmanager
 def amplifying(attacker: str | None) -> Iterator[None]:
-    """Let a secondary of simulations train by the malicious optimizer; None: nobody."""
+    """Let a secondary of simulations train by the malicious optimizer; None alters none."""
     build = vars(simulation)["build_secondary"]
 
     def altered(plan: Any, party: Any, *rest: Any, **options: Any) -> Any:

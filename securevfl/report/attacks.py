@@ -1,4 +1,4 @@
-"""What attacks on a recorded run found, as a report shows it: beside guarantees, and drawn."""
+"""What attacks on a recorded run found, as a report shows it: next to guarantees, and drawn."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,7 +51,7 @@ def attacked(run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str) -
     marks = {one["channel"]: one["mark"] for one in shown}
     best = sorted(_best(findings, by="attack"), key=lambda one: [*_AIMS].index(one["aim"]))
     clear = [one["attack"] for one in best if one["beats_floor"]]
-    told = {
+    found = {
         "picture": attacks_plot(
             {f"{one['aim']}: {one['attack']}": one for one in best},
             covered=[f"{one['aim']}: {one['attack']}" for one in best if _covers(marks, one)],
@@ -64,7 +64,7 @@ def attacked(run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str) -
         "not_tried": audit["not_tried"],
         "violations": audit["violations"],
     }
-    return {"channels": shown, "audit": told}
+    return {"channels": shown, "audit": found}
 
 
 def _covers(marks: Mapping[str, str], finding: Mapping[str, Any]) -> bool:

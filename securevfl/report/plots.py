@@ -280,11 +280,11 @@ def attacks_plot(best: Mapping[str, Mapping[str, Any]], *, covered: Collection[s
     """Return one row an attack: its guess with its interval, the trivial guess, and the ceiling.
 
     Args:
-        best: What each attack found, by what it is called.
+        best: What each attack found, by its name.
         covered: Those on channels that a guarantee covers.
     """
     figure, axes = new_axes(
-        "what attacks guess, each beside its trivial guess",
+        "what attacks guess, each next to its trivial guess",
         "share of right guesses, AUC, or share of variance (R2)",
         "",
     )
@@ -301,7 +301,7 @@ def attacks_plot(best: Mapping[str, Mapping[str, Any]], *, covered: Collection[s
         axes.plot(one["floor"], place, "|", color="black", markersize=13, markeredgewidth=2)
         if one["ceiling"] is not None:
             axes.plot(one["ceiling"], place, "<", color=GREY, markerfacecolor="none")
-    # Once each, in words, whatever this run has of them.
+    # All of them, also where this run has none.
     marks = [Line2D([], [], linestyle="none", **kind) for kind in kinds.values()]
     marks.append(Line2D([], [], linestyle="none", color="black", marker="|", label="trivial guess"))
     marks.append(
@@ -316,7 +316,8 @@ def attacks_plot(best: Mapping[str, Mapping[str, Any]], *, covered: Collection[s
         )
     )
     figure.legend(handles=marks, fontsize=8, frameon=False, ncols=2, loc="outside lower left")
-    axes.set_xlim(min(-0.02, max(-0.25, *(one["value"] for one in best.values()))), 1.02)
+    lowest = min(one["interval"][0] for one in best.values())
+    axes.set_xlim(min(-0.02, max(-0.25, lowest)), 1.02)
     axes.set_yticks(range(len(best)), list(best))
     axes.set_ylim(-0.6, len(best) - 0.4)
     axes.invert_yaxis()

@@ -20,7 +20,7 @@ from securevfl.core.devices import to_device
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.rounds import cut
 
-# Labels drawn once: whatever is trained on them has their epsilon.
+# Labels drawn once: all that is trained on them has their epsilon.
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,11 @@ class DrawnLabels:
             targets: Of all rows, as they are.
             keep: With which probability a label was kept.
         """
-        told = targets.clone()
-        told[torch.from_numpy(rows).to(told.device)] = torch.from_numpy(drawn).to(told)
-        return cls(told, keep)
+        trained_on = targets.clone()
+        trained_on[torch.from_numpy(rows).to(trained_on.device)] = torch.from_numpy(drawn).to(
+            trained_on
+        )
+        return cls(trained_on, keep)
 
     def targets_of(self, rows: Int64[np.ndarray, " batch"]) -> Shaped[Tensor, " batch"]:
         """Return the labels of training rows as they were drawn."""
@@ -91,7 +93,7 @@ def protected(
         training: Settings.
 
     Reveals:
-        Nothing by itself. None of what is sent has a guarantee.
+        Nothing alone. None of what is sent has a guarantee.
     """
     if training.clip_gradients is not None:
         gradient = clip_rows(gradient, training.clip_gradients / len(gradient))

@@ -48,7 +48,7 @@ class GuessedIds:
     """A secondary adds made-up ids to its table: links show it which of them the primary has.
 
     It lists whole numbers between the least and the largest of its own. No protection hinders it:
-    all compute what is equal, of whatever a party brings.
+    all compute what is equal in the tables that parties bring.
     """
 
     name = "guessed-ids"
@@ -130,7 +130,7 @@ class CodeFrequencies:
         assert coordinator is not None, "asked before"
         for view in evidence.secondaries.values():
             keys = _keys(view)
-            # What is told apart is equal or not: a code's own bits are not read.
+            # A code's own bits are not read: codes are equal or not.
             codes = [code for code, _ in Counter(keys).most_common()]
             guess = dict(zip(codes, ranked, strict=False))
             hits = sum(guess.get(key) == key for key in keys)

@@ -1,7 +1,7 @@
 """Distances, and where records lie, from FedSim's noised similarities.
 
 References:
-    [FedSim] section 5.2 (greedy attack: the most likely distance, each by itself) and appendix B,
+    [FedSim] section 5.2 (greedy attack: the most likely distance, each alone) and appendix B,
     which leaves attackers that read several similarities together to others; here is one.
 """
 
@@ -15,7 +15,7 @@ from securevfl.lab.attacks import attack
 from securevfl.lab.attacks.evidence import Evidence, PartyView
 
 _MOST_ROWS: Final = 400
-"""Of each of which one linked record is looked for; more are drawn from."""
+"""For each row one linked record is looked for; more rows are drawn from."""
 
 _TOGETHER: Final = 20
 """Near rows of the primary whose similarities are read together."""
@@ -68,7 +68,7 @@ class _Similarities:
 
 
 class SimilarityDistance:
-    """[FedSim]'s greedy attacker: each similarity by itself says how far a record is."""
+    """[FedSim]'s greedy attacker: each similarity alone says how far a record is."""
 
     name = "similarity-greedy"
     aim: attack.Aim = "keys"
