@@ -9,6 +9,7 @@ from securevfl.federation.messages import RoundKind
 from securevfl.federation.pretraining.pretraining_secondary import PretrainingKind
 from securevfl.ledger.countersigning import LedgerKind
 from securevfl.linkage.stage.messages import LinkingKind
+from securevfl.setup.before_run import CheckKind
 from securevfl.transport.message import Message, MessageKind, StarKind, kind_of
 
 SHARE = Message(
@@ -21,6 +22,7 @@ SHARE = Message(
 
 KINDS = (
     *(StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, AssistKind, ClassMeansKind),
+    CheckKind,
     ComputingKind,
 )
 
@@ -92,7 +94,7 @@ def test_kind_codes_never_change():
         "REJOIN": 54,
         "COMPUTING_KEY": 55, "COMPUTING_SEED": 56, "COMPUTING_TENSOR": 57,
         "COMPUTING_REQUEST": 58, "COMPUTING_DEALING": 59, "COMPUTING_DONE": 60,
-        "COMPUTING_BEGIN": 61, "LINK_POINTS": 62,
+        "COMPUTING_BEGIN": 61, "LINK_POINTS": 62, "PEER_FACTS": 63,
     }  # fmt: skip
 
 
