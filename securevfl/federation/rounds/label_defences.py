@@ -69,7 +69,7 @@ class DrawnLabels:
 
         References:
             [PRMNQ17] Patrini et al., Making Deep Neural Networks Robust to Label Noise, CVPR 2017,
-            section 4 ("forward" correction), with the matrix of randomised response.
+            Theorem 2 ("forward" correction), with the matrix of randomised response.
         """
         if outputs.shape[1] == 1:
             right = torch.where(drawn > 0, outputs[:, 0], -outputs[:, 0]).sigmoid()
@@ -119,7 +119,7 @@ def with_marvell_noise(
 
     References:
         [LSY22] Li et al., Label Leakage and Protection in Two-party Split Learning, ICLR 2022,
-        section 4.2 (Marvell).
+        Marvell.
     """
     rows = gradient.detach().flatten(1).double()
     generator = cut.unseeded(gradient.device)
@@ -162,7 +162,7 @@ def marvell_spectrum(
         For each class the variance along the line between the means, and in each other direction.
 
     References:
-        [LSY22] Theorem 2: the objective and its constraints, solved here by sequential quadratic
+        [LSY22] Marvell's objective and constraints, solved here by sequential quadratic
         programming from two starts.
     """
     # Gradients that do not vary at all would divide by nothing.
@@ -202,8 +202,8 @@ def distance_correlation(
     """Return the sample distance correlation of rows, from 0 to 1; on the autograd graph.
 
     References:
-        [SRB07] Székely et al., Measuring and Testing Dependence by Correlation of Distances, 2007,
-        section 2.2; [VSGR20] Vepakomma et al., NoPeek, ICDM Workshops 2020, adds it to the loss.
+        [SRB07] Székely et al., Measuring and Testing Dependence by Correlation of Distances, 2007;
+        [VSGR20] Vepakomma et al., NoPeek, ICDM Workshops 2020, adds it to the loss.
     """
 
     def centred(rows: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Labels from the gradients that secondaries receive: by length, by direction, by clusters.
 
 References:
-    [LSY22] Li et al., Label Leakage and Protection in Two-Party Split Learning, sections 3.1
-    (norm attack) and 3.2 (cosine attack); more than two classes and clusters are additions.
+    [LSY22] Li et al., Label Leakage and Protection in Two-Party Split Learning: norm
+    and cosine attacks; more than two classes and clusters are additions.
 """
 
 from collections.abc import Iterator, Mapping
