@@ -15,14 +15,13 @@ pytestmark = pytest.mark.multiprocess
 NAMES = ("agency", "bank-1")
 
 
-def test_two_organisations_meet_with_identities_of_their_own(tmp_path, capfd, port):
-    """Provision and trust at each, pin both lines, run both: the primary has the metrics."""
+def test_two_organisations_meet_with_kits_of_their_own(tmp_path, capfd, port):
+    """Provision and join at each, look whether all is ready, run: the primary has the metrics."""
     path = write_federation(tmp_path, secondaries=1)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
     source["party"][0]["address"] = f"localhost:{port}"
     save(tmp_path, source)
     homes = {name: tmp_path / f"home-{name}" for name in NAMES}
-    pinned = {}
 
     def typed(*arguments):
         ended = securevfl(capfd, *arguments)
@@ -30,21 +29,20 @@ def test_two_organisations_meet_with_identities_of_their_own(tmp_path, capfd, po
         return ended.out
 
     for name, home in homes.items():
-        printed = typed("identity", "create", path, "--name", name, "--out", home, "--json")
-        pinned |= json.loads(printed)["identities"]
+        typed("identity", "provision", path, "--name", name, "--out", home)
+        (tmp_path / f"{name}.csv").rename(home / f"{name}.csv")
+    codes = set()
     for own, other in (NAMES, NAMES[::-1]):
-        certificate = homes[other] / other / "identity.pem"
-        folder = homes[own] / own
-        printed = typed("identity", "trust", certificate, "--name", other, "--identity", folder)
-        assert f'identity = "{pinned[other]}"' in printed
-        assert not (homes[own] / other).exists()
-    for party in source["party"]:
-        party["identity"] = pinned[party["name"]]
-    save(tmp_path, source)
+        folder, certificate = homes[own] / "identity", homes[other] / "identity" / "identity.pem"
+        taken = ("--name", own, "--identity", folder, "--json")
+        codes.add(
+            json.loads(typed("identity", "join", of(homes[own]), certificate, *taken))["code"]
+        )
+    assert len(codes) == 1
     # Behind NAT the primary listens elsewhere than where the others dial.
     runs = [
-        start_party(path, "agency", homes["agency"], "--listen", f"127.0.0.1:{port}"),
-        start_party(path, "bank-1", homes["bank-1"]),
+        start_party("agency", homes["agency"], "--listen", f"127.0.0.1:{port}"),
+        start_party("bank-1", homes["bank-1"]),
     ]
     try:
         outputs = [run.communicate(timeout=PATIENCE_S) for run in runs]
@@ -63,9 +61,13 @@ def test_two_organisations_meet_with_identities_of_their_own(tmp_path, capfd, po
     assert [folder.name for folder in (homes["bank-1"] / "run" / "parties").iterdir()] == ["bank-1"]
 
 
-def start_party(path, name, home, *more):
-    arguments = [*more, "--name", name, "--identity", home / name, "--out", home / "run", "--json"]
-    command = [sys.executable, "-m", "securevfl.cli.main", "party", path, *arguments]
+def of(home):
+    return home / "federation.toml"
+
+
+def start_party(name, home, *more):
+    own = ["--name", name, "--identity", home / "identity", "--out", home / "run", "--json"]
+    command = [sys.executable, "-m", "securevfl.cli.main", "party", of(home), *more, *own]
     return subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
