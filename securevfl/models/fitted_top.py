@@ -331,7 +331,7 @@ def fit_tied(
 # Both in one: the correction, and trees that find what it cannot add up.
 
 _MIXED_BY: Final = 20_000
-"""Most training rows that trees are fitted to, and weighed by out of fold."""
+"""Largest number of training rows for fitting and weighing the trees."""
 
 
 class MixedTop(nn.Module):

@@ -572,14 +572,16 @@ class TemporaryFolder:
     """
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="securevfl-new-"))
+        self.path = Path(tempfile.mkdtemp(prefix=_NEW))
         held = None
         if files.LOCKS_ITSELF:
             _remove_left()
             held = os.open(self.path / _HELD, os.O_CREAT | os.O_RDWR, 0o600)
             files.lock(held, self.path / _HELD, shared=False)
             # It has this name from when it is locked.
-            self.path = self.path.rename(self.path.with_name(f"{_LEFT}{self.path.name[14:]}"))
+            self.path = self.path.rename(
+                self.path.with_name(f"{_LEFT}{self.path.name.removeprefix(_NEW)}")
+            )
         self._removal = weakref.finalize(self, _remove, self.path, os.getpid(), held)
 
     def remove(self) -> None:
@@ -601,6 +603,7 @@ class TemporaryFolder:
 
 
 _HELD: Final = ".held"
+_NEW: Final = "securevfl-new-"
 _LEFT: Final = "securevfl-run-"
 
 

@@ -55,7 +55,7 @@ class PeerFacts(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerFinding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     what: str
     text: str

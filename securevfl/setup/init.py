@@ -252,8 +252,9 @@ def _party(proposal: Proposal, number: int) -> str:
 
 def _reading(reading: Reading) -> list[str]:
     """Return how a file is written, as the federation file says it."""
-    pairs = ", ".join(f"{name} = {toml_value(value)}" for name, value in reading.given.items())
-    return [f"reading = {{ {pairs} }}" + _aside("how the file is written")] if pairs else []
+    if not reading.given:
+        return []
+    return [f"reading = {toml_value(reading.given)}" + _aside("how the file is written")]
 
 
 def _declarations(proposal: Proposal, party: str) -> list[str]:

@@ -66,8 +66,7 @@ def provision(federation: Path, name: str, out: Path, *, days: int, renew: bool 
     assert config.primary.address is not None, "checked with the federation file"
     host, port = parse_address(config.primary.address)
     listens = party.name == config.primary.name
-    own = identity.Identity.create(name, valid_days=days, hosts=[host] if listens else [])
-    own.trusting({name: own.certificate}).save(folder)
+    own = identity.own_identity(name, folder, valid_days=days, hosts=[host] if listens else [])
     if not (out / FEDERATION).exists():
         text = files.read_text(federation, most=files.MOST_OF_SETTINGS)
         files.write_text(out / FEDERATION, text, for_others=True)
@@ -127,13 +126,12 @@ def join(
     """
     config = read_federation(federation)
     own = identity.Identity.load(folder, name)
-    found = {name: own.public_text}
+    found, sent = {name: own.public_text}, {}
     for path in certificates:
         certificate = identity.read_certificate(path)
         sender = config.party(identity.common_name(certificate)).name
         if sender != name:
-            found[sender] = identity.public_text(certificate)
-            identity.trust(folder, sender, path, replace=replace)
+            found[sender], sent[sender] = identity.public_text(certificate), path
     pinned = pinned_by(config)
     for sender, text in found.items():
         if pinned.get(sender, text) != text and not replace:
@@ -148,6 +146,9 @@ def join(
         after = parse_federation(tomllib.loads(written), file=str(federation))
     except tomllib.TOMLDecodeError:
         raise _by_hand(str(federation), found) from None
+    # Nothing is trusted before all that can be refused has been looked at.
+    for sender, path in sent.items():
+        identity.trust(folder, sender, path, replace=replace)
     files.write_text(federation, written, for_others=True)
     identities = pinned_by(after)
     missing = tuple(one.name for one in after.parties if one.name not in identities)

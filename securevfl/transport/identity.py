@@ -330,6 +330,19 @@ def fleeting(names: Sequence[str]) -> dict[str, Identity]:
     return {name: identity.trusting(certificates) for name, identity in made.items()}
 
 
+def own_identity(
+    name: str, folder: Path, *, valid_days: float, hosts: Sequence[str] = ()
+) -> Identity:
+    """Make one organisation's identity in ``folder``; the private key never leaves it.
+
+    Raises:
+        ConfigError: If a key exists already.
+    """
+    identity = Identity.create(name, valid_days=valid_days, hosts=hosts)
+    identity.trusting({name: identity.certificate}).save(folder)
+    return identity
+
+
 def provision_one(
     name: str,
     out: Path,
@@ -344,9 +357,7 @@ def provision_one(
     Returns:
         The text that the federation file pins as ``identity``.
     """
-    identity = Identity.create(name, valid_days=valid_days, hosts=hosts)
-    identity.trusting({name: identity.certificate}).save(out / name)
-    return identity.public_text
+    return own_identity(name, out / name, valid_days=valid_days, hosts=hosts).public_text
 
 
 def trust(folder: Path, name: str, certificate_file: Path, *, replace: bool = False) -> str:

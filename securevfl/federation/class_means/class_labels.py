@@ -1,4 +1,4 @@
-"""What secondaries learn from of the primary's labels: labels drawn once, and class means' bins."""
+"""The primary's labels as secondaries learn from them: drawn once, or as class means' bins."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -112,6 +112,32 @@ def exact_interval(hits: int, trials: int) -> tuple[float, float]:
     return float(ends.low), float(ends.high)
 
 
+# Guesses of numbers, and how good they are.
+
+
+def needs_links(evidence: Evidence) -> str | None:
+    """Return why the primary's guesses of a secondary's records cannot be scored; None if can."""
+    if evidence.primary is None:
+        return "needs the view of the primary"
+    if not evidence.with_links:
+        return "needs the view of a secondary to the run's end, to know what is right"
+    return None
+
+
+def explained(
+    errors: Float64[np.ndarray, "rows ..."], trivial: Float64[np.ndarray, "rows ..."]
+) -> float:
+    """Return the share of squared errors that a guess takes away from those of a trivial one."""
+    return float(1 - errors.sum() / trivial.sum())
+
+
+def explained_between(
+    errors: Float64[np.ndarray, "rows ..."], trivial: Float64[np.ndarray, "rows ..."]
+) -> tuple[float, float]:
+    """Return the interval of :func:`explained`."""
+    return bootstrapped(lambda chosen: explained(errors[chosen], trivial[chosen]), len(errors))
+
+
 # Guesses of labels, and how good they are: AUC of two classes, accuracy of more.
 
 

@@ -173,6 +173,11 @@ class Evidence:
         found: Float64[np.ndarray, "rows columns"] = summed / np.maximum(there.sum(1), 1)[:, None]
         return found
 
+    @property
+    def with_links(self) -> list[PartyView]:
+        """The views of secondaries that were recorded to the run's end, with their links."""
+        return [one for one in self.secondaries.values() if "links" in one.held]
+
     def linked(self, view: PartyView) -> Any:
         """Return which of the primary's rows have a record of a secondary's."""
         return (view.array("links") >= 0).any(axis=1)

@@ -197,13 +197,8 @@ class CodePlaces:
                 about=view.name,
                 channel="linkage",
                 measure="R2; share of the keys' variance that is explained",
-                value=float(1 - wrong.sum() / trivial.sum()),
-                interval=attack.bootstrapped(
-                    lambda one, a=wrong, b=trivial: float(  # type: ignore[misc]
-                        1 - a[one].sum() / b[one].sum()
-                    ),
-                    len(wrong),
-                ),
+                value=attack.explained(wrong, trivial),
+                interval=attack.explained_between(wrong, trivial),
                 floor=0.0,
                 floor_is="the mean of known keys",
                 rows=len(wrong),

@@ -28,11 +28,7 @@ class ColumnMeans:
 
     def missing(self, evidence: Evidence) -> str | None:
         """Return why it cannot be tried."""
-        if evidence.primary is None:
-            return "needs the view of the primary"
-        if not any("links" in one.held for one in evidence.secondaries.values()):
-            return "needs the view of a secondary to the run's end, to know what is right"
-        return None
+        return attack.needs_links(evidence)
 
     def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
         """Yield, for each secondary, how much of the known rows' squared error is taken away.
@@ -42,9 +38,7 @@ class ColumnMeans:
         assert evidence.primary is not None, "asked before"
         rows, averages = evidence.last_averages
         own = evidence.primary.array("features").astype(np.float64)
-        for view in evidence.secondaries.values():
-            if "links" not in view.held:
-                continue
+        for view in evidence.with_links:
             there = np.flatnonzero(evidence.linked(view)[rows])
             targets = varying(evidence.own_columns(view)[rows[there]])
             if len(there) < _LEAST_ROWS or not targets.shape[1]:

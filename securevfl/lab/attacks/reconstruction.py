@@ -6,7 +6,6 @@ References:
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -36,11 +35,7 @@ class Reconstruction:
 
     def missing(self, evidence: Evidence) -> str | None:
         """Return why it cannot be tried."""
-        if evidence.primary is None:
-            return "needs the view of the primary"
-        if not any("links" in one.held for one in evidence.secondaries.values()):
-            return "needs the view of a secondary to the run's end, to know what is right"
-        return None
+        return attack.needs_links(evidence)
 
     def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
         """Yield, for each secondary, the share of its columns' variance that is explained.
@@ -52,9 +47,7 @@ class Reconstruction:
         rows, averages = evidence.last_averages
         own = evidence.primary.array("features").astype(np.float64)
         clear = evidence.without_noise(rows) if evidence.knows_terms else None
-        for view in evidence.secondaries.values():
-            if "links" not in view.held:
-                continue
+        for view in evidence.with_links:
             there = np.flatnonzero(evidence.linked(view)[rows])
             there = np.random.default_rng(0).permutation(there)[:_MOST_ROWS]
             targets = varying(evidence.own_columns(view)[rows[there]])
@@ -87,16 +80,11 @@ def _decoded(
             guess = decoder(whole, targets, taught)(left)
             errors[name].append(((targets[left] - guess) ** 2).sum(axis=1))
 
-    def explained(name: str, seed: int, chosen: Any = slice(None)) -> float:
-        return float(1 - errors[name][seed][chosen].sum() / spreads[seed][chosen].sum())
-
     found = {
-        name: float(np.mean([explained(name, seed) for seed in range(seeds)])) for name in inputs
+        name: float(np.mean([*map(attack.explained, of_seeds, spreads)]))
+        for name, of_seeds in errors.items()
     }
-    ends = [
-        attack.bootstrapped(partial(explained, "seen", seed), len(spreads[seed]))
-        for seed in range(seeds)
-    ]
+    ends = [*map(attack.explained_between, errors["seen"], spreads)]
     low, high = np.mean(ends, axis=0)
     yield attack.Leak(
         attack=Reconstruction.name,

@@ -28,15 +28,11 @@ _CANDIDATES: Final = 400
 
 
 def _missing(evidence: Evidence) -> str | None:
-    if evidence.primary is None:
-        return "needs the view of the primary"
-    if "similarities" not in evidence.primary.held:
+    if evidence.primary is not None and "similarities" not in evidence.primary.held:
         return "no similarity was sent"
-    if evidence.config.linkage.metric != "euclidean":
+    if evidence.primary is not None and evidence.config.linkage.metric != "euclidean":
         return "is written for Euclidean distances of keys"
-    if not any("links" in one.held for one in evidence.secondaries.values()):
-        return "needs the view of a secondary to the run's end, to know what is right"
-    return None
+    return attack.needs_links(evidence)
 
 
 class _Similarities:
@@ -79,9 +75,7 @@ class SimilarityDistance:
 
     def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
         """Yield, for each secondary, the share of the distances' variance that is explained."""
-        for view in evidence.secondaries.values():
-            if "links" not in view.held:
-                continue
+        for view in evidence.with_links:
             known = _Similarities(evidence, view)
             right, guess = known.distances[known.rows], known.guessed()[known.rows]
             yield _finding(
@@ -112,9 +106,7 @@ class SimilarityPlace:
 
     def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
         """Yield, for each secondary, how much nearer than the row's own key guesses are."""
-        for view in evidence.secondaries.values():
-            if "links" not in view.held:
-                continue
+        for view in evidence.with_links:
             known = _Similarities(evidence, view)
             random = np.random.default_rng(0)
             rows = random.permutation(known.rows)[:_MOST_ROWS]
@@ -179,17 +171,14 @@ def _finding(
     *,
     seeds: int = 1,
 ) -> attack.Leak:
-    def explained(chosen: Int64[np.ndarray, " chosen"]) -> float:
-        return float(1 - errors[chosen].sum() / trivial[chosen].sum())
-
     return attack.Leak(
         attack=name,
         attacker=evidence.config.primary.name,
         about=view.name,
         channel="similarities",
         measure=measure,
-        value=explained(np.arange(len(errors))),
-        interval=attack.bootstrapped(explained, len(errors)),
+        value=attack.explained(errors, trivial),
+        interval=attack.explained_between(errors, trivial),
         floor=0.0,
         floor_is=floor_is,
         rows=len(errors),
