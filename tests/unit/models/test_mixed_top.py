@@ -55,13 +55,16 @@ def test_a_product_of_own_and_released_takes_trees_and_is_kept() -> None:
     assert torch.equal(joint(again, new), joint(top, new))
 
 
-def test_noise_and_a_gain_within_an_error_leave_the_correction(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("part", [0.0, 0.3])
+def test_noise_and_a_gain_within_an_error_leave_the_correction(part: float) -> None:
     """No tree is kept then, so that nothing of it is saved or loaded."""
     values = rows()
-    targets = torch.from_numpy(np.random.default_rng(1).normal(size=ROWS)).float()
-    top, margins = fitted(targets, values)
+    noise = np.random.default_rng(1).normal(size=ROWS)
+    product = np.sign(values[:, 0]) * values[:, 1]
+    top, margins = fitted(torch.from_numpy(part * product + noise).float(), values)
+    told = top.as_json()
+    assert (told["gain"] > 0) == (part > 0), "trees have a weight that lowers the loss"
+    assert told["gain"] <= told["error"]
     assert (top.share, top.of_base, top.trees.model) == (0, 1, None)
     assert torch.equal(margins, torch.zeros(ROWS, 1))
     assert torch.equal(joint(top, values), torch.zeros(ROWS, 1)), "the correction is not fitted"
