@@ -93,7 +93,7 @@ def test_similarities_fall_and_keep_their_links() -> None:
     exact = (-similar.links.distances - similar.scale.mean) / similar.scale.deviation
 
     assert (np.diff(similar.values, axis=1) <= 0).all()
-    assert np.abs(similar.values - exact).max() < 6 * 0.5  # 240 draws: fails once in 2 million
+    assert np.abs(similar.values - exact).max() < 7.5 * 0.5  # 240 draws: fails once in 10^10
     assert not np.array_equal(similar.links.indices, links.indices)
     again = np.take_along_axis(distances, similar.links.indices, axis=1)
     assert np.array_equal(again, similar.links.distances)
