@@ -2,6 +2,8 @@
 
 import gc
 import os
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,8 +50,17 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Check the types of each function's first calls in the test."""
+    """Begin each test alike, whatever ran before it in the process.
+
+    The types of each function's first calls are checked, and the generators that belong to the
+    whole process start anew: what a test draws from them depends on no other test.
+    """
     type_checks.begin_test()
+    random.seed(0)  # noqa: TID251 - that of libraries, too
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.manual_seed(0)
     # Once a test has loaded torch; most need none.
     fitted_once.fit_runs_once()
 

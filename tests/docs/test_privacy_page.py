@@ -3,12 +3,10 @@
 import math
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers.patience import PATIENCE_S
+from helpers.warm import printed
 from scipy.special import ndtr
 
 from securevfl.dp.gaussian import gaussian_noise_multiplier
@@ -49,17 +47,11 @@ def test_the_calculators_answer_is_the_one_that_is_shown() -> None:
     (block,) = re.findall(r"\$ (securevfl budget .*?--compare)\n(.*?)```", PAGE, flags=re.DOTALL)
     arguments = shlex.split(block[0].replace("\\\n", " "))[1:]
 
-    printed = subprocess.run(
-        [sys.executable, "-m", "securevfl.cli.main", *arguments],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=PATIENCE_S,
-    ).stdout
+    said = printed("securevfl.cli.main", *arguments)
 
     shown, rest = block[1].split("...")
     assert rest.split() == []
-    assert shown.split() == printed.split()[: len(shown.split())]
+    assert shown.split() == said.split()[: len(shown.split())]
     assert "Suppose the primary together with any 1 of the 2 secondaries" in shown
 
 

@@ -2,14 +2,13 @@
 
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.command_line import Ended, securevfl
+from helpers.warm import printed
 
 from securevfl.config.reading import read_federation
 
@@ -85,16 +84,11 @@ def test_the_links_are_as_good_as_it_says(folder: Path, capfd: Capture) -> None:
 def test_the_cost_is_printed_with_the_sentence_to_sign() -> None:
     (arguments,) = commands("budget")
 
-    printed = subprocess.run(
-        [sys.executable, "-m", "securevfl.cli.main", *arguments],
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout
+    shown = printed("securevfl.cli.main", *arguments)
 
-    assert "noise per party" in printed
+    assert "noise per party" in shown
     assert "a factor of 2,981 (epsilon = 8), except with a probability of 1 in 100,000" in " ".join(
-        printed.split()
+        shown.split()
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from helpers.built import built, write_tables
 from helpers.federations import FROZEN, save, write_federation
 from helpers.installed import install, register
-from helpers.patience import PATIENCE_S
+from helpers.warm import printed
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
@@ -71,16 +70,9 @@ def site(tmp_path: Path) -> Path:
 def securevfl(site: Path, *arguments: object) -> str:
     """Run the command where the package is installed, and return what it printed."""
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", "from securevfl.cli.main import main; main()", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with pytest.MonkeyPatch.context() as there:
+        there.setenv("PYTHONPATH", path)
+        return printed("securevfl.cli.main", *arguments)
 
 
 @pytest.mark.multiprocess

@@ -23,11 +23,9 @@ class Program:
     """
 
     def __init__(self, program: Path | str, *arguments: object) -> None:
-        handle, said = tempfile.mkstemp()
-        os.close(handle)
-        self._said = Path(said)
-        weakref.finalize(self, self._said.unlink, missing_ok=True)
-        asked = (program, [str(one) for one in arguments], said, dict(os.environ))
+        self._printed, self._said = self._file(), self._file()
+        streams = (str(self._printed), str(self._said))
+        asked = (program, [str(one) for one in arguments], streams, dict(os.environ))
         self._process = _CONTEXT.Process(target=_run, args=asked)
         self._process.start()
 
@@ -42,20 +40,48 @@ class Program:
         assert self.returncode is not None, f"it runs for {PATIENCE_S} s"
         return self.returncode, self._said.read_text(encoding="utf-8")
 
+    @property
+    def printed(self) -> str:
+        """What it wrote to its standard output."""
+        return self._printed.read_text(encoding="utf-8")
+
     def kill(self) -> None:
         """Kill it, if it runs, and wait for its end."""
         self._process.kill()
         self._process.join()
 
+    def _file(self) -> Path:
+        handle, name = tempfile.mkstemp()
+        os.close(handle)
+        path = Path(name)
+        weakref.finalize(self, path.unlink, missing_ok=True)
+        return path
 
-def _run(program: Path | str, arguments: list[str], said: str, environment: dict[str, str]) -> None:
+
+def printed(program: Path | str, *arguments: object) -> str:
+    """Return what a program prints, which has to end well."""
+    process = Program(program, *arguments)
+    code, said = process.ended()
+    assert code == 0, said
+    return process.printed
+
+
+def _run(
+    program: Path | str,
+    arguments: list[str],
+    streams: tuple[str, str],
+    environment: dict[str, str],
+) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    for number, path in ((1, os.devnull), (2, said)):
+    tempfile.tempdir = None  # as the environment says
+    for number, path in enumerate(streams, 1):
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(handle, number)
         os.close(handle)
     sys.argv = [str(program), *arguments]
+    found = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [one for one in found if one and one not in sys.path]
     if isinstance(program, Path):
         runpy.run_path(str(program), run_name="__main__")
     else:

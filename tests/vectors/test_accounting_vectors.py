@@ -4,14 +4,12 @@ import copy
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.check_vectors import check_file, miss_of
-from helpers.patience import PATIENCE_S
 from helpers.vector_groups import GROUPS
+from helpers.warm import Program, printed
 
 OWN = Path(__file__).parent / "accounting.json"
 # Reference cases that are kept beside a checkout and not in it; SECUREVFL_VECTORS may name them.
@@ -19,8 +17,6 @@ BESIDE = Path(__file__).resolve().parents[3] / "shared" / "vectors" / "dp.json"
 SHARED = Path(os.environ.get("SECUREVFL_VECTORS", BESIDE))
 FILES = [OWN, *([SHARED] if SHARED.exists() else [])]
 CASES = [case for path in FILES for case in json.loads(path.read_text())["cases"]]
-# The program is a helper of tests.
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 needs_shared = pytest.mark.skipif(
     not SHARED.exists(), reason="the shared reference cases are not there; set SECUREVFL_VECTORS"
 )
@@ -31,15 +27,10 @@ needs_shared = pytest.mark.skipif(
 )
 def test_every_reference_case_holds(path: Path) -> None:
     """Every case is met within its one-sided tolerance, and every refusal is a refusal."""
-    command = [sys.executable, "-m", "helpers.check_vectors", str(path)]
-
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=ENVIRONMENT
-    )
-
+    program = Program("helpers.check_vectors", path)
+    assert program.ended() == (0, "")
     cases = len(json.loads(path.read_text())["cases"])
-    assert done.stdout == f"{cases} passed, 0 failed\n"
-    assert (done.returncode, done.stderr) == (0, "")
+    assert program.printed == f"{cases} passed, 0 failed\n"
 
 
 @needs_shared
@@ -134,10 +125,4 @@ def test_impossible_numbers_are_refused_and_never_crash(tmp_path: Path) -> None:
                 )
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps({"cases": wrong}))
-    command = [sys.executable, "-m", "helpers.check_vectors", str(path)]
-
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=ENVIRONMENT
-    )
-
-    assert done.stdout == f"{len(wrong)} passed, 0 failed\n"
+    assert printed("helpers.check_vectors", path) == f"{len(wrong)} passed, 0 failed\n"

@@ -1,14 +1,12 @@
 """Parties on machines of their own: every organisation types its own commands."""
 
 import json
-import subprocess
-import sys
 import tomllib
 
 import pytest
 from helpers.command_line import securevfl
 from helpers.federations import save, write_federation
-from helpers.patience import PATIENCE_S
+from helpers.warm import Program
 
 pytestmark = pytest.mark.multiprocess
 
@@ -45,17 +43,16 @@ def test_two_organisations_meet_with_kits_of_their_own(tmp_path, capfd, port):
         start_party("bank-1", homes["bank-1"]),
     ]
     try:
-        outputs = [run.communicate(timeout=PATIENCE_S) for run in runs]
+        ended = [run.ended() for run in runs]
     finally:
         for run in runs:
             run.kill()
-            run.wait()
-    assert [run.returncode for run in runs] == [0, 0], outputs
-    assert json.loads(outputs[0][0])["bytes"].keys() == set(NAMES)
-    assert outputs[1][0] == ""
-    assert "bank-1 is done" in outputs[1][1]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert json.loads(runs[0].printed)["bytes"].keys() == set(NAMES)
+    assert runs[1].printed == ""
+    assert "bank-1 is done" in ended[1][1]
     own = homes["bank-1"] / "run" / "parties" / "bank-1" / "report.html"
-    assert str(own) in outputs[1][1]
+    assert str(own) in ended[1][1]
     assert "Nothing bounds what a partner may find out" in own.read_text(encoding="utf-8")
     assert str(own) in typed("report", homes["bank-1"] / "run")
     assert [folder.name for folder in (homes["bank-1"] / "run" / "parties").iterdir()] == ["bank-1"]
@@ -67,10 +64,4 @@ def of(home):
 
 def start_party(name, home, *more):
     own = ["--name", name, "--identity", home / "identity", "--out", home / "run", "--json"]
-    command = [sys.executable, "-m", "securevfl.cli.main", "party", of(home), *more, *own]
-    return subprocess.Popen(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Program("securevfl.cli.main", "party", of(home), *more, *own)

@@ -2,7 +2,6 @@
 
 import ast
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.patience import PATIENCE_S
+from helpers.forked_programs import forked_programs
+from helpers.warm import Program
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError, SecureVflError
@@ -67,13 +67,13 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setenv("TMPDIR", str(folder))
     return folder
 
 
 def test_the_last_ranks_are_helpers(private: Path) -> None:
     """A dealer, which has no table; under a promise, the same epsilon as in a simulation."""
-    found = dealt()
+    with forked_programs():
+        found = dealt()
     assert found[0] is not None
     assert 0 < found[0] <= 8.0
     assert found[1:] == [None, None]
@@ -90,44 +90,43 @@ def program(me):
     run = me.train(table(me.rank), sv.models.Top1Sim(hidden=4), **GIVEN)
     return None if run is None else run.losses
 
-print("returned", program())
+print("returned", program(), file=sys.stderr)
 """
 
 
 @pytest.mark.parametrize("how", ["by itself", "environment", "torchrun"])
-def test_the_same_script_runs_under_each_launcher(how: str, private: Path) -> None:
+def test_the_same_script_runs_under_each_launcher(
+    how: str, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a guard; one line comes from each process that the launcher did not make itself.
 
     Where nothing is noised, losses are those of a simulation.
     """
     script = private.parent / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *(torchrun if how == "torchrun" else []), str(script)]
     tests = str(Path(__file__).parents[2])
-    base = {**os.environ, "OMP_NUM_THREADS": "1"}
-    base["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), tests])
-    rendezvous = {"WORLD_SIZE": "2", "RENDEZVOUS": f"file://{private / 'meeting'}"}
-    more = (
-        [{**rendezvous, "RANK": str(rank)} for rank in range(2)] if how == "environment" else [{}]
-    )
-    running = [
-        subprocess.Popen(
-            command,
-            env={**base, **one},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for one in more
-    ]
+    torchrun = ["--standalone", "--nproc-per-node", "2", script]
+    with monkeypatch.context() as there:
+        there.setenv("PYTHONPATH", os.pathsep.join([os.environ.get("PYTHONPATH", ""), tests]))
+        there.setenv("TMPDIR", str(private))
+        if how == "torchrun":
+            running = [Program("torch.distributed.run", *torchrun)]
+        elif how == "by itself":
+            running = [Program(script)]
+        else:
+            there.setenv("WORLD_SIZE", "2")
+            there.setenv("RENDEZVOUS", f"file://{private / 'meeting'}")
+            running = []
+            for rank in range(2):
+                there.setenv("RANK", str(rank))
+                running.append(Program(script))
     try:
-        ended = [one.communicate(timeout=PATIENCE_S) for one in running]
+        ended = [one.ended() for one in running]
     finally:
         for one in running:
             one.kill()
-    assert [one.returncode for one in running] == [0] * len(running), ended
-    said = [line for out, _ in ended for line in out.splitlines() if line.startswith("returned")]
+    assert [code for code, _ in ended] == [0] * len(running), ended
+    said = [line for _, text in ended for line in text.splitlines() if line.startswith("returned")]
     assert len(said) == (1 if how == "by itself" else 2)
     by_rank = [ast.literal_eval(line.removeprefix("returned ")) for line in said]
     (losses,) = [one for returned in by_rank for one in returned if one is not None]
@@ -139,13 +138,16 @@ def test_the_same_script_runs_under_each_launcher(how: str, private: Path) -> No
 
 
 def test_the_rank_that_fails_is_named(private: Path) -> None:
-    with pytest.raises(SecureVflError, match="rank-1: exited with 1: KeyError"):
+    with forked_programs(), pytest.raises(SecureVflError, match="rank-1: exited with 1: KeyError"):
         launch(wrong, parties=2)
     assert list(private.iterdir()) == []
 
 
 def test_a_party_without_a_table_is_named(private: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rank . of 2: lacks a table; .* all have one"):
+    with (
+        forked_programs(),
+        pytest.raises(ConfigError, match=r"rank . of 2: lacks a table; .* all have one"),
+    ):
         launch(lacking, parties=2)
 
 

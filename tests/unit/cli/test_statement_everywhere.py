@@ -3,8 +3,6 @@
 import html
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 from helpers.command_line import securevfl
 from helpers.federations import FROZEN, save, write_federation
 from helpers.patience import PATIENCE_S
+from helpers.warm import printed
 from rich.ansi import AnsiDecoder
 
 from securevfl.dp.statement import NO_PROMISE, Statement, bounded
@@ -108,13 +107,7 @@ def test_a_run_shows_it_on_the_console_in_its_figures_and_in_its_report(
 def budget(epsilon: int, *more: str) -> str:
     """Return what ``securevfl budget`` prints, from a process without run-time type checks."""
     plan = f"--epsilon {epsilon} --delta 1e-4 --secondaries 2 --colluding 1 --links-per-record 2"
-    return subprocess.run(
-        [sys.executable, "-m", "securevfl.cli.main", "budget", *plan.split(), *more],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=PATIENCE_S,
-    ).stdout
+    return printed("securevfl.cli.main", "budget", *plan.split(), *more)
 
 
 @pytest.mark.parametrize("epsilon", [4, 50])
