@@ -12,14 +12,18 @@ trained, no noise: split learning), ``averaged`` (all secondaries, trained, no n
 epsilon). ``averaged+active``: the first secondary trains as [FZJ22] has it, so that its own encoder
 tells more. ``--defences`` runs those of notebook/leaks.md. ``joint`` is the test figure. A run that
 is done is not run again. With several ``--training-seeds`` figures are means over them, with their
-standard deviation; bold is what beats its guess with every seed. Sets: digits, mfeat6, fate_breast,
+standard deviation; bold is what beats its guess with every seed. ``--shadows 16`` prints instead
+what as many shadow runs of each find: which rows, and which of the first secondary's records, a
+kept model has learned from. Sets: digits, mfeat6, fate_breast,
 hdb, mnist10; digits11 has 10 secondaries.
 """
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,7 +35,8 @@ from frontier import DELTA, SETS, federation_of, pixels
 
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
-from securevfl.lab.attacks.run_audit import all_attacks, audit_run
+from securevfl.lab.attacks.run_audit import audit_run, chosen
+from securevfl.lab.attacks.shadow_runs import Shadows
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.runtime import simulation
 from securevfl.runtime.run_folder import read_figures
@@ -192,20 +197,26 @@ def amplifying(attacker: str | None) -> Iterator[None]:
         yield
 
 
-def measured(name: str, run: str, folder: Path, *, seed: int, seeds: int) -> dict[str, Any]:
-    """Train and attack a run, or read what was found before."""
+def measured(
+    name: str, run: str, folder: Path, *, seed: int, seeds: int, shadows: int = 0
+) -> dict[str, Any]:
+    """Train and attack a run, by shadow runs alone if there are any, or read what was found."""
     tables = tables_of(name)
     place = folder / f"{name}-{run}{f'-seed{seed}' if seed else ''}"
+    config = parse_federation(source_of(name, run, tables, seed=seed), file="leaks")
+    own = {one.name: one for one in tables.parties}
+    own = {party.name: own[party.name] for party in config.table_parties}
     if not (place / "metrics.json").exists():
-        config = parse_federation(source_of(name, run, tables, seed=seed), file="leaks")
-        own = {one.name: one for one in tables.parties}
-        own = {party.name: own[party.name] for party in config.table_parties}
         options = RunOptions(run_folder=place, record_mib=1024)
         attacker = config.secondaries[0].name if run.endswith("+active") else None
         with amplifying(attacker):
             simulation.simulate_federation(config, own, options, with_alone=False)
     figures = read_figures(place)
-    audit = audit_run(place, list(all_attacks()), seeds=seeds)
+    if shadows:
+        trained = Shadows(tables=own, runs=shadows, tell=partial(print, file=sys.stderr))
+        audit = audit_run(place, SHADOWED, seeds=seeds, shadows=trained)
+    else:
+        audit = audit_run(place, chosen(None), seeds=seeds)
     return {
         "set": name,
         "run": run,
@@ -226,6 +237,7 @@ COLUMNS = {
     "member": ("membership",),
 }
 """Headings of the brief table, and the attacks below them."""
+SHADOWED = ("shadow-rows", "shadow-records")
 
 
 def brief(of_seeds: list[list[dict[str, Any]]], attacks: tuple[str, ...]) -> str:
@@ -246,6 +258,16 @@ def spread(values: list[float]) -> str:
     return f"{np.mean(values):.2f}" + (
         f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
     )
+
+
+def print_shadowed(name: str, found: dict[str, Any]) -> None:
+    """Print what shadow runs found: AUC, and members found at 0.1 and 0.01 false positives."""
+    cells = []
+    for one in found["findings"]:
+        mark = "**" if one["beats_floor"] else ""
+        low, high = one["interval"]
+        cells.append(f"{mark}{one['value']:.3f}{mark} ({low:.3f} to {high:.3f})")
+    print(f"| {name} | {found['joint']:.2f} |", " | ".join(cells), "|", flush=True)
 
 
 def print_all(name: str, found: dict[str, Any]) -> None:
@@ -271,8 +293,12 @@ def main() -> None:
     parser.add_argument("--defences", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/leaks"))
     parser.add_argument("--all", action="store_true", help="a line an attack and party")
+    parser.add_argument("--shadows", type=int, default=0, help="shadow runs of each run")
     options = parser.parse_args()
     heads = ["set, run", "joint", *COLUMNS]
+    if options.shadows:
+        rates = ("AUC", "at 0.1", "at 0.01")
+        heads = ["set, run", "joint", *(f"{one[7:]}: {rate}" for one in SHADOWED for rate in rates)]
     if options.all:
         heads = ["set, run", "attack", "on", "measure", "found", "trivial guess", "ceiling"]
     print("|", " | ".join(heads), "|")
@@ -282,9 +308,19 @@ def main() -> None:
             if "marvell" in run and SETS[name].make(0).task != "binary":
                 continue
             found = [
-                measured(name, run, options.out, seed=seed, seeds=options.seeds)
+                measured(
+                    name,
+                    run,
+                    options.out,
+                    seed=seed,
+                    seeds=options.seeds,
+                    shadows=options.shadows,
+                )
                 for seed in range(options.training_seeds)
             ]
+            if options.shadows:
+                print_shadowed(f"{name}, {run}", found[0])
+                continue
             if options.all:
                 print_all(f"{name}, {run}", found[0])
                 continue

@@ -433,8 +433,16 @@ def audit(
     ] = None,
     attacks: Annotated[
         str | None,
-        typer.Option("--attacks", metavar="NAME,...", help="With RUN: which; default: all."),
+        typer.Option(
+            "--attacks",
+            metavar="NAME,...",
+            help="With RUN: which; default: all but shadow-rows and shadow-records, which train "
+            "the federation again and again on the parties' tables.",
+        ),
     ] = None,
+    shadows: Annotated[
+        int, typer.Option(help="With RUN: trainings of each of these two, at least 8.")
+    ] = 16,
     seeds: Annotated[
         int, typer.Option(help="With RUN: how often what an attack draws at random is drawn.")
     ] = 3,
@@ -442,6 +450,7 @@ def audit(
         Path | None,
         typer.Option(metavar="RUN", help="With RUN: another recorded run of the same file."),
     ] = None,
+    data_root: DataRoot = None,
     secondaries: Annotated[
         int, typer.Option(help="Parties that average; the primary comes on top.")
     ] = 4,
@@ -468,7 +477,15 @@ def audit(
     Exit code 0 if every test passes and the run keeps its promises, 4 if not.
     """
     if run is not None:
-        _audit_run(run, attacks, seeds=seeds, beside=beside, as_json=as_json)
+        _audit_run(
+            run,
+            attacks,
+            seeds=seeds,
+            beside=beside,
+            shadows=shadows,
+            data_root=data_root or Path(),
+            as_json=as_json,
+        )
         return
     from securevfl.lab.audit.settings import AuditSettings
 
@@ -493,7 +510,14 @@ def audit(
 
 
 def _audit_run(
-    run: Path, attacks: str | None, *, seeds: int, beside: Path | None, as_json: bool
+    run: Path,
+    attacks: str | None,
+    *,
+    seeds: int,
+    beside: Path | None,
+    shadows: int,
+    data_root: Path,
+    as_json: bool,
 ) -> None:
     with loading():
         from securevfl.lab.attacks import run_audit
@@ -502,8 +526,14 @@ def _audit_run(
     def tell(text: str) -> None:
         print(f"securevfl: attack {text}", file=sys.stderr, flush=True)
 
+    names = run_audit.chosen(attacks)
     found = run_audit.audit_run(
-        run, run_audit.chosen(attacks), seeds=seeds, beside=beside, tell=tell
+        run,
+        names,
+        seeds=seeds,
+        beside=beside,
+        shadows=run_audit.shadows_of(run, names, data_root, runs=shadows, tell=tell),
+        tell=tell,
     )
     if as_json:
         print(json.dumps(found.as_json()))
@@ -558,6 +588,7 @@ _RELEASES: Final = {
     "class_sums": "for class means: one record there or not, as a primary sees it",
     "label_sums": "for class means: one row's label exchanged, as a secondary sees it",
     "drawn_labels": "for class means: labels by randomised response",
+    "one_run": "a training behind noise: which of many records were there, all guessed at once",
 }
 
 

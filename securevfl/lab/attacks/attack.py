@@ -14,6 +14,9 @@ from securevfl.lab.attacks.evidence import Evidence
 LEVEL: Final = 0.95
 """Of every confidence interval."""
 
+FOLDER: Final = "attacks"
+"""Of the run folder: a file each attack that is done."""
+
 _RESAMPLES: Final = 400
 
 Aim = Literal["labels", "columns", "keys", "links", "members", "noise"]

@@ -16,19 +16,24 @@ from securevfl.lab.attacks.presence import LinkedOrNot
 from securevfl.lab.attacks.promised_noise import NoiseAgain, NoiseSize, SampleAgain, Worlds
 from securevfl.lab.attacks.properties import ColumnMeans
 from securevfl.lab.attacks.reconstruction import Reconstruction
+from securevfl.lab.attacks.shadow_runs import ShadowRuns, Shadows
 from securevfl.lab.attacks.similarities import SimilarityDistance, SimilarityPlace
-from securevfl.runtime.run_folder import AUDIT, MEASURED_FORMAT
+from securevfl.runtime.run_folder import AUDIT, MEASURED_FORMAT, federation_of_run
+from securevfl.runtime.run_tables import read_tables
 from securevfl.version import __version__
 
-_FOLDER: Final = "attacks"
-"""Of the run folder: a file each attack that is done."""
+_TRAINS_ANEW: Final = ("shadow-rows", "shadow-records")
+"""Attacks that take many trainings, and are tried only if they are named."""
 
 
-def all_attacks(other: Evidence | None = None) -> dict[str, attack.Attack]:
+def all_attacks(
+    other: Evidence | None = None, shadows: Shadows | None = None
+) -> dict[str, attack.Attack]:
     """Return every attack by name.
 
     Args:
         other: Another run of the same federation, whose noise must be another.
+        shadows: What shadow runs are trained on; None trains none.
     """
     found: Sequence[attack.Attack] = (
         gradients.GradientNorm(),
@@ -51,19 +56,21 @@ def all_attacks(other: Evidence | None = None) -> dict[str, attack.Attack]:
         NoiseSize(),
         NoiseAgain(other),
         SampleAgain(),
+        ShadowRuns("rows", shadows),
+        ShadowRuns("records", shadows),
     )
     return {one.name: one for one in found}
 
 
 def chosen(names: str | None) -> list[str]:
-    """Return the names of attacks in a comma-separated list; all of them for None.
+    """Return the names of attacks in a comma-separated list; for None all that train nothing.
 
     Raises:
         ConfigError: If one is unknown.
     """
     known = [*all_attacks()]
     if names is None:
-        return known
+        return [name for name in known if name not in _TRAINS_ANEW]
     wanted = [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in known:
@@ -72,6 +79,32 @@ def chosen(names: str | None) -> list[str]:
                 f"are {', '.join(known)}"
             )
     return wanted
+
+
+def shadows_of(
+    folder: Path,
+    names: Sequence[str],
+    data_root: Path,
+    *,
+    runs: int,
+    tell: Callable[[str], None],
+) -> Shadows | None:
+    """Return what shadow runs are trained on; None where no attack that is named takes any.
+
+    Args:
+        folder: Of the run.
+        names: Of attacks.
+        data_root: Where relative paths of the parties' tables start.
+        runs: How many an attack.
+        tell: Called before each.
+
+    Raises:
+        DataError: If a table is not there.
+    """
+    if not any(name in _TRAINS_ANEW for name in names):
+        return None
+    tables = read_tables(federation_of_run(folder, None), data_root)
+    return Shadows(tables=tables, runs=runs, tell=tell)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,6 +145,7 @@ def audit_run(
     *,
     seeds: int = 3,
     beside: Path | None = None,
+    shadows: Shadows | None = None,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> RunAudit:
     """Try attacks on what a run's parties have recorded, and write ``audit.json``.
@@ -123,6 +157,7 @@ def audit_run(
         names: Of attacks.
         seeds: How often what an attack draws at random is drawn.
         beside: Folder of another recorded run of the same federation.
+        shadows: What shadow runs are trained on, for the attacks that need some.
         tell: Hears what is tried.
 
     Raises:
@@ -132,11 +167,13 @@ def audit_run(
     start = time.monotonic()
     evidence = Evidence(folder)
     other = None if beside is None else Evidence(beside)
-    attacks = all_attacks(other)
+    attacks = all_attacks(other, shadows)
     findings, not_tried = [], {}
     for number, name in enumerate(names, 1):
         tell(f"{number}/{len(names)} {name}")
         made_from = [__version__, evidence.run, seeds, "" if other is None else other.run]
+        if name in _TRAINS_ANEW:
+            made_from.append(0 if shadows is None else shadows.runs)
         done = _done(folder, name, made_from)
         if done is None:
             missing = attacks[name].missing(evidence)
@@ -146,7 +183,7 @@ def audit_run(
                 "missing": missing,
                 "findings": [{"aim": attacks[name].aim, **one.as_json()} for one in found],
             }
-            files.write_json(folder / _FOLDER / f"{name}.json", done)
+            files.write_json(folder / attack.FOLDER / f"{name}.json", done)
         if done["missing"] is not None:
             not_tried[name] = done["missing"]
         findings += done["findings"]
@@ -167,7 +204,7 @@ def audit_run(
 
 def _done(folder: Path, name: str, made_from: list[Any]) -> dict[str, Any] | None:
     """Return what an attack found before, on the same record with the same seeds."""
-    path = folder / _FOLDER / f"{name}.json"
+    path = folder / attack.FOLDER / f"{name}.json"
     if not path.exists():
         return None
     found = files.read_json(path)

@@ -57,7 +57,7 @@ from securevfl.lab.audit.audit_statistics import (
     worlds_needed,
 )
 from securevfl.lab.audit.audit_worlds import table_at
-from securevfl.lab.audit.settings import DELTA, AuditSettings, ClassMeans, Release
+from securevfl.lab.audit.settings import DELTA, Audited, AuditSettings
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
@@ -320,7 +320,7 @@ class _Overheard(ClassMeansFitting):
         self.sums = sums
 
 
-def audit_class_means(settings: AuditSettings) -> dict[Release | ClassMeans, Sequence[AuditTest]]:
+def audit_class_means(settings: AuditSettings) -> dict[Audited, Sequence[AuditTest]]:
     """Have class sums made and labels drawn, and test what each side gets to see.
 
     Args:

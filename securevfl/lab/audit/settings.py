@@ -18,6 +18,9 @@ ClassMeans = Literal["class_sums", "label_sums", "drawn_labels"]
 """``class_sums``: of a secondary's records, as a primary sees them. ``label_sums``: the same as
 that secondary sees them. ``drawn_labels``: by randomised response."""
 
+Audited = Release | ClassMeans | Literal["one_run"]
+"""All that is audited; ``one_run`` is which records were there in a whole training."""
+
 DELTA: Final = 1e-5
 
 ROUNDS_EVENT: Final = "rounds"

@@ -1,0 +1,214 @@
+"""Membership by shadow runs: has a model learned from a row, or from a secondary's record?
+
+The recorded federation is trained again, each time without a random half of the rows, or of one
+secondary's records. Every kept model then predicts all rows, with all records there. Each run once
+is the one that is attacked; the others, of which the attacker knows what they have learned from,
+say how sure of a row's class a model is that has learned from it, and one that has not.
+
+References:
+    [CCN22] Carlini et al., Membership Inference Attacks From First Principles, Algorithm 1 (the
+    online attack): the ratio of two normal densities of log(p / (1 - p)), p being the probability
+    of the right class. Variances are those of all rows together, as the paper has it for few runs.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from scipy import stats
+
+from securevfl.core import files
+from securevfl.core.conventions import stream
+from securevfl.core.errors import ConfigError
+from securevfl.data.tables import PartyTable
+from securevfl.federation.run_plan import run_facts
+from securevfl.lab.attacks import attack
+from securevfl.lab.attacks.evidence import Evidence
+from securevfl.runtime.run_options import RunOptions
+from securevfl.runtime.simulation import simulate_federation
+
+FEWEST: Final = 8
+"""Shadow runs, fewer than which say too little of a row."""
+
+_FALSE_POSITIVES: Final = (0.1, 0.01)
+_UNBOUNDED: Final = 1e9
+"""Epsilon that predictions of shadow runs may spend: their tables are the attacker's own."""
+_LEAST: Final = 1e-12
+"""Probability below which none is told from another."""
+_UNKNOWN: Final = -1
+
+Unit = Literal["rows", "records"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shadows:
+    """What shadow runs are trained on."""
+
+    tables: Mapping[str, PartyTable]
+    """Every party's, by name."""
+    runs: int = 16
+    """How many."""
+    tell: Callable[[str], None] = lambda _text: None
+    """Called before each."""
+
+    def __post_init__(self) -> None:
+        if self.runs < FEWEST:
+            raise ConfigError(f"shadows must be at least {FEWEST}, got {self.runs}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seen:
+    """What all shadow runs say of all rows."""
+
+    confidences: Float64[np.ndarray, "runs rows"]
+    """log(p / (1 - p)) of the right class's probability p."""
+    members: Int64[np.ndarray, "runs rows"]
+    """1: the run has learned from it; 0: it was not there; -1: neither, and left out."""
+
+    def ratios(self) -> Float64[np.ndarray, "runs rows"]:
+        """Return the log likelihood ratio of each row in each run, from the other runs.
+
+        NaN where the row is left out, or fewer than two other runs had it, or were without it.
+        """
+        runs, _ = self.members.shape
+        found = np.full(self.members.shape, np.nan)
+        for run in range(runs):
+            others = np.arange(runs) != run
+            densities = []
+            for inside in (1, 0):
+                there = (self.members == inside) & others[:, None]
+                count = there.sum(axis=0)
+                mean = np.where(there, self.confidences, 0).sum(axis=0) / np.maximum(count, 1)
+                off = np.where(there & (count > 1), self.confidences - mean, 0)
+                freedom = np.maximum(count - 1, 0).sum()
+                deviation = math.sqrt((off**2).sum() / max(freedom, 1)) or 1.0
+                density = stats.norm.logpdf(self.confidences[run], mean, deviation)
+                densities.append(np.where(count > 1, density, np.nan))
+            found[run] = densities[0] - densities[1]
+        found[self.members == _UNKNOWN] = np.nan
+        return found
+
+
+class ShadowRuns:
+    """Both attacks: on rows of the primary, and on records of the first recorded secondary."""
+
+    aim: attack.Aim = "members"
+
+    def __init__(self, unit: Unit, shadows: Shadows | None = None) -> None:
+        """Make it; without ``shadows`` it cannot be tried."""
+        self.name = f"shadow-{unit}"
+        self._unit, self._shadows = unit, shadows
+
+    def missing(self, evidence: Evidence) -> str | None:
+        """Return why it cannot be tried."""
+        if self._shadows is None:
+            return f"trains anew on all parties' tables, so only if named: --attacks {self.name}"
+        if (why := attack.needs_labels(evidence)) is not None:
+            return why
+        return attack.needs_links(evidence) if self._unit == "records" else None
+
+    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
+        """Yield the AUC, and how many members are found at a few false positives."""
+        assert self._shadows is not None, "asked before"
+        seen = self._seen(evidence, self._shadows)
+        ratios, members = seen.ratios(), seen.members == 1
+        rows = np.flatnonzero(np.isfinite(ratios).any(axis=0))
+        privacy, about = evidence.privacy, evidence.config.primary.name
+        if self._unit == "records":
+            about = evidence.with_links[0].name
+        measured: dict[str, tuple[float, Callable[[Any, Any], float]]] = {"AUC": (0.5, attack.auc)}
+        for rate in _FALSE_POSITIVES:
+            measured[f"members found at {rate:g} false positives"] = (
+                rate,
+                partial(found_at, rate=rate),
+            )
+
+        def of(chosen: Any, statistic: Callable[[Any, Any], float]) -> float:
+            there = np.isfinite(ratios[:, chosen])
+            return statistic(members[:, chosen][there], ratios[:, chosen][there])
+
+        for measure, (floor, statistic) in measured.items():
+            covered = self._unit == "records" and privacy["epsilon"] is not None
+            if covered and privacy["unit"] != "linked-row" and floor < 0.5:
+                most = min(1.0, floor * math.exp(privacy["epsilon"]) + privacy["delta"])
+                measure += f"; the promise allows {most:.2g}"
+            yield attack.Leak(
+                attack=self.name,
+                attacker="recipients of predictions",
+                about=about,
+                channel="publication of the model",
+                measure=measure,
+                value=of(rows, statistic),
+                interval=attack.bootstrapped(
+                    lambda some, one=statistic: of(rows[some], one),  # type: ignore[misc]
+                    len(rows),
+                ),
+                floor=floor,
+                floor_is="a coin",
+                rows=len(rows),
+                known=f"labels, and {len(members) - 1} runs on halves of the same tables",
+                seeds=len(members),
+            )
+
+    def _seen(self, evidence: Evidence, shadows: Shadows) -> Seen:
+        """Return what all shadow runs say; those that are done are read."""
+        folder = evidence.folder / attack.FOLDER / self.name
+        files.make_folder(folder)
+        confidences, members = [], []
+        for number in range(shadows.runs):
+            path = folder / f"{evidence.run}-{number}.npz"
+            if not path.exists():
+                shadows.tell(f"{self.name}: shadow run {number + 1} of {shadows.runs}")
+                confidence, inside = self._trained(evidence, shadows.tables, number)
+                files.write_arrays(path, {"confidences": confidence, "members": inside})
+            with np.load(path, allow_pickle=False) as kept:
+                confidences.append(kept["confidences"])
+                members.append(kept["members"])
+        return Seen(confidences=np.stack(confidences), members=np.stack(members))
+
+    def _trained(
+        self, evidence: Evidence, tables: Mapping[str, PartyTable], number: int
+    ) -> tuple[Float64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
+        """Train one shadow run; return what it says of all rows, and which it has learned from."""
+        config = evidence.config
+        primary = tables[config.primary.name]
+        halved = primary.name if self._unit == "rows" else evidence.with_links[0].name
+        random = stream(config.federation.seed, self.name, str(number))
+        kept = random.random(tables[halved].num_rows) < 1 / 2
+        config = replace(
+            config,
+            federation=replace(config.federation, seed=int(random.integers(2**31))),
+            prediction=replace(config.prediction, epsilon=_UNBOUNDED, rows=None),
+        )
+        half = {**tables, halved: tables[halved].take(np.flatnonzero(kept))}
+        learned = np.full(primary.num_rows, _UNKNOWN)
+        split, _ = run_facts(config, half[primary.name])
+        if self._unit == "rows":
+            learned[~kept] = 0
+            learned[np.flatnonzero(kept)[split.train]] = 1
+        else:
+            nearest = evidence.with_links[0].array("links")[:, 0]
+            learned[split.train] = kept[nearest[split.train]]
+            learned[nearest < 0] = _UNKNOWN
+        with tempfile.TemporaryDirectory(prefix="securevfl-shadow-") as place:
+            options = RunOptions(run_folder=Path(place))
+            run = simulate_federation(config, half, options, with_alone=False)
+            assert run.trained is not None, "its models are kept"
+            predicted = replace(run.trained, tables=tables).predict(primary)
+        assert predicted.probabilities is not None, "classes are guessed"
+        right = np.zeros(predicted.probabilities.shape, dtype=bool)
+        right[np.arange(len(right)), evidence.labels] = True
+        of_right = np.where(right, predicted.probabilities, 0).sum(axis=1)
+        of_others = np.where(right, 0, predicted.probabilities).sum(axis=1)
+        return np.log(of_right + _LEAST) - np.log(of_others + _LEAST), learned
+
+
+def found_at(inside: Any, scores: Any, rate: float) -> float:
+    """Return the share of members above all but so many of the others."""
+    return float((scores[inside] > np.quantile(scores[~inside], 1 - rate)).mean())

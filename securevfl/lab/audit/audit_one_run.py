@@ -1,0 +1,263 @@
+"""One-run audit of training behind noise: which of many records were there, in a single training.
+
+Every row has two records nearby, at opposite ends of the clip: a coin decides whether the first is
+there, and the second takes its place where it is not. All coins are guessed at once: from all
+releases of the training, as the primary has them, and from all noised updates, which a promise
+covers as if they were published. How many guesses are right bounds epsilon from below.
+
+Links, plan, clip, ring, noise, ledger and updates are those of a run. The audit's own are the
+tables, a bottom model that is linear, so that a record has weights of its own, and gradients longer
+than the clip allows.
+
+References:
+    [SNJ23] T. Steinke, M. Nasr, M. Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS
+    2023 (arXiv:2305.08846), Algorithm 1 and Theorem 3.1.
+"""
+
+import math
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64
+from scipy import stats
+from torch import Tensor, nn
+
+from securevfl.config.federation import FederationConfig, link_spec
+from securevfl.config.reading import parse_federation
+from securevfl.dp.events import GaussianRelease
+from securevfl.dp.gaussian import gaussian_epsilon
+from securevfl.federation.build import build_secondary, optimizer_of
+from securevfl.federation.messages import RoundPlan
+from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.federation.session.request_validator import SessionLimits
+from securevfl.lab.audit.audit_statistics import AuditTest
+from securevfl.lab.audit.audit_worlds import AuditRounds, table_at
+from securevfl.lab.audit.settings import DELTA, AuditSettings
+from securevfl.ledger.ledger import Ledger
+from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+
+FALSE_ALARM: Final = 1e-11
+"""Largest probability that one of the two tests fails a right mechanism."""
+
+CANARIES: Final = 1024
+"""m: records that are there or not, each by a coin of its own."""
+
+_GUESSED: Final = 384
+"""r: coins that are guessed, half of them as "there"; the others are left open."""
+_EPSILON: Final = 1.0
+"""That the training promises at delta 1e-5: the smaller, the fewer right guesses refute it."""
+_DELTA: Final = 1e-13
+"""At which the training is held to its promise. The noise keeps one at every delta, and at 1e-5 the
+theorem's part in delta alone would be far over the false alarm."""
+_WIDTH: Final = 2
+_LONG: Final = 1e3
+"""Times the clip norm: so long are records and gradients before they are clipped."""
+
+
+# From right guesses to epsilon.
+
+
+def guesses_chance(
+    *, canaries: int, guesses: int, right: int, epsilon: float, delta: float
+) -> float:
+    """Return how likely so many right guesses are at most, of an (epsilon, delta)-DP mechanism.
+
+    With B binomial of ``r`` guesses and ``q = 1 / (1 + e^-epsilon)``, the bound for v right ones is
+    ``P(B >= v) + 2 m delta max_i P(v > B >= v - i) / i``, i from 1 to m.
+
+    Args:
+        canaries: m, each there by a fair coin of its own.
+        guesses: r <= m; the others are left open.
+        right: v.
+        epsilon: >= 0.
+        delta: In [0, 1].
+
+    References:
+        [SNJ23] Theorem 3.1.
+    """
+    rate = 1 / (1 + math.exp(-epsilon))
+    found = float(stats.binom.sf(right - 1, guesses, rate))
+    if delta and right:
+        # B is not below 0, so that more than i = v adds nothing.
+        further = np.cumsum(stats.binom.pmf(np.arange(right - 1, -1, -1), guesses, rate))
+        found += 2 * canaries * delta * float(np.max(further / np.arange(1, right + 1)))
+    return min(found, 1.0)
+
+
+def least_epsilon(*, canaries: int, guesses: int, right: int, delta: float) -> float:
+    """Return a lower bound on epsilon, wrong with probability :data:`FALSE_ALARM` at most."""
+
+    def refuted(epsilon: float) -> bool:
+        chance = guesses_chance(
+            canaries=canaries, guesses=guesses, right=right, epsilon=epsilon, delta=delta
+        )
+        return chance <= FALSE_ALARM
+
+    low, high = 0.0, 64.0
+    if not refuted(low):
+        return 0.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+# The training, and guesses of its coins.
+
+
+class _OwnWeights(nn.Module):
+    """A linear bottom model: of a record whose columns are zero but for one, one column counts."""
+
+    recordwise = True
+
+    def __init__(self, records: int) -> None:
+        super().__init__()
+        weights = torch.randn(_WIDTH, records, generator=torch.Generator().manual_seed(0))
+        self.weights = nn.Parameter(weights / weights.norm(dim=0))
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch links records"],
+        _keys: Float[Tensor, "batch links dimension"],
+        present: Bool[Tensor, "batch links"],
+    ) -> Float[Tensor, "batch links width"]:
+        """Return the weights of the records that are present, times their numbers."""
+        return (features @ self.weights.T) * present.unsqueeze(-1)
+
+
+def audit_one_run(settings: AuditSettings) -> list[AuditTest]:
+    """Train once on made-up records, and test how many coins are guessed right.
+
+    Reveals:
+        Nothing: all records are made up.
+    """
+    config = _federation(settings)
+    facts = RunFacts(rows=CANARIES + 2, train_rows=CANARIES, validation_rows=1, test_rows=1)
+    plan = plan_run(config, facts)
+    there = np.random.default_rng().random(CANARIES) < 1 / 2
+    scores = _scores(settings, plan, _secondary(plan, settings, there))
+    releases, tau = plan.releases, plan.noise_share_std
+    promised = releases.release(tau, rounds=releases.rounds, row_releases=releases.row_releases)
+    assert isinstance(promised, GaussianRelease), "no record is left out by a secret sample"
+    allowed = gaussian_epsilon(delta=_DELTA, noise_multiplier=promised.noise_multiplier)
+    bound = partial(least_epsilon, canaries=CANARIES, guesses=_GUESSED, delta=_DELTA)
+    return [
+        AuditTest(
+            name=f"records_not_found_in_{channel}",
+            statistic=bound(right=_right(score, there)),
+            threshold=allowed,
+            passes_if="at most",
+            # Without noise every guess is right.
+            power=float(bound(right=_GUESSED) > allowed),
+            against="no noise",
+        )
+        for channel, score in scores.items()
+    ]
+
+
+def _right(scores: Float64[np.ndarray, " canaries"], there: Bool[np.ndarray, " canaries"]) -> int:
+    """Return how many guesses are right: "there" of the highest scores, "not" of the lowest."""
+    order, half = np.argsort(np.nan_to_num(scores)), _GUESSED // 2
+    return int(there[order[-half:]].sum() + (~there[order[:half]]).sum())
+
+
+def _scores(
+    settings: AuditSettings, plan: RunPlan, secondary: Secondary
+) -> dict[str, Float64[np.ndarray, " canaries"]]:
+    """Train, and return how much there is of each record in releases, and in updates.
+
+    The sum over rounds along the direction that a record has in each is the likelihood ratio's
+    logarithm, up to a factor: noise is the same in all rounds.
+    """
+    exchange = SimulatedExchange({1: secondary}, plan.cut)
+    weights = next(secondary.bottom.parameters())
+    released, updated = np.zeros(CANARIES), np.zeros(CANARIES)
+    for _ in range(settings.rounds):
+        before = weights.detach().T.double()
+        directions = before / before.norm(dim=1, keepdim=True)
+        round_plan = RoundPlan(
+            round_number=exchange.rounds.next(),
+            rows=np.arange(CANARIES, dtype=np.int64),
+            active=exchange.ranks,
+            purpose="train",
+        )
+        average = exchange.release(round_plan).double().squeeze(1)
+        released += (average * directions).sum(dim=1).numpy()
+        # At right angles to what is released, so that the clip of releases lets it through.
+        across = torch.stack([-directions[:, 1], directions[:, 0]], dim=1)
+        gradient = _LONG * plan.config.privacy.update_clip_norm * across
+        exchange.return_gradient(round_plan, gradient.float().unsqueeze(1))
+        assert weights.grad is not None, "it has learned"
+        updated += (weights.grad.T.double() * across).sum(dim=1).numpy()
+    secondary.close()
+    return {"releases": released, "updates": updated}
+
+
+def _secondary(
+    plan: RunPlan, settings: AuditSettings, there: Bool[np.ndarray, " canaries"]
+) -> Secondary:
+    config = plan.config
+    places = np.arange(CANARIES, dtype=np.float64)
+    columns = _LONG * config.privacy.clip_norm * np.eye(CANARIES)
+    records = table_at(
+        "secondary-1",
+        np.concatenate([places[there], places + 0.1]),
+        np.concatenate([columns[there], -columns]),
+    )
+    rows = np.arange(plan.facts.rows, dtype=np.float64)
+    spec = link_spec(config)
+    link = Linker(spec, keys_of(spec.keys, table_at("primary", rows, rows[:, None])))
+    ledger = Ledger(
+        None, party=records.name, plan=plan.releases, noise_share_std=plan.noise_share_std
+    )
+    secondary = build_secondary(
+        plan,
+        config.party(records.name),
+        records,
+        link(keys_of(spec.keys, records)),
+        ledger,
+        device=torch.device("cpu"),
+    )
+    secondary.bottom = _OwnWeights(CANARIES)
+    secondary.optimizer = optimizer_of(config, secondary.bottom)
+    limits = SessionLimits.of(plan, party=records.name)
+    secondary.validator = AuditRounds(limits, rounds=settings.rounds)
+    return secondary
+
+
+def _federation(settings: AuditSettings) -> FederationConfig:
+    parties: list[dict[str, Any]] = [
+        {"name": name, "role": role, "data": f"{name}.csv", "key": ["place"], "scaling": "none"}
+        for name, role in (("primary", "primary"), ("secondary-1", "secondary"))
+    ]
+    parties[0] |= {"label": "label", "address": "127.0.0.1:0"}
+    return parse_federation(
+        {
+            "federation": {"name": "one-run audit", "task": "regression", "seed": 0},
+            "model": {
+                "family": "fet",
+                "neighbours": 1,
+                "hidden": _WIDTH,
+                "release": "pooled",
+                "average_positions_every": 0,
+            },
+            "training": {"batch_size": CANARIES, "epochs": settings.rounds},
+            "base": {"estimator": "none"},
+            "privacy": {
+                "epsilon": _EPSILON,
+                "delta": DELTA,
+                "clip_norm": settings.clip_norm,
+                "unit": "secondary-record",
+                "links_per_record": 1,
+                "encoder": "dp-trained",
+            },
+            "linkage": {"protection": "none", "max_distance": 0.3},
+            "party": parties,
+        },
+        file="federation of the one-run audit",
+    )
