@@ -266,6 +266,7 @@ def require_trainable(config: FederationConfig) -> None:
     _require_defensible(config)
     _require_computable(config)
     _require_fitted(config)
+    _require_products(config)
     _require_class_means(config)
     require_continuable(config)
     keys = key_spec(config)
@@ -347,6 +348,13 @@ def _require_fitted(config: FederationConfig) -> None:
             f'model.top: "{name}" adds evidence to a base, and base.estimator is "none"; leave '
             f"[base] out, or take another top model"
         )
+
+
+def _require_products(config: FederationConfig) -> None:
+    """Refuse a precision of networks where none trains."""
+    if config.training.precision != "float32" and (config.family.assisted or config.top):
+        what = repr(config.family.name) if config.family.assisted else "model.top"
+        raise ConfigError(f"training.precision: {what} trains no network; leave it out")
 
 
 def _require_class_means(config: FederationConfig) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from securevfl.core import checks
+from securevfl.core import checks, devices
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.rows import SplitKind
@@ -138,6 +138,10 @@ class TrainingSettings:
     weight_decay: checks.NonNegative = 0.0
     """Decoupled weight decay."""
 
+    precision: devices.Precision = "float32"
+    """Of networks' matrix products; ``bfloat16`` is for GPUs. All else, frozen encoders and exports
+    stay float32."""
+
     metric: str | None = None
     """The metric that chooses the best epoch and stands first in results. Default: rmse, auc
     (binary) or accuracy (multiclass)."""
@@ -149,7 +153,7 @@ class TrainingSettings:
 
     iso_gradients: checks.NonNegative = 0.0
     """lambda of the ISO noise on gradients to secondaries ([FedHSSL] section VI), scaled by the
-    longest in the batch. A heuristic that promises nothing."""
+    longest in the batch. A heuristic."""
 
     clip_gradients: checks.Positive | None = None
     """Longest gradient of a row's loss that leaves. A heuristic."""
@@ -179,7 +183,7 @@ class TrainingSettings:
     """How rows are split. ``stratified``: classes keep their shares; a rare class reaches training
     first. ``group``: rows of one ``split_column`` value stay together. ``time``: the latest rows
     test, those before validate. Default: stratified for classes, random for numbers and under
-    ``label_epsilon``, where stratified is refused: the split would show labels."""
+    ``label_epsilon``."""
 
     split_column: str | None = None
     """The primary's column for ``group`` (texts or whole numbers) or ``time`` (numbers or ISO
@@ -283,8 +287,7 @@ class RuntimeSettings:
     slower one is lost."""
 
     largest_message_mib: checks.Times = 256
-    """MiB of the largest message taken in, unless row counts say that more is due. Codes of 2
-    million records are one message."""
+    """MiB of the largest message taken in, unless row counts say that more is due."""
 
     on_loss: OnLoss = "stop"
     """``stop``: a lost party ends the run, and ``--resume`` continues it. ``wait``: the others

@@ -1,4 +1,4 @@
-"""A device's numbers on the host: copied together, so that a GPU is waited for once.
+"""A device: its numbers on the host, read together, and the precision of its products.
 
 Kernels are launched and run later. Whoever reads a number of theirs waits for all of them, and the
 device has nothing to do until the next launch; so checks and small results gather here, and are
@@ -7,8 +7,8 @@ read in one go, before anything that they guard leaves.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -91,6 +91,29 @@ def to_device(value: Tensor | np.ndarray, device: torch.device) -> Tensor:
         return tensor.to(device)
     # From memory that the system may move, a copy waits for all that the device does before it.
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+Precision = Literal["float32", "bfloat16"]
+"""In what a network's matrix products and convolutions take their inputs."""
+
+
+def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Return a block in which this thread's networks compute in a precision.
+
+    Weights, their gradients and sums within a product stay float32. bfloat16 has the range of
+    float32, so that no loss need be scaled. Whoever leaves the block widens what it takes along.
+
+    References:
+        torch's automatic mixed precision, ``torch.autocast``.
+    """
+    if precision == "float32" and not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
+
+
+def widened(value: Tensor) -> Tensor:
+    """Return floats in at least 32 bits; differentiable."""
+    return value.float() if value.itemsize < 4 else value
 
 
 class _AtOnce(DeviceReads):

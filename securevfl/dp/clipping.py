@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from securevfl.core import checks
+from securevfl.core import checks, devices
 
 # A clipped float32 row is rounded once per element, by a relative 2^-24 at most; aiming this far
 # below C keeps its norm at most C after that, with room for the division's own rounding.
@@ -78,11 +78,6 @@ def clip_gradients(
     return _clip(gradients, clip_norm, dim=(1,))
 
 
-def widened(value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return floats in at least 32 bits; differentiable."""
-    return value.float() if value.itemsize < 4 else value
-
-
 def is_finite(value: Tensor) -> Bool[Tensor, ""]:
     """Return whether no element is NaN or infinite, on the value's device."""
     if value.numel() == 0:
@@ -105,7 +100,7 @@ def finite_or_zero(value: Tensor, *, dim: tuple[int, ...]) -> tuple[Tensor, Int6
 def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> Tensor:
     checks.positive(clip_norm=clip_norm)
     # A model that computes in half precision is clipped and encoded in single.
-    representation = widened(representation)
+    representation = devices.widened(representation)
     target = clip_norm * (1 - _MARGIN)
     # What is exported is traced through torch's own operations, and needs no gradient.
     if not (torch.is_grad_enabled() and representation.requires_grad):

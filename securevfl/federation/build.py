@@ -199,6 +199,7 @@ def build_secondary(
         class_means=class_means,
         row_by_row=at_work.row_by_row,
         decorrelates=config.training.distance_correlation,
+        precision="float32" if plan.frozen else config.training.precision,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar, ru
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core import checks
+from securevfl.core import checks, devices
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 
@@ -190,6 +190,9 @@ class PretrainingSettings:
     optimizer: Literal["adamw", "adam", "lamb", "sgd"] = "adamw"
     """Every party's optimizer."""
 
+    precision: devices.Precision = "float32"
+    """As in ``[training]``."""
+
     weight_decay: checks.NonNegative = 1e-4
     """Decoupled weight decay."""
 
@@ -235,12 +238,12 @@ class PretrainingSettings:
     its ledger counts."""
 
     iso_projections: checks.NonNegative = 0.0
-    """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7). A heuristic
-    without a guarantee."""
+    """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7). A
+    heuristic."""
 
     iso_weights: checks.NonNegative = 0.0
     """lambda of the ISO noise on the primary's weights before averaging. Above 1 means grow with
-    every iteration. A heuristic: it promises nothing."""
+    every iteration. A heuristic."""
 
     epsilon: checks.Positive | None = None
     """With ``gaussian``: epsilon of all of pretraining for the primary's rows."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
-from securevfl.core import checks
+from securevfl.core import checks, devices
 
 # Initial weights from named seeds, so that a party draws the same weights in every runner.
 
@@ -175,6 +175,14 @@ def _as_bytes(
     """Return a byte of the words for each unit."""
     units = math.prod(inputs.shape[words.dim() - 1 :])
     return words.view(torch.uint8)[..., :units].reshape(inputs.shape)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Normalises in single precision, as torch does of itself on a GPU."""
+
+    def forward(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        """Return the rows normalised, in at least 32 bits."""
+        return super().forward(devices.widened(inputs))
 
 
 # Multi-layer perceptron.

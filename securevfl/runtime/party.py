@@ -30,7 +30,7 @@ from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, help_to_link, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_folder import write_federation
-from securevfl.runtime.run_options import PartyJob
+from securevfl.runtime.run_options import PartyJob, require_precision
 from securevfl.transport.channels import CallerChannels
 from securevfl.transport.identity import Identity, expiring
 from securevfl.transport.message import StarKind
@@ -249,6 +249,7 @@ def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterato
         try:
             require_covered_channels(config)
             require_helpers(config)
+            require_precision(config, job.device)
             session = PartySession(
                 job=job,
                 identity=identity or Identity.load(job.identity_folder, job.name),

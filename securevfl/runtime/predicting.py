@@ -309,6 +309,7 @@ def top_model(
         exchange,
         batch_size=config.training.batch_size,
         scale=part.scale,
+        precision=config.training.precision,
     )
 
 

@@ -38,6 +38,7 @@ def opened(
 
 
 _CPU: Final = torch.device("cpu")
+_WITH_BFLOAT16: Final = (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,6 +92,22 @@ def device_named(name: str) -> torch.device:
                 f"device: {name} was asked for, and torch finds {found}; use --device cpu"
             )
     return device
+
+
+def require_precision(config: FederationConfig, device: torch.device) -> None:
+    """Refuse a precision that a GPU does not compute in.
+
+    Raises:
+        ConfigError: Naming the setting.
+    """
+    precisions = config.training.precision, config.pretraining.precision
+    if "bfloat16" not in precisions or device.type != "cuda":
+        return
+    if torch.cuda.get_device_capability(device) < _WITH_BFLOAT16:
+        raise ConfigError(
+            f"training.precision: {torch.cuda.get_device_name(device)} does not compute in "
+            f'bfloat16; write "float32", in [pretraining] too, or use --device cpu'
+        )
 
 
 def _no_device(name: str) -> ConfigError:

@@ -38,7 +38,7 @@ from securevfl.models.layers import PositionsTaken
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
-from securevfl.runtime.run_options import RunOptions
+from securevfl.runtime.run_options import RunOptions, require_precision
 from securevfl.runtime.run_tables import table_warnings
 from securevfl.runtime.trained_run import TrainedRun
 
@@ -191,6 +191,7 @@ def simulate_federation(
     """
     require_covered_channels(config)
     require_estimator(config, own.base, own.top)
+    require_precision(config, options.device)
     files.require_writable_folder(options.run_folder)
     for party in config.table_parties:
         for text in table_warnings(config, party, tables[party.name]):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from securevfl.core.devices import computing_in, widened
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutLayer, CutRows
 from securevfl.federation.rounds.exchanges import RoundExchange
@@ -141,8 +142,8 @@ class Stack:
         )
 
         def one(weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
-            out: Tensor = functional_call(model, weights, inputs)
-            return out
+            with computing_in(self._members[0].precision, features.device):
+                return widened(functional_call(model, weights, inputs))
 
         streams = [member.dropout for member in self._members]
         generators = [stream.generator() for stream in streams]

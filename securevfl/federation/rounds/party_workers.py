@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from securevfl.core import files
-from securevfl.core.devices import reads, to_device
+from securevfl.core.devices import Precision, computing_in, reads, to_device, widened
 from securevfl.core.errors import ConfigError
 from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.cut import CutRows
@@ -233,6 +233,9 @@ class OwnRecords:
     bits of every row of it; and one record more or less must leave other rows as they are.
     """
 
+    precision: Precision = "float32"
+    """What the model computes in; what it gives is float32."""
+
     @property
     def module(self) -> nn.Module:
         """The model, as :class:`securevfl.federation.rounds.party_workers.Work` calls it."""
@@ -293,6 +296,7 @@ class OwnRecords:
             clip_norm=clip_norm,
             units=units,
             stream=stream,
+            precision=self.precision,
         )
 
     def __call__(self, index: LinkIndex, present: LinkMask) -> CutRows:
@@ -302,6 +306,10 @@ class OwnRecords:
             index: Record of each link, on the host; anything valid where there is none.
             present: Which links there are, on the host.
         """
+        with computing_in(self.precision, self.features.device):
+            return widened(self._computed(index, present))
+
+    def _computed(self, index: LinkIndex, present: LinkMask) -> CutRows:
         features, keys = self.features, self.keys
         if not self.apart and self.bottom.recordwise:
             return represent_distinct(self.forward, features, keys, index, present)
@@ -337,17 +345,19 @@ class TopRows:
     """The primary's half of the network as work: its own rows and the average in, outputs out."""
 
     module: nn.Module
+    precision: Precision
+    """What the model computes in; outputs are float32."""
 
     def on(self, device: torch.device) -> "TopRows":
         """Return a copy on a device."""
-        return TopRows(copy.deepcopy(self.module).to(device))
+        return replace(self, module=copy.deepcopy(self.module).to(device))
 
     def __call__(
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None = None
     ) -> Tensor:
         """Return the outputs; see :class:`securevfl.models.Top`."""
-        output: Tensor = self.module(features, keys, aggregate, similarities)
-        return output
+        with computing_in(self.precision, features.device):
+            return widened(self.module(features, keys, aggregate, similarities))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -135,7 +135,10 @@ class NetworkPrimary(primary.Primary):
             ConfigError: If the model looks at all rows of a batch.
         """
         self._workers = PartyWorkers(
-            group, TopRows(self.top), stream=self.dropout, device=self.data.features.device
+            group,
+            TopRows(self.top, self.precision),
+            stream=self.dropout,
+            device=self.data.features.device,
         )
 
     def _compute(

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core.devices import to_device
+from securevfl.core.devices import Precision, to_device
 from securevfl.core.progress import EpochDone, Observer
 from securevfl.data.rows import RowSplit, consecutive_batches
-from securevfl.dp.clipping import widened
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange
+from securevfl.federation.rounds.party_workers import TopRows
 from securevfl.federation.run_plan import Purpose, RunPlan
 from securevfl.models.alone.choice import Decision, choose_scale, decide, scaled
 from securevfl.models.family import Explained, share_of_base
@@ -59,6 +59,8 @@ class TopModel:
     """Most rows of a round."""
     scale: float = 1.0
     """lambda: the joint model's weight in its average with a base, in [0, 1]."""
+    precision: Precision = "float32"
+    """What :attr:`top` computes in."""
     _last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = field(
         default=None, init=False
     )
@@ -95,7 +97,7 @@ class TopModel:
     def _compute(
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
     ) -> Tensor:
-        return widened(self.top(features, keys, aggregate, similarities))
+        return TopRows(self.top, self.precision)(features, keys, aggregate, similarities)
 
     def _read(
         self, plan: RoundPlan, aggregate: Tensor
@@ -208,11 +210,17 @@ class Primary(TopModel, ABC):
             exchange: Where the secondaries are.
             observe: Hears of progress.
         """
-        super().__init__(top, data, exchange, batch_size=plan.config.training.batch_size)
+        self.training = plan.config.training
+        super().__init__(
+            top,
+            data,
+            exchange,
+            batch_size=self.training.batch_size,
+            precision=self.training.precision,
+        )
         self.plan = plan
         self.data = data
         self.observe = observe
-        self.training = plan.config.training
         self.seed = plan.config.federation.seed
         self.head = data.head
         self.may_go_on: Callable[[], bool] = lambda: True

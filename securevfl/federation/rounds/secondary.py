@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.core.devices import DeviceReads, read_together, reads, to_device
+from securevfl.core.devices import DeviceReads, Precision, read_together, reads, to_device
 from securevfl.core.errors import ProtocolError
 from securevfl.dp.clipping import is_finite
 from securevfl.federation.checkpoint import Checkpoints
@@ -110,6 +110,8 @@ class Secondary:
     rows where something is promised."""
     decorrelates: float = 0.0
     """Weight of the distance correlation in its loss."""
+    precision: Precision = "float32"
+    """What :attr:`bottom` computes in."""
     log: Log = log_nothing
     """The party's."""
 
@@ -150,6 +152,7 @@ class Secondary:
             keys=self.data.keys,
             row_by_row=self.row_by_row,
             apart=self.gradient_noise is not None or self.contribution.noise is not None,
+            precision=self.precision,
         )
 
     def share_with(self, group: WorkerGroup) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from securevfl.core.conventions import derive_seed
-from securevfl.core.devices import reads
+from securevfl.core.devices import Precision, computing_in, reads, widened
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_gradients, clip_rows, finite_or_zero
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
@@ -259,6 +259,8 @@ class RowGradients:
     """Adds the gradients up."""
     stream: DropoutStream
     """This party's: the units that the release drops are dropped again."""
+    precision: Precision = "float32"
+    """What the model computes in; what it gives is float32."""
 
     def __post_init__(self, links: LinkedRecords) -> None:
         """Keep what the round's release will be made of; call it before the release."""
@@ -267,10 +269,10 @@ class RowGradients:
 
     def represent(self) -> CutRows:
         """Return the rows' representation, piece by piece, as the gradients go through them."""
-        with self.stream.active(), torch.no_grad():
-            return torch.cat(
-                [self.forward(one.features, one.keys, one.present) for one in self._pieces]
-            )
+        device = self._pieces[0].features.device
+        with self.stream.active(), torch.no_grad(), computing_in(self.precision, device):
+            rows = [self.forward(one.features, one.keys, one.present) for one in self._pieces]
+            return widened(torch.cat(rows))
 
     def total(self, gradient: CutRows) -> Float64[Tensor, " parameters"]:
         """Return the sum of the rows' clipped gradients in whole units, without noise.
@@ -298,7 +300,8 @@ class RowGradients:
             present: Tensor,
             wanted: Tensor,
         ) -> Tensor:
-            row = functional_call(self.bottom, dict(weights), (features, keys, present))
+            with computing_in(self.precision, features.device):
+                row = functional_call(self.bottom, dict(weights), (features, keys, present))
             return (clip_rows(row, self.clip_norm) * wanted).sum()
 
         each = vmap(grad(taught), in_dims=(None, 0, 0, 0, 0), randomness="different")

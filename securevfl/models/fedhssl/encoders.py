@@ -21,6 +21,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.models.family import Step
 from securevfl.models.fedhssl.augment import CategoricalColumn, continuous_places, one_hot_columns
+from securevfl.models.layers import LayerNorm
 
 # ResNet-18, cut after its first stage; torchvision's does not load next to a CPU build of torch.
 
@@ -270,7 +271,7 @@ def _layer(inputs: int, outputs: int, norm: Norm) -> list[nn.Module]:
     if norm == "batch":
         layers.append(BatchNorm(outputs))
     elif norm == "layer":
-        layers.append(nn.LayerNorm(outputs))
+        layers.append(LayerNorm(outputs))
     return [*layers, nn.ReLU()]
 
 

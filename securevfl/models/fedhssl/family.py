@@ -20,7 +20,7 @@ from securevfl.models.fedhssl.encoders import (
     build_encoder,
 )
 from securevfl.models.fedhssl.learner import PartyLearner
-from securevfl.models.layers import MLP, ByteDropout
+from securevfl.models.layers import MLP, ByteDropout, LayerNorm
 
 # The fine-tuned split network: pretrained encoders, and a head.
 
@@ -120,8 +120,8 @@ class FedHSSLTop(nn.Module):
         self.aggregate_norm: nn.Module = nn.Identity()
         if config.normalise:
             # Secondaries' vectors are clipped; both halves come to the head at one scale.
-            self.own_norm = nn.LayerNorm(width, elementwise_affine=False)
-            self.aggregate_norm = nn.LayerNorm(width, elementwise_affine=False, eps=_EPSILON)
+            self.own_norm = LayerNorm(width, elementwise_affine=False)
+            self.aggregate_norm = LayerNorm(width, elementwise_affine=False, eps=_EPSILON)
         self.dropout = ByteDropout(config.dropout)
         self.head = MLP(2 * width, config.head, outputs, dropout=config.dropout)
 

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from securevfl.core.conventions import derive_seed
+from securevfl.core.devices import computing_in, widened
 from securevfl.models.family import Algorithm, PretrainingSettings
 from securevfl.models.fedhssl.augment import Augmentation, CategoricalColumn
 from securevfl.models.fedhssl.encoders import Encoder, FedHSSLConfig, build_encoder
@@ -190,6 +191,7 @@ class Tower(nn.Module):
         if settings.algorithm != "moco":
             self.predictor = _predictor(settings.projection_width, settings.predictor)
         self.momentum = settings.target_momentum if follows else 0.0
+        self.precision = settings.precision
         self.follower: nn.Module | None = None
 
     def start(self, *, seed: int, shared_seed: int | None) -> None:
@@ -212,8 +214,11 @@ class Tower(nn.Module):
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
         """Return the online encoder's projection."""
-        projected: Tensor = self.projector(self.encoder(features))
-        return projected
+        return self._through(features, self.encoder, self.projector)
+
+    def predict(self, projected: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """Return what the predictor makes of projections."""
+        return self._through(projected, self.predictor)
 
     @torch.no_grad()
     def target(
@@ -229,8 +234,7 @@ class Tower(nn.Module):
                 computed here if it is not given.
         """
         if self.follower is not None:
-            followed: Tensor = self.follower(features)
-            return followed
+            return self._through(features, self.follower)
         return self(features) if projected is None else projected.detach()
 
     @torch.no_grad()
@@ -271,6 +275,12 @@ class Tower(nn.Module):
         """Take averaged weights."""
         for name, value in self.shared_weights().items():
             value.copy_(weights[name])
+
+    def _through(self, values: Tensor, *parts: nn.Module) -> Tensor:
+        with computing_in(self.precision, values.device):
+            for part in parts:
+                values = part(values)
+        return widened(values)
 
     def _shared(self) -> tuple[nn.Module, ...]:
         return (self.encoder.top, self.projector, self.predictor)
@@ -425,7 +435,7 @@ class PartyLearner:
         for update in range(self.settings.local_updates):
             if update:
                 projected = tower(self._view(features))
-            loss = objective(tower.predictor(projected), targets)
+            loss = objective(tower.predict(projected), targets)
             self._step("cross", loss)
             first = loss.detach() if first is None else first
         objective.remember(targets)
@@ -449,7 +459,7 @@ class PartyLearner:
         views = self.augment(torch.cat([features, features]), self.generator)
         parts = views.chunk(2) if self.settings.views == "apart" else (views,)
         projected = [tower(part) for part in parts]
-        predicted = torch.cat([tower.predictor(one) for one in projected])
+        predicted = torch.cat([tower.predict(one) for one in projected])
         target = torch.cat([tower.target(*one) for one in zip(parts, projected, strict=True)])
         target = unit(target)
         # The mean over both views is the symmetrised loss: each half has the other's targets.

@@ -11,8 +11,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from securevfl.core.devices import widened
 from securevfl.models.fet.settings import FeTConfig
-from securevfl.models.layers import ByteDropout
+from securevfl.models.layers import ByteDropout, LayerNorm
 
 _VECTOR: Final = 16
 """Most float32 numbers in a vector instruction of a CPU."""
@@ -141,7 +142,8 @@ class Attention(nn.Module):
 
 
 def softmax(scores: Float[Tensor, "*batch memory"]) -> Float[Tensor, "*batch memory"]:
-    """Return the softmax over the memory."""
+    """Return the softmax over the memory, in single precision."""
+    scores = widened(scores)
     if scores.shape[-1] >= _VECTOR or not torch.is_grad_enabled():
         return scores.softmax(dim=-1)
     shares: Tensor = _ShortSoftmax.apply(scores)  # type: ignore[no-untyped-call]
@@ -218,9 +220,9 @@ class EncoderBlock(_Block):
 
     def __init__(self, config: FeTConfig) -> None:
         super().__init__(config)
-        self.attention_norm = nn.LayerNorm(config.hidden)
+        self.attention_norm = LayerNorm(config.hidden)
         self.attention = Attention(config.hidden, heads=config.attention_heads)
-        self.forward_norm = nn.LayerNorm(config.hidden)
+        self.forward_norm = LayerNorm(config.hidden)
         self.feed_forward = FeedForward(config)
 
     def forward(
@@ -270,11 +272,11 @@ class DecoderBlock(_Block):
 
     def __init__(self, config: FeTConfig) -> None:
         super().__init__(config)
-        self.self_norm = nn.LayerNorm(config.hidden)
+        self.self_norm = LayerNorm(config.hidden)
         self.self_attention = Attention(config.hidden, heads=config.attention_heads)
-        self.memory_norm = nn.LayerNorm(config.hidden)
+        self.memory_norm = LayerNorm(config.hidden)
         self.memory_attention = Attention(config.hidden, heads=config.attention_heads)
-        self.forward_norm = nn.LayerNorm(config.hidden)
+        self.forward_norm = LayerNorm(config.hidden)
         self.feed_forward = FeedForward(config)
 
     def forward(
@@ -315,4 +317,4 @@ class DecoderBlock(_Block):
 
 def last_norm(config: FeTConfig) -> nn.Module:
     """Return what follows the last block: its residual path has no norm on it with ``pre``."""
-    return nn.LayerNorm(config.hidden) if config.norm == "pre" else nn.Identity()
+    return LayerNorm(config.hidden) if config.norm == "pre" else nn.Identity()

@@ -12,7 +12,7 @@ from securevfl.models.fet import fet_bottom
 from securevfl.models.fet.attention import DecoderBlock, EncoderBlock, last_norm
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom
-from securevfl.models.layers import MLP, ByteDropout, rank_scores
+from securevfl.models.layers import MLP, ByteDropout, LayerNorm, rank_scores
 
 # Additive top model, without attention, for releases that are mostly noise.
 
@@ -118,9 +118,7 @@ class FeTTop(nn.Module):
         # Clipping leaves the aggregate at the scale of C / sqrt(L H), far below what attention
         # works with; a norm at the primary is post-processing of what was released.
         self.memory_norm = (
-            nn.LayerNorm(config.hidden, eps=_MEMORY_EPSILON)
-            if config.memory_norm
-            else nn.Identity()
+            LayerNorm(config.hidden, eps=_MEMORY_EPSILON) if config.memory_norm else nn.Identity()
         )
         # Position j of a sequence averages the parties' j-th nearest links.
         self.ranks = nn.Parameter(torch.zeros(config.cut_shape)) if config.ranked else None

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core import checks
+from securevfl.core import checks, devices
 from securevfl.models.family import Present, RecordFeatures, RecordKeys
 from securevfl.models.fet.attention import EncoderBlock, gathered, last_norm
 from securevfl.models.fet.settings import FeTConfig
@@ -81,7 +81,9 @@ class FourierPositions(nn.Module):
 
         Their squared norm is 1/2; with octaves it is F, so that their mean square is one.
         """
-        angles = keys @ self.frequencies.T
+        # Angles are many radians, of which half precision keeps no digit that counts.
+        with devices.computing_in("float32", keys.device):
+            angles = keys @ self.frequencies.T
         both = torch.cat([angles.cos(), angles.sin()], dim=-1)
         return both * math.sqrt(2) if self.octaves else both / math.sqrt(both.shape[-1])
 
