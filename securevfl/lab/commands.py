@@ -521,20 +521,18 @@ def _audit_run(
 ) -> None:
     with loading():
         from securevfl.lab.attacks import run_audit
-        from securevfl.runtime.run_folder import AUDIT
+        from securevfl.lab.attacks.shadow_runs import Shadows
+        from securevfl.runtime.run_folder import AUDIT, federation_of_run
+        from securevfl.runtime.run_tables import read_tables
 
     def tell(text: str) -> None:
         print(f"securevfl: attack {text}", file=sys.stderr, flush=True)
 
-    names = run_audit.chosen(attacks)
-    found = run_audit.audit_run(
-        run,
-        names,
-        seeds=seeds,
-        beside=beside,
-        shadows=run_audit.shadows_of(run, names, data_root, runs=shadows, tell=tell),
-        tell=tell,
-    )
+    names, trained = run_audit.chosen(attacks), None
+    if any(name in run_audit.TRAIN_ANEW for name in names):
+        tables = read_tables(federation_of_run(run, None), data_root)
+        trained = Shadows(tables=tables, runs=shadows, tell=tell)
+    found = run_audit.audit_run(run, names, seeds=seeds, beside=beside, shadows=trained, tell=tell)
     if as_json:
         print(json.dumps(found.as_json()))
     else:

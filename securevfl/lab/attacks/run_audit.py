@@ -18,11 +18,10 @@ from securevfl.lab.attacks.properties import ColumnMeans
 from securevfl.lab.attacks.reconstruction import Reconstruction
 from securevfl.lab.attacks.shadow_runs import ShadowRuns, Shadows
 from securevfl.lab.attacks.similarities import SimilarityDistance, SimilarityPlace
-from securevfl.runtime.run_folder import AUDIT, MEASURED_FORMAT, federation_of_run
-from securevfl.runtime.run_tables import read_tables
+from securevfl.runtime.run_folder import AUDIT, MEASURED_FORMAT
 from securevfl.version import __version__
 
-_TRAINS_ANEW: Final = ("shadow-rows", "shadow-records")
+TRAIN_ANEW: Final = ("shadow-rows", "shadow-records")
 """Attacks that take many trainings, and are tried only if they are named."""
 
 
@@ -70,7 +69,7 @@ def chosen(names: str | None) -> list[str]:
     """
     known = [*all_attacks()]
     if names is None:
-        return [name for name in known if name not in _TRAINS_ANEW]
+        return [name for name in known if name not in TRAIN_ANEW]
     wanted = [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in known:
@@ -79,32 +78,6 @@ def chosen(names: str | None) -> list[str]:
                 f"are {', '.join(known)}"
             )
     return wanted
-
-
-def shadows_of(
-    folder: Path,
-    names: Sequence[str],
-    data_root: Path,
-    *,
-    runs: int,
-    tell: Callable[[str], None],
-) -> Shadows | None:
-    """Return what shadow runs are trained on; None where no attack that is named takes any.
-
-    Args:
-        folder: Of the run.
-        names: Of attacks.
-        data_root: Where relative paths of the parties' tables start.
-        runs: How many an attack.
-        tell: Called before each.
-
-    Raises:
-        DataError: If a table is not there.
-    """
-    if not any(name in _TRAINS_ANEW for name in names):
-        return None
-    tables = read_tables(federation_of_run(folder, None), data_root)
-    return Shadows(tables=tables, runs=runs, tell=tell)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -172,7 +145,7 @@ def audit_run(
     for number, name in enumerate(names, 1):
         tell(f"{number}/{len(names)} {name}")
         made_from = [__version__, evidence.run, seeds, "" if other is None else other.run]
-        if name in _TRAINS_ANEW:
+        if name in TRAIN_ANEW:
             made_from.append(0 if shadows is None else shadows.runs)
         done = _done(folder, name, made_from)
         if done is None:

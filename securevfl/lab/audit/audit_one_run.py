@@ -16,7 +16,7 @@ References:
 
 import math
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,22 +24,18 @@ from jaxtyping import Bool, Float, Float64
 from scipy import stats
 from torch import Tensor, nn
 
-from securevfl.config.federation import FederationConfig, link_spec
+from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.dp.events import GaussianRelease
 from securevfl.dp.gaussian import gaussian_epsilon
-from securevfl.federation.build import build_secondary, optimizer_of
+from securevfl.federation.build import optimizer_of
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
-from securevfl.federation.session.request_validator import SessionLimits
 from securevfl.lab.audit.audit_statistics import AuditTest
-from securevfl.lab.audit.audit_worlds import AuditRounds, table_at
+from securevfl.lab.audit.audit_worlds import audited_secondary, parties_named, table_at
 from securevfl.lab.audit.settings import DELTA, AuditSettings
-from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.stage.linking import Linker
-from securevfl.linkage.stage.party_keys import keys_of
 
 FALSE_ALARM: Final = 1e-11
 """Largest probability that one of the two tests fails a right mechanism."""
@@ -201,51 +197,24 @@ def _scores(
 def _secondary(
     plan: RunPlan, settings: AuditSettings, there: Bool[np.ndarray, " canaries"]
 ) -> Secondary:
-    config = plan.config
+    """Build the secondary of whose first records a coin has left some."""
     places = np.arange(CANARIES, dtype=np.float64)
-    columns = _LONG * config.privacy.clip_norm * np.eye(CANARIES)
+    columns = _LONG * settings.clip_norm * np.eye(CANARIES)
     records = table_at(
-        "secondary-1",
+        settings.names[1],
         np.concatenate([places[there], places + 0.1]),
         np.concatenate([columns[there], -columns]),
     )
-    rows = np.arange(plan.facts.rows, dtype=np.float64)
-    spec = link_spec(config)
-    link = Linker(spec, keys_of(spec.keys, table_at("primary", rows, rows[:, None])))
-    ledger = Ledger(
-        None, party=records.name, plan=plan.releases, noise_share_std=plan.noise_share_std
-    )
-    secondary = build_secondary(
-        plan,
-        config.party(records.name),
-        records,
-        link(keys_of(spec.keys, records)),
-        ledger,
-        device=torch.device("cpu"),
-    )
-    secondary.bottom = _OwnWeights(CANARIES)
-    secondary.optimizer = optimizer_of(config, secondary.bottom)
-    limits = SessionLimits.of(plan, party=records.name)
-    secondary.validator = AuditRounds(limits, rounds=settings.rounds)
+    secondary = audited_secondary(plan, records, _OwnWeights(CANARIES), rounds=settings.rounds)
+    secondary.optimizer = optimizer_of(plan.config, secondary.bottom)
     return secondary
 
 
 def _federation(settings: AuditSettings) -> FederationConfig:
-    parties: list[dict[str, Any]] = [
-        {"name": name, "role": role, "data": f"{name}.csv", "key": ["place"], "scaling": "none"}
-        for name, role in (("primary", "primary"), ("secondary-1", "secondary"))
-    ]
-    parties[0] |= {"label": "label", "address": "127.0.0.1:0"}
     return parse_federation(
         {
             "federation": {"name": "one-run audit", "task": "regression", "seed": 0},
-            "model": {
-                "family": "fet",
-                "neighbours": 1,
-                "hidden": _WIDTH,
-                "release": "pooled",
-                "average_positions_every": 0,
-            },
+            "model": {"family": "fet", "neighbours": 1, "hidden": _WIDTH, "release": "pooled"},
             "training": {"batch_size": CANARIES, "epochs": settings.rounds},
             "base": {"estimator": "none"},
             "privacy": {
@@ -257,7 +226,7 @@ def _federation(settings: AuditSettings) -> FederationConfig:
                 "encoder": "dp-trained",
             },
             "linkage": {"protection": "none", "max_distance": 0.3},
-            "party": parties,
+            "party": parties_named(settings.names[:2]),
         },
         file="federation of the one-run audit",
     )

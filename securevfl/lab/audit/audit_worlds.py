@@ -5,6 +5,7 @@ clip, ring, noise, ledger, masks. Only the bottom model is exchanged for one tha
 features as they are, so that a row can be as long as the audit wants it.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,7 @@ from securevfl.federation.build import build_secondary
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.lab.audit.audit_statistics import (
     LONG,
@@ -37,7 +38,6 @@ from securevfl.lab.audit.audit_statistics import (
 )
 from securevfl.lab.audit.settings import DELTA, AuditSettings, Release
 from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 
@@ -133,28 +133,11 @@ class AuditStage:
     def secondary(self, rank: int, ledger_folder: Path | None) -> Secondary:
         """Build a secondary as a run does; only its bottom model shows what the audit wants."""
         name = self.settings.names[rank]
-        party = self.config.party(name)
-        table = self._records(name)
         path = None if ledger_folder is None else ledger_folder / f"{name}-{self.release}.jsonl"
-        ledger = Ledger(
-            path,
-            party=name,
-            plan=self.plan.releases,
-            noise_share_std=self.plan.noise_share_std,
+        rounds = self.settings.rounds
+        return audited_secondary(
+            self.plan, self._records(name), ShowFeatures(), rounds=rounds, ledger_path=path
         )
-        secondary = build_secondary(
-            self.plan, party, table, self._link(table), ledger, device=torch.device("cpu")
-        )
-        secondary.bottom = ShowFeatures()
-        secondary.optimizer = None
-        limits = SessionLimits.of(self.plan, party=name)
-        secondary.validator = AuditRounds(limits, rounds=self.settings.rounds)
-        return secondary
-
-    def _link(self, table: PartyTable) -> LinkedSecondary:
-        spec = link_spec(self.config)
-        link = Linker(spec, keys_of(spec.keys, self._primary))
-        return link(keys_of(spec.keys, table))
 
     def run(self, exchange: Exchange) -> Float32[np.ndarray, "r b width"]:
         """Release all rounds and return the averages, a row flattened.
@@ -204,11 +187,6 @@ class AuditStage:
     def _kinds(self, rows: int) -> Int64[np.ndarray, " rows"]:
         return np.arange(rows) % WORLDS
 
-    @cached_property
-    def _primary(self) -> PartyTable:
-        rows = np.arange(self.facts.rows, dtype=np.float64)
-        return table_at("primary", rows, np.zeros((self.facts.rows, 1)))
-
     def _records(self, name: str) -> PartyTable:
         """Return records whose K nearest to each row carry the row's release.
 
@@ -230,17 +208,6 @@ class AuditStage:
         multiplier = settings.noise_multiplier
         if not self.pooled:
             multiplier /= 2 * self.rows_per_round**0.5
-        parties: list[dict[str, Any]] = [
-            {
-                "name": name,
-                "role": "primary" if rank == PRIMARY_RANK else "secondary",
-                "data": f"{name}.csv",
-                "key": ["place"],
-                "scaling": "none",
-                **({"label": "label", "address": "127.0.0.1:0"} if rank == PRIMARY_RANK else {}),
-            }
-            for rank, name in enumerate(settings.names)
-        ]
         source = {
             "federation": {"name": "audit", "task": "regression", "seed": _SEED},
             "model": {
@@ -265,12 +232,64 @@ class AuditStage:
                 "idle_timeout_s": settings.timeout_s,
                 "silence_timeout_s": settings.timeout_s,
             },
-            "party": parties,
+            "party": parties_named(settings.names),
         }
         config = parse_federation(source, file="federation of the audit")
         positions, _ = config.family.cut_shape(config.model)
         assert positions == (1 if self.pooled else _LINKS)
         return config
+
+
+def parties_named(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what a federation file says of an audit's parties, the primary first."""
+    return [
+        {
+            "name": name,
+            "role": "primary" if rank == PRIMARY_RANK else "secondary",
+            "data": f"{name}.csv",
+            "key": ["place"],
+            "scaling": "none",
+            **({"label": "label", "address": "127.0.0.1:0"} if rank == PRIMARY_RANK else {}),
+        }
+        for rank, name in enumerate(names)
+    ]
+
+
+def audited_secondary(
+    plan: RunPlan,
+    records: PartyTable,
+    bottom: nn.Module,
+    *,
+    rounds: int,
+    ledger_path: Path | None = None,
+) -> Secondary:
+    """Build a secondary as a run does; its bottom model and its rounds are the audit's own.
+
+    Args:
+        plan: The audit's; the primary's rows lie at 0, 1 and so on.
+        records: The secondary's table.
+        bottom: Learns only if it is given an optimizer.
+        rounds: That are admitted.
+        ledger_path: Where the ledger is kept; None keeps it in memory.
+    """
+    rows = np.arange(plan.facts.rows, dtype=np.float64)
+    spec = link_spec(plan.config)
+    link = Linker(spec, keys_of(spec.keys, table_at("primary", rows, rows[:, None])))
+    ledger = Ledger(
+        ledger_path, party=records.name, plan=plan.releases, noise_share_std=plan.noise_share_std
+    )
+    secondary = build_secondary(
+        plan,
+        plan.config.party(records.name),
+        records,
+        link(keys_of(spec.keys, records)),
+        ledger,
+        device=torch.device("cpu"),
+    )
+    secondary.bottom, secondary.optimizer = bottom, None
+    limits = SessionLimits.of(plan, party=records.name)
+    secondary.validator = AuditRounds(limits, rounds=rounds)
+    return secondary
 
 
 def table_at(

@@ -16,7 +16,7 @@ from securevfl.core.files import read_json
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.attacks import attack, shadow_runs
 from securevfl.lab.attacks.evidence import Evidence
-from securevfl.lab.attacks.run_audit import audit_run, chosen, shadows_of
+from securevfl.lab.attacks.run_audit import audit_run, chosen
 from securevfl.lab.attacks.shadow_runs import Seen, Shadows, found_at
 from securevfl.lab.commands import app
 from securevfl.runtime import simulation
@@ -114,7 +114,8 @@ def test_a_model_that_remembers_is_found_out(
 
     monkeypatch.setattr(shadow_runs, "simulate_federation", simulate)
     told: list[str] = []
-    shadows = shadows_of(run, [name], tmp_path, runs=8, tell=told.append)
+    tables = read_tables(evidence.config, tmp_path)
+    shadows = Shadows(tables=tables, runs=8, tell=told.append)
     area, some, few = audit_run(run, [name], shadows=shadows).findings
     assert [one["value"] for one in (area, some, few)] == [1.0, 1.0, 1.0]
     assert [one["floor"] for one in (area, some, few)] == [0.5, 0.1, 0.01]
