@@ -10,18 +10,19 @@ trained, no noise: split learning), ``averaged`` (all secondaries, trained, no n
 ``frozen-none``, ``frozen-8`` and so on (class means, released once). A defence follows a plus:
 ``averaged+iso-1``, ``+clip-0.1``, ``+marvell-4`` (two classes), ``+nopeek-2``, ``+label-4`` (its
 epsilon). ``averaged+active``: the first secondary trains as [FZJ22] has it, so that its own encoder
-tells more. ``--defences`` runs those of notebook/leaks.md. ``joint`` is the test figure. A run that
-is done is not run again. With several ``--training-seeds`` figures are means over them, with their
-standard deviation; bold is what beats its guess with every seed. ``--shadows 16`` prints instead
-what as many shadow runs of each find: which rows, and which of the first secondary's records, a
-kept model has learned from. Sets: digits, mfeat6, fate_breast,
-hdb, mnist10; digits11 has 10 secondaries.
+tells more. ``shares``, ``shares-CELL`` (a grid cell's width) and ``bloom``: one epoch, linked by a
+coordinator. ``--defences`` runs those of notebook/leaks.md, and ``--attacks`` tries some alone.
+``joint`` is the test figure. A run that is done is not run again. With several
+``--training-seeds`` figures are means over them, with their standard deviation; bold is what beats
+its guess with every seed. ``--shadows 16`` prints instead what as many shadow runs of each find:
+which rows, and which of the first secondary's records, a kept model has learned from. Sets: digits,
+mfeat6, fate_breast, hdb, mnist10; digits11 has 10 secondaries.
 """
 
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -105,9 +106,11 @@ def source_of(name: str, run: str, tables: Tables, *, seed: int) -> dict[str, An
     """Return the federation file of a run."""
     run, _, defence = run.partition("+")
     kind, _, epsilon = run.partition("-")
-    first = None
+    first, cell = None, ""
     if kind in ("plain", "first"):
         first, epsilon = int(epsilon or 1), ""
+    if kind == "shares":
+        epsilon, cell = "", epsilon
     source = federation_of(
         "digits" if name == "digits11" else name, tables, seed, epsilon or "none", "shares"
     )
@@ -148,7 +151,26 @@ def source_of(name: str, run: str, tables: Tables, *, seed: int) -> dict[str, An
             "encoder": "dp-trained",
         }
     source["linkage"].pop("choose")
+    if kind in ("shares", "bloom"):
+        source["training"]["epochs"] = 1
+        hide(source, tables, kind, cell)
     return source
+
+
+def hide(source: dict[str, Any], tables: Tables, protection: str, cell: str) -> None:
+    """Let a coordinator find the links; codes of numbers need ranges of one width."""
+    keys = np.concatenate([one.keys for one in tables.parties])
+    low, width = keys.min(axis=0), float(np.ptp(keys, axis=0).max())
+    helpers = ["coordinator"]
+    if protection == "shares":
+        helpers.append("dealer")
+    source["linkage"] |= {
+        "protection": protection,
+        "ranges": [[float(one), float(one) + width] for one in low],
+        **({"cell": float(cell)} if cell else {}),
+        **({"secret": "drawn"} if protection == "bloom" else {}),
+    }
+    source["party"] += [{"name": one, "role": one} for one in helpers]
 
 
 class Amplified:
@@ -198,7 +220,14 @@ def amplifying(attacker: str | None) -> Iterator[None]:
 
 
 def measured(
-    name: str, run: str, folder: Path, *, seed: int, seeds: int, shadows: int = 0
+    name: str,
+    run: str,
+    folder: Path,
+    *,
+    attacks: Sequence[str],
+    seed: int,
+    seeds: int,
+    shadows: int = 0,
 ) -> dict[str, Any]:
     """Train and attack a run, by shadow runs alone if there are any, or read what was found."""
     tables = tables_of(name)
@@ -216,7 +245,7 @@ def measured(
         trained = Shadows(tables=own, runs=shadows, tell=partial(print, file=sys.stderr))
         audit = audit_run(place, SHADOWED, seeds=seeds, shadows=trained)
     else:
-        audit = audit_run(place, chosen(None), seeds=seeds)
+        audit = audit_run(place, attacks, seeds=seeds)
     return {
         "set": name,
         "run": run,
@@ -294,7 +323,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/leaks"))
     parser.add_argument("--all", action="store_true", help="a line an attack and party")
     parser.add_argument("--shadows", type=int, default=0, help="shadow runs of each run")
+    parser.add_argument("--attacks", help="default: all")
     options = parser.parse_args()
+    attacks = chosen(options.attacks)
     heads = ["set, run", "joint", *COLUMNS]
     if options.shadows:
         rates = ("AUC", "at 0.1", "at 0.01")
@@ -312,6 +343,7 @@ def main() -> None:
                     name,
                     run,
                     options.out,
+                    attacks=attacks,
                     seed=seed,
                     seeds=options.seeds,
                     shadows=options.shadows,

@@ -26,6 +26,7 @@ from securevfl.federation.session.handshake import Joined, joined
 from securevfl.federation.session.membership import absent_names, idle_helpers
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.ledger.countersigning import Countersigner, Occasion
+from securevfl.linkage.protections.protection import Hear, hear_nothing
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, help_to_link, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
@@ -396,14 +397,16 @@ def run_helper(party: PartySession) -> None:
         party.observe(Stage(text="helping"))
         spec, role = link_spec(config), _helper_role(config, name)
         if role in spec.roles.helpers:
-            figures = help_to_link(
-                spec,
-                role,
-                star.transport,
-                star.sealed,
-                rows=star.facts.rows,
-                cache=LinkCache.of_party(spec, name, files.folder),
-            )
+            with _hearing(party, role, run=star.facts.run) as hear:
+                figures = help_to_link(
+                    spec,
+                    role,
+                    star.transport,
+                    star.sealed,
+                    rows=star.facts.rows,
+                    cache=LinkCache.of_party(spec, name, files.folder),
+                    hear=hear,
+                )
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
         if role == "dealer" and config.deals_class_sums:
             files.log("dealt for class means", secondaries=deal_over_star(star, config))
@@ -416,6 +419,25 @@ def run_helper(party: PartySession) -> None:
             star.transport.receive(
                 StarKind.DONE, round_number=None, deadline_s=_LONGER_THAN_A_RUN_S
             )
+
+
+@contextlib.contextmanager
+def _hearing(party: PartySession, role: str, *, run: str) -> Iterator[Hear]:
+    """Yield what records what a coordinator receives, where that is asked for."""
+    job = party.job
+    # A dealer receives sizes alone.
+    if role != "coordinator" or job.record_mib is None:
+        yield hear_nothing
+        return
+    # It loads torch, which helpers do without.
+    with loading():
+        from securevfl.federation.rounds.recording import recording
+
+    with recording(
+        job.name, party.files.folder, run=run, most_mib=job.record_mib, observe=party.observe
+    ) as recorder:
+        assert recorder is not None, "a bound on its size is set"
+        yield recorder.take
 
 
 def _dealing_for_checks(

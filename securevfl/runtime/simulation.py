@@ -31,7 +31,7 @@ from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import lines_of_run
-from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
+from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.layers import PositionsTaken
@@ -244,7 +244,8 @@ def simulate_federation(
 class _Links:
     """What linking left at every party of a simulation."""
 
-    primary: LinkedPrimary
+    linker: Linker
+    """Has the primary's part."""
     secondaries: Mapping[str, LinkedSecondary]
     """By name."""
     counts: dict[str, Any]
@@ -295,7 +296,7 @@ class _Simulation:
         for one in self._files.values():
             one.open_ledger(plan)
         links = self._links = self._links or self._link()
-        linked = links.primary
+        linked = links.linker.primary
         data = primary_data(config, self._tables[name], split, linked, device=options.device)
         plan = replace(plan, training_rows=len(data.training_rows))
         alignment = report_alignment(
@@ -395,12 +396,23 @@ class _Simulation:
     def _record(self, run: str) -> None:
         """Record what every party receives until the simulation ends, where that is asked for."""
         most, observe = self._options.record_mib, self._options.observe
-        for name, own in self._files.items():
+        coordinator = self._config.helper("coordinator")
+        folders = {name: own.folder for name, own in self._files.items()}
+        if coordinator is not None:
+            folders[coordinator.name] = self._options.run_folder / "parties" / coordinator.name
+        for name, folder in folders.items():
             recorder = self._held.enter_context(
-                recording(name, own.folder, run=run, most_mib=most, observe=observe)
+                recording(name, folder, run=run, most_mib=most, observe=observe)
             )
             if recorder is not None:
                 self._recorders[name] = recorder
+        # A run that is resumed does not link again.
+        if coordinator is not None and most is not None and not self._options.resume:
+            links = self._links
+            assert links is not None, "a run begins by linking"
+            for party in self._config.secondaries:
+                keys = keys_of(links.linker.spec.keys, self._tables[party.name])
+                links.linker.show_coordinator(keys, self._recorders[coordinator.name].take)
 
     def keep(self, plan: RunPlan) -> None:
         """Keep what secondaries keep of a run that is through."""
@@ -463,7 +475,7 @@ class _Simulation:
             found = protection_of(spec).report_links(spec, keys, link(keys), options.observe)
             assert found.counts is not None, "a run counts its links"
             linked[party.name], counts[party.name] = found, told(found.counts)
-        return _Links(primary=link.primary, secondaries=linked, counts=counts)
+        return _Links(linker=link, secondaries=linked, counts=counts)
 
     def _resumed_run(self) -> str:
         """Return the id of the run that is resumed in all parties' folders."""

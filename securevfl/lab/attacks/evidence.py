@@ -62,24 +62,10 @@ class Evidence:
         self.config: FederationConfig = federation_of_run(folder, None)
         self.figures = read_figures(folder)
         self.run = ""
-        views = {}
-        for party in self.config.table_parties:
-            path = folder / "parties" / party.name / FILE
-            try:
-                kept = read_state(path)
-            except FileNotFoundError:
-                continue
-            except DamagedError as error:
-                raise ConfigError(f"{error}; train again with --record-views") from None
-            if self.run not in ("", kept["run"]):
-                raise ConfigError(f"{path}: is the record of another run than the others'")
-            self.run = kept["run"]
-            views[party.name] = PartyView(
-                name=party.name,
-                lines=kept["lines"],
-                held=kept["held"],
-                left_out=kept["left_out"],
-            )
+        helper = self.config.helper("coordinator")
+        self.coordinator = None if helper is None else self._view(helper.name)
+        named = {party.name: self._view(party.name) for party in self.config.table_parties}
+        views = {name: view for name, view in named.items() if view is not None}
         if not views:
             raise ConfigError(
                 f"run folder {folder}: no party has recorded what it received; simulate or train "
@@ -87,6 +73,22 @@ class Evidence:
             )
         self.primary = views.pop(self.config.primary.name, None)
         self.secondaries = views
+
+    def _view(self, name: str) -> PartyView | None:
+        """Read a party's record; return None if it has none."""
+        path = self.folder / "parties" / name / FILE
+        try:
+            kept = read_state(path)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            raise ConfigError(f"{error}; train again with --record-views") from None
+        if self.run not in ("", kept["run"]):
+            raise ConfigError(f"{path}: is the record of another run than the others'")
+        self.run = kept["run"]
+        return PartyView(
+            name=name, lines=kept["lines"], held=kept["held"], left_out=kept["left_out"]
+        )
 
     @property
     def attacker(self) -> PartyView | None:

@@ -5,20 +5,15 @@ References:
     section 3.4 (dictionary and frequency attacks).
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
-from securevfl.config.federation import link_spec
-from securevfl.data.tables import KeyTable
 from securevfl.lab.attacks import attack
 from securevfl.lab.attacks.evidence import Evidence, PartyView
 from securevfl.lab.attacks.reconstruction import decoder, varying
-from securevfl.linkage.protections.hashes import BloomProtection
-from securevfl.linkage.spec import LinkageSecret
 
 _KNOWN: Final = 30
 """Records whose keys a reader of codes knows."""
@@ -150,11 +145,7 @@ class CodeFrequencies:
 
 
 class CodePlaces:
-    """Near numbers have near codes: who knows some records' keys reads the others' off their codes.
-
-    Codes of the run's records are made anew, under a secret of their own: a coordinator's view is
-    not recorded, and one secret is as good as another.
-    """
+    """Near numbers have near codes: some known keys are enough to read the others off codes."""
 
     name = "code-places"
     aim: attack.Aim = "keys"
@@ -163,24 +154,24 @@ class CodePlaces:
         """Return why it cannot be tried."""
         if evidence.config.linkage.protection != "bloom":
             return "no coordinator is sent codes of numbers"
+        if evidence.coordinator is None:
+            return "needs the view of a coordinator"
         if not any("own_keys" in one.held for one in evidence.secondaries.values()):
             return "needs the view of a secondary that links by numbers"
         return None
 
     def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
         """Yield, for each secondary, the share of its keys' variance that is explained."""
-        coordinator = evidence.config.helper("coordinator")
-        assert coordinator is not None, "codes go to it"
-        spec = link_spec(evidence.config)
+        coordinator = evidence.coordinator
+        assert coordinator is not None, "asked before"
+        codes_of = {line["of"]: line["records"].numpy() for line in coordinator.of("LINK_CODES")}
         for view in evidence.secondaries.values():
             if "own_keys" not in view.held or len(view.array("own_keys")) < 2 * _KNOWN:
                 continue
-            keys = np.random.default_rng(0).permutation(view.array("own_keys"))[:_MOST_RECORDS]
-            columns = dict(zip(evidence.config.primary.key, keys.T, strict=True))
-            codes = BloomProtection().encode(
-                spec, KeyTable(name=view.name, columns=columns), LinkageSecret(os.urandom(32))
-            )
-            bits = np.unpackbits(codes, axis=1).astype(np.float64)
+            chosen = np.random.default_rng(0).permutation(len(view.array("own_keys")))
+            keys = view.array("own_keys")[chosen[:_MOST_RECORDS]]
+            bits = np.unpackbits(codes_of[view.name][chosen[:_MOST_RECORDS]], axis=1)
+            bits = bits.astype(np.float64)
             targets = varying(keys)
             errors, spread = [], []
             for seed in range(seeds):

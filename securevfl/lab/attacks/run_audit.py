@@ -18,6 +18,7 @@ from securevfl.lab.attacks.properties import ColumnMeans
 from securevfl.lab.attacks.reconstruction import Reconstruction
 from securevfl.lab.attacks.shadow_runs import ShadowRuns, Shadows
 from securevfl.lab.attacks.similarities import SimilarityDistance, SimilarityPlace
+from securevfl.lab.attacks.trilateration import Trilateration
 from securevfl.runtime.run_folder import AUDIT, MEASURED_FORMAT
 from securevfl.version import __version__
 
@@ -51,6 +52,7 @@ def all_attacks(
         GuessedIds(),
         CodeFrequencies(),
         CodePlaces(),
+        Trilateration(),
         Worlds(),
         NoiseSize(),
         NoiseAgain(other),

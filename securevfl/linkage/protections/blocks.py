@@ -490,6 +490,16 @@ class BlockExchange:
         rows, records = np.array(sizes, dtype=np.int64).T
         return Shapes(rows=rows, records=records)
 
+    @property
+    def rows(self) -> Int64[np.ndarray, " all_rows"]:
+        """The primary's rows of all blocks, one block after another."""
+        return flat([block.rows for block in self.blocks])
+
+    @property
+    def records(self) -> Int64[np.ndarray, " all_records"]:
+        """The secondary's records of all blocks, likewise."""
+        return flat([block.records for block in self.blocks])
+
 
 SquaredShares = tuple[UInt64[np.ndarray, "_ _"], UInt64[np.ndarray, "_ _"]]
 """The primary's and the secondary's share of a block's squared distances, (rows, records)."""
@@ -574,27 +584,29 @@ class Search:
         """Put as many parts into one exchange as its limits allow."""
         of = self._seen + sum(len(part.rows) for part in parts)
         sides = [self._sides(part) for part in parts]
-        ciphertexts = [self.ciphertexts(len(rows), len(records)) for rows, records in sides]
+        answers = [
+            ciphertexts(len(rows), len(records), lanes=self._lanes) for rows, records in sides
+        ]
         pairs = [len(rows) * len(records) for rows, records in sides]
-        due, start = sum(ciphertexts), 0
+        due, start = sum(answers), 0
         while start < len(parts):
             end = start + 1
             most = min(len(parts), start + _EXCHANGE_BLOCKS)
-            own_pairs, own_ciphertexts = pairs[start], ciphertexts[start]
+            own_pairs, own_answers = pairs[start], answers[start]
             while (
                 end < most
                 and own_pairs + pairs[end] <= _BLOCK_PAIRS
-                and own_ciphertexts + ciphertexts[end] <= _BLOCK_ANSWERS
+                and own_answers + answers[end] <= _BLOCK_ANSWERS
             ):
                 own_pairs += pairs[end]
-                own_ciphertexts += ciphertexts[end]
+                own_answers += answers[end]
                 end += 1
             blocks = [CellBlock(rows=rows, records=records) for rows, records in sides[start:end]]
             exchange = BlockExchange(blocks=blocks, done=self._seen, of=of, due=due)
             self._seen += sum(len(part.rows) for part in parts[start:end])
             self.pairs += own_pairs
-            self.answered += own_ciphertexts
-            due -= own_ciphertexts
+            self.answered += own_answers
+            due -= own_answers
             start = end
             yield exchange
 
@@ -612,9 +624,44 @@ class Search:
         """Return the primary's rows and the secondary's records of a block."""
         return (block.records, block.rows) if self._capped else (block.rows, block.records)
 
-    def ciphertexts(self, rows: int, records: int) -> int:
-        """Return how many ciphertexts a secondary answers for so many rows and records."""
-        return -(-rows // self._lanes) * records if self._lanes else 0
+
+Compared = Callable[[BlockExchange, UInt64[np.ndarray, " pairs"]], None]
+"""Gets an exchange, and the squared distances of its pairs, block after block."""
+
+
+def search_in_clear(
+    spec: LinkSpec,
+    mine: Int64[np.ndarray, "rows key_dim"],
+    theirs: Int64[np.ndarray, "records key_dim"],
+    *,
+    lanes: int,
+    compared: Compared = lambda _exchange, _squared: None,
+) -> Search:
+    """Search where both tables may be seen, and return the search.
+
+    Args:
+        spec: Settings of the linkage.
+        mine: The primary's quantised keys; with grid cells, shifted as their grid is.
+        theirs: The secondary's, likewise.
+        lanes: How many rows of a block share one ciphertext; 0 without any.
+        compared: Hears of what a coordinator would see.
+    """
+
+    def shares(block: CellBlock) -> SquaredShares:
+        own, other = mine[block.rows, None], theirs[None, block.records]
+        squared = ((own - other) ** 2).sum(axis=2).astype(np.uint64)
+        return squared, np.zeros_like(squared)
+
+    def ask(exchanges: Iterator[BlockExchange]) -> Iterator[Sequence[SquaredShares]]:
+        for exchange in exchanges:
+            found = [shares(block) for block in exchange.blocks]
+            compared(exchange, flat([squared for squared, _ in found]))
+            yield found
+
+    search = Search(spec, rows=len(mine), records=len(theirs), lanes=lanes, ask=ask)
+    width = spec.cell_units
+    search.run((cells_of(mine, width), cells_of(theirs, width)) if width else None)
+    return search
 
 
 def comparing_cost(
@@ -634,27 +681,21 @@ def comparing_cost(
         theirs: The secondary's.
         lanes: How many rows of a block share one ciphertext; 0 without any.
     """
-
-    def compared(block: CellBlock) -> SquaredShares:
-        own, other = mine[block.rows, None], theirs[None, block.records]
-        squared = ((own - other) ** 2).sum(axis=2).astype(np.uint64)
-        return squared, np.zeros_like(squared)
-
-    def ask(exchanges: Iterator[BlockExchange]) -> Iterator[Sequence[SquaredShares]]:
-        for exchange in exchanges:
-            yield [compared(block) for block in exchange.blocks]
-
-    search = Search(spec, rows=len(mine), records=len(theirs), lanes=lanes, ask=ask)
-    width, pairs = spec.cell_units, len(mine) * len(theirs)
-    if not width:
-        everything = search.ciphertexts(len(mine), len(theirs))
+    pairs = len(mine) * len(theirs)
+    if not spec.cell_units:
+        everything = ciphertexts(len(mine), len(theirs), lanes=lanes)
         return {"pairs": pairs, "share_of_pairs": 1.0, "ciphertexts": everything}
-    search.run((cells_of(mine, width), cells_of(theirs, width)))
+    search = search_in_clear(spec, mine, theirs, lanes=lanes)
     return {
         "pairs": search.pairs,
         "share_of_pairs": search.pairs / pairs,
         "ciphertexts": search.answered,
     }
+
+
+def ciphertexts(rows: int, records: int, *, lanes: int) -> int:
+    """Return how many ciphertexts a secondary answers for so many rows and records."""
+    return -(-rows // lanes) * records if lanes else 0
 
 
 def _one_cell(count: int) -> Int64[np.ndarray, "own 1"]:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt64
 
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.progress import LinksMade, Pace
@@ -36,8 +36,9 @@ from securevfl.linkage.protections.blocks import (
     cut,
     flat,
     most_pairs,
+    search_in_clear,
 )
-from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper
+from securevfl.linkage.protections.protection import Coordinated, DataParty, Hear, LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.link_cache import SimilarLinks, coordinate, links_key, table_tag
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
@@ -211,6 +212,25 @@ class Blockwise(Coordinated):
             step=spec.keys.key_range().step,
         )
 
+    def show(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        own: KeyTable,
+        *,
+        secret: LinkageSecret,
+        hear: Hear,
+    ) -> None:
+        """Let a listener hear grid cells, if any, and squared distances."""
+        mine, theirs = (quantised(spec.keys, keys) for keys in (primary, own))
+        if width := spec.cell_units:
+            shift = fresh_shift(mine.shape[1])
+            mine, theirs = mine + shift, theirs + shift
+            cells = {"rows": cells_of(mine, width), "records": cells_of(theirs, width)}
+            hear(Cells.KIND.name, of=own.name, **cells)
+        compared = partial(_tell_distances, hear, own.name)
+        search_in_clear(spec, mine, theirs, lanes=self.lanes(spec), compared=compared)
+
     @contextmanager
     def at_primary(self, party: DataParty) -> Iterator[Callable[[str], None]]:
         """Send the primary's cells, if any; then compare block after block in a secondary's turn.
@@ -291,6 +311,8 @@ class Blockwise(Coordinated):
         turn.require_offered(offer, name=name, by=primary)
         record_cells = self._receive_cells(helper, name, turn.records)
         cells = None if heard is None or record_cells is None else (heard, record_cells)
+        if cells is not None:
+            helper.hear(Cells.KIND.name, of=name, rows=cells[0], records=cells[1])
         search = Search(
             spec,
             rows=helper.rows,
@@ -332,35 +354,33 @@ class Blockwise(Coordinated):
         self, helper: LinkageHelper, name: str, exchanges: Iterator[BlockExchange]
     ) -> Iterator[list[SquaredShares]]:
         """Have data parties compare blocks; the next ones are named before the last are done."""
-        under_way: deque[Shapes] = deque()
+        under_way: deque[BlockExchange] = deque()
         for exchange in exchanges:
-            under_way.append(self._announce(helper, name, exchange))
+            self._announce(helper, name, exchange)
+            under_way.append(exchange)
             if len(under_way) == _UNDER_WAY:
                 yield self._shares(helper, name, under_way.popleft())
         while under_way:
             yield self._shares(helper, name, under_way.popleft())
 
-    def _announce(self, helper: LinkageHelper, name: str, exchange: BlockExchange) -> Shapes:
-        shapes = exchange.shapes
-        mine = RowBlocks(
-            rows=flat([block.rows for block in exchange.blocks]),
-            sizes=shapes.sizes,
-            done=exchange.done,
-            of=exchange.of,
-        )
-        records = flat([block.records for block in exchange.blocks])
-        theirs = RecordBlocks(records=records, sizes=shapes.sizes, due=exchange.due)
+    def _announce(self, helper: LinkageHelper, name: str, exchange: BlockExchange) -> None:
+        sizes = exchange.shapes.sizes
+        mine = RowBlocks(rows=exchange.rows, sizes=sizes, done=exchange.done, of=exchange.of)
+        theirs = RecordBlocks(records=exchange.records, sizes=sizes, due=exchange.due)
         helper.lines.send(mine.to_message(), helper.spec.roles.primary)
         helper.lines.send(theirs.to_message(), name)
-        return shapes
 
-    def _shares(self, helper: LinkageHelper, name: str, shapes: Shapes) -> list[SquaredShares]:
+    def _shares(
+        self, helper: LinkageHelper, name: str, exchange: BlockExchange
+    ) -> list[SquaredShares]:
+        shapes = exchange.shapes
         one, other = (
             DistanceShare.from_message(
                 helper.lines.receive(sender, LinkingKind.LINK_SHARE), pairs=shapes.pairs
             ).share
             for sender in (helper.spec.roles.primary, name)
         )
+        _tell_distances(helper.hear, name, exchange, one + other)
         return list(zip(shapes.by_pairs(one), shapes.by_pairs(other), strict=True))
 
     def _send_cells(
@@ -376,6 +396,20 @@ class Blockwise(Coordinated):
             return None
         message = helper.lines.receive(name, LinkingKind.LINK_CELLS)
         return Cells.from_message(message, count=count, key_dim=len(spec.keys.columns)).cells
+
+
+def _tell_distances(
+    hear: Hear, name: str, exchange: BlockExchange, squared: UInt64[np.ndarray, " pairs"]
+) -> None:
+    """Let a listener hear the squared distances of an exchange's pairs, block after block."""
+    hear(
+        DistanceShare.KIND.name,
+        of=name,
+        rows=exchange.rows,
+        records=exchange.records,
+        sizes=exchange.shapes.sizes,
+        squared=squared.astype(np.int64),
+    )
 
 
 def quantised(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, "rows key_dim"]:

@@ -42,6 +42,14 @@ from securevfl.transport.message import (
 
 HelperRole = Literal["coordinator", "dealer"]
 
+Hear = Callable[..., None]
+"""Gets what a coordinator has received of the primary and a secondary: what it is called, ``of``
+which secondary, and arrays by name."""
+
+
+def hear_nothing(_kind: str, **_values: Any) -> None:
+    """Record nothing."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinkageHelper:
@@ -58,6 +66,9 @@ class LinkageHelper:
 
     cache: LinkCache
     """Cache of a coordinator's links and their noise."""
+
+    hear: Hear = hear_nothing
+    """Records what a coordinator receives, where that is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -453,6 +464,22 @@ class Coordinated(Protection):
         scaler = key_scaler(spec, None)
         linked = linked_secondary(party.keys, source, scaler, rows=rows, apart=lists.apart)
         return self.report_done(party, linked, Linked())
+
+    @abstractmethod
+    def show(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        own: KeyTable,
+        *,
+        secret: LinkageSecret,
+        hear: Hear,
+    ) -> None:
+        """Let a listener hear what the coordinator receives, where both tables may be seen.
+
+        Raises:
+            DataError: If keys are not what the metric or the protection needs.
+        """
 
     def link_in_process(
         self,

@@ -21,10 +21,13 @@ from securevfl.linkage.protections.hashes import BloomProtection, Hashes
 from securevfl.linkage.protections.paillier import Paillier
 from securevfl.linkage.protections.plaintext import Plaintext
 from securevfl.linkage.protections.protection import (
+    Coordinated,
     DataParty,
+    Hear,
     HelperRole,
     LinkageHelper,
     Protection,
+    hear_nothing,
     linked_primary,
 )
 from securevfl.linkage.protections.psi import Psi
@@ -201,6 +204,7 @@ def help_to_link(
     *,
     rows: int,
     cache: LinkCache,
+    hear: Hear = hear_nothing,
 ) -> Mapping[str, Any]:
     """Take a helper's part, and return figures for its log.
 
@@ -211,6 +215,7 @@ def help_to_link(
         sealed: Its ends of the session's sealed lines, by name of the other caller.
         rows: Number of the primary's rows.
         cache: Where a coordinator keeps links and their noise.
+        hear: Records what a coordinator receives.
 
     Raises:
         ConfigError: If two parties' linkage secrets differ.
@@ -221,7 +226,7 @@ def help_to_link(
         What the protection's :meth:`Protection.help_to_link` says.
     """
     lines = _caller_lines(spec, transport, sealed)
-    helper = LinkageHelper(spec=spec, rows=rows, lines=lines, cache=cache)
+    helper = LinkageHelper(spec=spec, rows=rows, lines=lines, cache=cache, hear=hear)
     return protection_of(spec).help_to_link(role, helper)
 
 
@@ -264,7 +269,8 @@ class Linker:
     ) -> None:
         if secret is None and spec.hiding.secret is not None and data_root is not None:
             secret = read_secret(spec, data_root)
-        self._spec = spec
+        self.spec = spec
+        """Settings of the linkage."""
         self._keys = primary
         self._folder = folder
         self._secret = secret or LinkageSecret.fresh()
@@ -275,7 +281,7 @@ class Linker:
     @property
     def primary(self) -> LinkedPrimary:
         """The primary's part, once all secondaries are linked."""
-        return linked_primary(self._spec, self._keys, self._similarities, self._rows)
+        return linked_primary(self.spec, self._keys, self._similarities, self._rows)
 
     def __call__(
         self, own: KeyTable, *, similarity_scale: SimilarityScale | None = None
@@ -293,24 +299,29 @@ class Linker:
         Reveals:
             Nothing leaves the process, which holds everybody's table.
         """
-        spec = replace(self._spec, similarity_scale=similarity_scale)
+        spec = replace(self.spec, similarity_scale=similarity_scale)
         linked = self._protection.link_in_process(
             spec, self._keys, own, secret=self._secret, cache=self.cache(own)
         )
         self._similarities.append(linked.similarities)
-        if self._spec.tells_rows:
+        if self.spec.tells_rows:
             self._rows.append(LinkedRows(rows=linked.linked_rows(), apart=linked.apart))
         return linked
+
+    def show_coordinator(self, own: KeyTable, hear: Hear) -> None:
+        """Let a listener hear what the coordinator receives while a secondary is linked."""
+        assert isinstance(self._protection, Coordinated), "there is a coordinator"
+        self._protection.show(self.spec, self._keys, own, secret=self._secret, hear=hear)
 
     def cache(self, own: KeyTable) -> LinkCache:
         """Return where a secondary's links are kept."""
         folder = None if self._folder is None else self._folder / own.name
-        return LinkCache.of_party(self._spec, own.name, folder)
+        return LinkCache.of_party(self.spec, own.name, folder)
 
     def key(self, own: KeyTable) -> str:
         """Return the key of a secondary's links in its cache."""
-        return self._protection.key(self._spec, self._keys, own, self._secret)
+        return self._protection.key(self.spec, self._keys, own, self._secret)
 
     def metric(self, own: KeyTable) -> ComparedKeys:
         """Return what is compared under the file's protection."""
-        return self._protection.compare(self._spec, self._keys, own, self._secret)
+        return self._protection.compare(self.spec, self._keys, own, self._secret)

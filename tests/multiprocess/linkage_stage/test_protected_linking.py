@@ -12,6 +12,7 @@ from helpers.federations import save, write_federation
 from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import RoundDone
+from securevfl.federation.checkpoint import read_state
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.launching import train_in_processes
@@ -68,10 +69,17 @@ def test_links_are_those_of_one_process(protection: str, tmp_path: Path) -> None
         if isinstance(event, RoundDone):
             losses.append(event.loss)
 
-    train_in_processes(
-        config, RunOptions(run_folder=tmp_path / "run", data_root=tmp_path, observe=observe)
+    options = RunOptions(
+        run_folder=tmp_path / "run", data_root=tmp_path, observe=observe, record_mib=16
     )
+    train_in_processes(config, options)
     folder = tmp_path / "run" / "parties"
+    seen = read_state(folder / "coordinator" / "view.pt")["lines"]
+    assert {line["kind"] for line in seen} == {
+        "LINK_CODES" if protection == "bloom" else "LINK_SHARE"
+    }
+    assert {line["of"] for line in seen} == {party.name for party in config.secondaries}
+    assert not (folder / "dealer" / "view.pt").exists()
     found = [arrays_of(file) for file in folder.glob("coordinator/links-*.npz")]
     tables = read_tables(config, tmp_path)
     # Without similarities, whose noise would put the links of a row into another order.

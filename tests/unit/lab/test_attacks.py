@@ -312,18 +312,38 @@ def test_guessed_ids_and_frequent_codes_are_found_behind_protections(tmp_path: P
     assert one["floor"] < 0.6
 
 
+def coordinated(folder: Path, *helpers: str, **linkage: Any) -> Path:
+    """Simulate and record a federation that links numbers through helpers; return its folder."""
+    (folder / "secret").write_text("27" * 32)
+    source = tomllib.loads(write_federation(folder, training={"epochs": 1}).read_text())
+    source["linkage"] = {"ranges": [[-1, 11], [-1, 11]], **linkage}
+    source["party"] += [{"name": one, "role": one} for one in helpers]
+    config = read_federation(save(folder, source))
+    options = RunOptions(run_folder=folder / "run", record_mib=64)
+    simulation.simulate_federation(config, read_tables(config, folder), options, with_alone=False)
+    return folder / "run"
+
+
 def test_codes_of_numbers_are_read_by_whoever_knows_some(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("27" * 32)
-    source = tomllib.loads(write_federation(tmp_path, training={"epochs": 1}).read_text())
-    hidden = {"protection": "bloom", "ranges": [[-1, 11], [-1, 11]]}
-    source["linkage"] = {**hidden, "secret": "secret"}
-    source["party"].append({"name": "helper", "role": "coordinator"})
-    config = read_federation(save(tmp_path, source))
-    options = RunOptions(run_folder=tmp_path / "run", record_mib=64)
-    simulation.simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
-    one = found(tmp_path / "run", "code-places")["code-places"]
-    assert (one["attacker"], one["beats_floor"]) == ("helper", True)
+    run = coordinated(tmp_path, "coordinator", protection="bloom", secret="secret")
+    one = found(run, "code-places")["code-places"]
+    assert (one["attacker"], one["beats_floor"]) == ("coordinator", True)
     assert one["value"] > 0.5
+
+
+@pytest.mark.parametrize("cell", [{}, {"cell": 0.5}])
+def test_a_coordinator_places_all_keys_from_a_few(tmp_path: Path, cell: dict[str, float]) -> None:
+    """With cells most pairs are never compared, yet places spread from block to block."""
+    run = coordinated(tmp_path, "coordinator", "dealer", protection="shares", **cell)
+    assert not (run / "parties" / "dealer" / "view.pt").exists()
+    audit = audit_run(run, ["trilateration", "code-places"])
+    assert audit.not_tried == {"code-places": "no coordinator is sent codes of numbers"}
+    (linkage,) = [one for one in audit.channels if one["channel"] == "linkage"]
+    assert linkage["status"] == "not covered, measured"
+    assert {one["about"] for one in audit.findings} == {"agency", "bank-1", "bank-2"}
+    for one in audit.findings:
+        assert (one["attacker"], one["beats_floor"]) == ("coordinator", True)
+        assert one["floor"] < 0.05 < 0.9 < one["value"]
 
 
 def test_an_audit_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:

@@ -42,6 +42,23 @@ def in_process(spec: LinkSpec, keys: dict[str, KeyTable]) -> dict[str, np.ndarra
     return {name: link(keys[name]).source.link(rows).indices for name in spec.roles.secondaries}
 
 
+class Heard(list[tuple[str, dict[str, Any]]]):
+    """What a coordinator has received, line by line."""
+
+    def __call__(self, kind: str, **values: Any) -> None:
+        self.append((kind, values))
+
+    def require_shown(self, spec: LinkSpec, keys: dict[str, KeyTable]) -> None:
+        """A simulation shows the same, to the last line."""
+        link, shown = Linker(spec, keys["agency"], secret=SECRET), Heard()
+        for name in spec.roles.present if protection_of(spec).helpers else ():
+            link.show_coordinator(keys[name], shown)
+        assert [kind for kind, _ in self] == [kind for kind, _ in shown]
+        for (_, one), (_, other) in zip(self, shown, strict=True):
+            assert one.keys() == other.keys()
+            assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
 @pytest.mark.parametrize(
     ("protection", "cap"),
     [
@@ -60,13 +77,15 @@ def test_links_are_those_of_one_process(
     monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
     monkeypatch.setattr(search, "_BLOCK_ANSWERS", 1)
     spec = hidden_spec(protection, links_per_record=cap)
-    keys = tables()
-    found, _ = link_as_threads(spec, keys)
+    keys, heard = tables(), Heard()
+    found, _ = link_as_threads(spec, keys, hear=heard)
     rows = np.arange(60)
 
     for name, wanted in in_process(spec, keys).items():
         assert np.array_equal(found[name].source.link(rows).indices, wanted)
     assert found["agency"].similarities is None
+    heard.require_shown(spec, keys)
+    assert bool(heard) == (protection != "none")
 
 
 @pytest.mark.parametrize("protection", ["none", "bloom", "shares", "paillier"])
@@ -106,7 +125,9 @@ def test_cells_leave_links_as_they_are(
     sizes = {"agency": 60, "bank": 40} if protection == "shares" else {"agency": 30, "bank": 12}
     keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
     spec = replace(spec, roles=replace(spec.roles, secondaries=("bank",)))
-    found, wires = link_as_threads(spec, keys)
+    heard = Heard()
+    found, wires = link_as_threads(spec, keys, hear=heard)
+    heard.require_shown(spec, keys)
     shares = [m for a, b, m in wires.travelled if m.kind is LinkingKind.LINK_SHARE and a == "bank"]
     rows = np.arange(sizes["agency"])
 
