@@ -70,7 +70,7 @@ $(VENV)/.release-installed: $(VENV)/.installed
 	@touch $@
 
 lock: $(VENV)/.release-installed ## write packaging/requirements*.txt: exact versions, of an image and of development
-	$(LOCK) --extra report --extra psi --extra parquet --extra accounting \
+	$(LOCK) --extra report --extra psi --extra parquet --extra accounting --extra serve \
 		-o packaging/requirements.txt pyproject.toml
 	$(LOCK) --extra test --extra lint --extra paillier --extra docs --extra release \
 		-o packaging/requirements-dev.txt pyproject.toml

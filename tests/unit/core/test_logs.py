@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 from helpers.command_line import securevfl
 from helpers.federations import write_federation
+from opentelemetry._logs import set_logger_provider
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
 from securevfl.core import logs, progress
 from securevfl.core.errors import DataError, SecureVflError
@@ -33,6 +37,22 @@ def test_a_program_receives_events_with_their_figures(caplog: pytest.LogCaptureF
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
     assert caplog.records[0].message == "stage text=training of=3"
     assert caplog.records[1].__dict__["figures"] == {"why": "bank is gone", "wait_s": 60}
+
+
+def test_opentelemetry_receives_events_by_its_own_handler() -> None:
+    """By the lines of the page on Python; figures are an attribute of the record."""
+    page = (Path(__file__).parents[3] / "docs/python.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"```python\n(import logging\n.*?)```", page, re.DOTALL)
+    kept, provider = InMemoryLogRecordExporter(), LoggerProvider()
+    provider.add_log_record_processor(SimpleLogRecordProcessor(kept))
+    set_logger_provider(provider)
+    exec(lines, {})
+    logs.log_event(progress.SessionLost(why="bank is gone", wait_s=60))
+    (record,) = [one.log_record for one in kept.get_finished_logs()]
+    assert record.attributes is not None
+    assert record.attributes["event"] == progress.SessionLost.EVENT
+    assert record.attributes["figures"] == {"why": "bank is gone", "wait_s": 60}
+    assert record.severity_text == "WARN"
 
 
 def test_data_is_no_figure(caplog: pytest.LogCaptureFixture) -> None:
