@@ -84,6 +84,7 @@ sbom: $(VENV)/.release-installed ## list what an image holds as CycloneDX, in sb
 
 bench-gpu: install ## time, utilisation and memory of whole runs on a GPU; needs SECUREVFL_DATA
 	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/attention.py --device cuda
 
 check-vectors: install ## run a file of accounting reference cases: make check-vectors FILE=path
 	PYTHONPATH=tests $(BIN)/python -m helpers.check_vectors $(FILE)

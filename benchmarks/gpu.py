@@ -1,7 +1,7 @@
 """Whole simulated runs on a GPU: time, utilisation, peak memory, and SplitAvg's share of a round.
 
     SECUREVFL_DATA=... python benchmarks/gpu.py [--runs hdb-100 mnist-50] [--epochs N] [--batch N]
-        [--noise SIGMA] [--json]
+        [--noise SIGMA] [--precisions float32 bfloat16] [--json]
     python benchmarks/gpu.py --smoke
 
 ``hdb-100``: FeT on hdb, both parties' whole tables, K = 100, 100 epochs; wanted under 3 minutes on
@@ -9,7 +9,8 @@ an H100. ``mnist-50``: FeT on MNIST, 60,000 rows among 50 parties, one epoch. Ti
 training rounds, without linking and evaluation. SplitAvg's share is of a second, shorter run that
 waits for the device around each of its steps (clip, whole units, noise, words, sum, average), so
 it is not part of the time. Utilisation is what nvidia-ml-py says twice a second; without that
-package it is left out. ``--smoke`` goes through all of it on the CPU with tiny made-up tables.
+package it is left out. Each run has a row in float32 and one with both halves in bfloat16.
+``--smoke`` goes through all of it on the CPU with tiny made-up tables.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -29,6 +30,7 @@ import torch
 from training_speed import mnist, two_parties
 
 import securevfl as sv
+from securevfl.core.devices import Precision
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
@@ -93,6 +95,8 @@ class Bench:
     batch: int
     noise: float
     """Noise multiplier; 0: none."""
+    precision: Precision
+    """``training.precision``."""
     share_rounds: int
     """Rounds of the run that SplitAvg's share is taken of; the first two are not counted."""
 
@@ -126,7 +130,10 @@ class Bench:
                 setting.model,
                 privacy=privacy,
                 training=sv.TrainingSettings(
-                    epochs=epochs, batch_size=self.batch, patience=epochs + 1
+                    epochs=epochs,
+                    batch_size=self.batch,
+                    patience=epochs + 1,
+                    precision=self.precision,
                 ),
                 base="none",
                 with_alone=False,
@@ -250,6 +257,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="of every run")
     parser.add_argument("--batch", type=int, default=128, help="rows of a round")
     parser.add_argument("--noise", type=float, default=0.0, help="noise multiplier; 0: no noise")
+    known = get_args(Precision)
+    parser.add_argument("--precisions", nargs="+", choices=known, default=known)
     parser.add_argument("--smoke", action="store_true", help="tiny tables, on the CPU")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -257,29 +266,32 @@ def main() -> None:
         print("gpu.py: torch finds no GPU; --smoke tries the script on the CPU", file=sys.stderr)
         sys.exit(2)
     keep_freed_memory()
-    bench = Bench(
-        device="cpu" if options.smoke else "cuda",
-        batch=8 if options.smoke else options.batch,
-        noise=options.noise,
-        share_rounds=4 if options.smoke else 20,
-    )
     machine = platform.machine() if options.smoke else torch.cuda.get_device_name()
-    found: dict[str, Any] = {"device": machine, "torch": torch.__version__, "batch": bench.batch}
+    batch = 8 if options.smoke else options.batch
+    rows: list[dict[str, Any]] = []
     for name in options.runs:
         setting = (SMOKE if options.smoke else SETTINGS)[name]
         tables = setting.tables()
-        figures = bench.training(setting, tables, options.epochs or setting.epochs)
-        figures["splitavg_share"] = round(bench.share(setting, tables), 3)
-        found[name] = figures
+        for precision in options.precisions:
+            bench = Bench(
+                device="cpu" if options.smoke else "cuda",
+                batch=batch,
+                noise=options.noise,
+                precision=precision,
+                share_rounds=4 if options.smoke else 20,
+            )
+            figures = bench.training(setting, tables, options.epochs or setting.epochs)
+            share = round(bench.share(setting, tables), 3)
+            rows.append({"run": name, "precision": precision, **figures, "splitavg_share": share})
     if options.json:
-        print(json.dumps(found))
+        about = {"device": machine, "torch": torch.__version__, "batch": batch}
+        print(json.dumps({**about, "rows": rows}))
         return
-    columns = list(found[options.runs[0]])
-    print(f"{found['device']}, torch {found['torch']}, batches of {found['batch']}")
-    print(f"| run | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|", sep="\n")
-    for name in options.runs:
-        cells = ("" if found[name][one] is None else f"{found[name][one]:g}" for one in columns)
-        print(f"| {name} | {' | '.join(cells)} |")
+    print(f"{machine}, torch {torch.__version__}, batches of {batch}")
+    print(f"| {' | '.join(rows[0])} |", "| --- " * len(rows[0]) + "|", sep="\n")
+    for row in rows:
+        cells = (f"{one:g}" if isinstance(one, int | float) else one or "" for one in row.values())
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

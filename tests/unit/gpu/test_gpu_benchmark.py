@@ -12,13 +12,21 @@ from helpers.scripts import run_script
 def test_smoke(capsys: pytest.CaptureFixture[str]) -> None:
     """On the CPU: time and SplitAvg's share are measured, what only a GPU has is left out."""
     run_script("gpu.py", "--smoke", "--json", "--runs", "hdb-100")
-    found = json.loads(capsys.readouterr().out)["hdb-100"]
+    rows = json.loads(capsys.readouterr().out)["rows"]
 
-    assert found["rounds"] == 6
-    assert found["seconds"] > 0
-    assert 0 < found["splitavg_share"] < 1
-    assert found["utilisation"] is None
-    assert found["peak_gb"] is None
+    assert [row["precision"] for row in rows] == ["float32", "bfloat16"]
+    for found in rows:
+        assert found["rounds"] == 6
+        assert found["seconds"] > 0
+        assert 0 < found["splitavg_share"] < 1
+        assert found["utilisation"] is None
+        assert found["peak_gb"] is None
+
+
+def test_attention_beside_torchs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two precisions, each with a bias that learns, one that does not, and without gradients."""
+    run_script("attention.py", "--links", "3", "--times", "1")
+    assert capsys.readouterr().out.count("| 3 |") == 6
 
 
 def test_on_the_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,8 +41,8 @@ def test_on_the_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     }.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     monkeypatch.setattr(gpu, "SETTINGS", gpu.SMOKE)
-    arguments = ["gpu.py", "--runs", "mnist-50", "--batch", "8", "--noise", "0.5"]
-    monkeypatch.setattr("sys.argv", arguments)
+    arguments = ["--runs", "mnist-50", "--batch", "8", "--noise", "0.5", "--precisions", "float32"]
+    monkeypatch.setattr("sys.argv", ["gpu.py", *arguments])
     with labelled_cuda():
         gpu.main()
         assert operations() > 20
