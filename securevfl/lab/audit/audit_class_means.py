@@ -606,4 +606,5 @@ def _ledger(plan: RunPlan, party: str) -> Ledger:
 
 def _class_labels(plan: RunPlan, data: PrimaryData, ledger: Ledger, folder: str) -> ClassLabels:
     state = StateFolder(Path(folder), settings_digest="")
-    return class_labels_of(plan, data, data.targets.numpy(), ledger, state, ())
+    labels, columns = data.targets.numpy(), data.features.double().numpy()
+    return class_labels_of(plan, data, labels, columns, ledger, state, ())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.federation.class_means.class_labels import classes_by_rank
+from securevfl.federation.class_means.class_labels import classes_among_alike, classes_by_rank
 
 
 @settings(max_examples=200, deadline=None)
@@ -34,3 +34,33 @@ def test_classes_of_numbers_have_equally_many_rows(classes: int) -> None:
     assert counts.max() - counts.min() <= 1
     assert found[labels.argmax()] == classes - 1
     assert found[labels.argmin()] == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 300),
+    columns=st.integers(0, 3),
+    classes=st.integers(2, 4),
+)
+def test_one_number_moves_no_more_rows_among_those_alike(
+    seed: int, rows: int, columns: int, classes: int
+) -> None:
+    """Who is alike does not depend on labels; many labels and many columns' values are equal."""
+    rng = np.random.default_rng(seed)
+    own = rng.integers(0, 20, (rows, columns)).astype(float)
+    labels = rng.integers(-3, 4, rows).astype(float)
+    exchanged = labels.copy()
+    exchanged[rng.integers(rows)] = rng.integers(-3, 4)
+    before = classes_among_alike(labels, own, classes)
+    assert (before != classes_among_alike(exchanged, own, classes)).sum() <= classes
+
+
+def test_a_class_tells_what_own_columns_do_not() -> None:
+    """A label that follows an own column: its class follows what is left of it."""
+    rng = np.random.default_rng(0)
+    own, rest = rng.normal(size=(2, 4_000))
+    found = classes_among_alike(3 * own + rest, own[:, None], 2)
+    assert np.ptp(np.bincount(found)) < 200
+    assert abs(np.corrcoef(found, own)[0, 1]) < 0.05
+    assert np.corrcoef(found, rest)[0, 1] > 0.7
