@@ -6,9 +6,11 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import fitted_once, type_checks
+from helpers.fixed_entropy import fixed_entropy
 from hypothesis import settings
 
 _UNIT = Path(__file__).parent / "unit"
@@ -65,12 +67,42 @@ def pytest_runtest_setup() -> None:
     fitted_once.fit_runs_once()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Draw the same noise and secret samples in every run of a test, and of its fixtures.
+
+    Tests that are marked ``statistical`` have those of the system.
+    """
+    if item.get_closest_marker("statistical"):
+        return (yield)
+    with fixed_entropy():
+        return (yield)
+
+
 @pytest.fixture
 def fixed_noise() -> Iterator[None]:
-    """Noise and secret samples that are the same in every run of the test."""
-    from helpers.fixed_entropy import fixed_entropy
-
+    """Fix them in a test that is marked ``statistical``."""
     with fixed_entropy():
+        yield
+
+
+@pytest.fixture(scope="session")
+def _fork_servers() -> Iterator[Any]:
+    """Return what forks the parties of all launches."""
+    from helpers.shared_fork_server import ForkServers
+
+    fork_servers = ForkServers()
+    yield fork_servers
+    fork_servers.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _launches_share_a_fork_server(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork parties from one process, except in tests of the launcher itself."""
+    if "launch" in request.path.parts:
+        yield
+        return
+    with request.getfixturevalue("_fork_servers").shared():
         yield
 
 

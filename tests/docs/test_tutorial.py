@@ -92,7 +92,6 @@ def test_the_cost_is_printed_with_the_sentence_to_sign() -> None:
     )
 
 
-@pytest.mark.usefixtures("fixed_noise")
 def test_the_simulation_gains_what_the_table_says(folder: Path, capfd: Capture) -> None:
     """Alone is 0.67, and the joint model lies above it.
 

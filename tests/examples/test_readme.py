@@ -34,7 +34,6 @@ def commands(page: str) -> list[str]:
     return [line for line in lines if line.startswith("securevfl ")]
 
 
-@pytest.mark.usefixtures("fixed_noise")
 def test_the_federation_file_runs_keeps_its_epsilon_and_gains(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

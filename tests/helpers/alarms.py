@@ -1,8 +1,8 @@
-"""Tests of noise and of secret samples, each with a false-alarm probability of at most 1e-9.
+"""Tests of noise and of secret samples, each with a false-alarm probability of at most 1e-11.
 
 Sums of squares are compared by chi-square, counts by the binomial, sums of neighbours' products by
 Chernoff's bound: ``log E exp(t sum x_i x_(i+1))`` of n standard normal numbers is at most
-``-n/2 log((1 + sqrt(1 - 4 t^2)) / 2)``, which puts 1.15 of the normal quantile below 1e-9 from 900
+``-n/2 log((1 + sqrt(1 - 4 t^2)) / 2)``, which puts 1.15 of the normal quantile below it from 900
 numbers on.
 """
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.stats import binom, chi2, norm
 from torch import Tensor
 
-FALSE_ALARM: Final = 1e-9
+FALSE_ALARM: Final = 1e-11
 QUANTILE: Final = float(norm.isf(FALSE_ALARM / 2))
 _FEWEST: Final = 900
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from helpers.patience import PATIENCE_S
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["helpers.loaded"])
+CONTEXT = multiprocessing.get_context("forkserver")
+"""Forks processes from one that has loaded what tests use."""
+CONTEXT.set_forkserver_preload(["helpers.loaded"])
 
 
 class Program:
@@ -26,7 +27,7 @@ class Program:
         self._printed, self._said = self._file(), self._file()
         streams = (str(self._printed), str(self._said))
         asked = (program, [str(one) for one in arguments], streams, dict(os.environ))
-        self._process = _CONTEXT.Process(target=_run, args=asked)
+        self._process = CONTEXT.Process(target=_run, args=asked)
         self._process.start()
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import warm
 from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
@@ -68,8 +69,12 @@ def test_interrupted_workers_end_and_their_work_is_kept(tmp_path: Path) -> None:
         assert by_worker[figure] == here[figure]
 
 
-def test_failure_of_a_worker_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_failure_of_a_worker_is_told_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whose process dies is begun once more; then its method is given up, and others go on."""
+    # Forked from a process that has loaded all; the test below spawns them, as users do.
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: warm.CONTEXT)
     path = write_federation(tmp_path, **SMALL)
     plan = plan_of(path, out="out")
     store = TableStore(tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import securevfl
+from helpers.patience import PATIENCE_S
 
 from securevfl.core.errors import ConfigError
 from securevfl.lab.bench.bench_splitavg import SplitAvgBenchmark, measure
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.multiprocess
 @pytest.fixture(scope="module")
 def results() -> dict:
     """One small run of two secondaries."""
-    settings = SplitAvgBenchmark(parties=2, elements=10_000, repeats=1, timeout_s=100)
+    settings = SplitAvgBenchmark(parties=2, elements=10_000, repeats=1, timeout_s=PATIENCE_S)
     return measure(settings)
 
 
@@ -65,7 +66,7 @@ def test_spu_computes_the_same_mean() -> None:
         parties=2,
         elements=10_000,
         repeats=1,
-        timeout_s=100,
+        timeout_s=PATIENCE_S,
         spu_python=Path(os.environ["SECUREVFL_SPU_PYTHON"]),
     )
     result = measure(settings)

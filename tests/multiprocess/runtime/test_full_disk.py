@@ -1,16 +1,10 @@
 """A party whose disk is full ends with one line, and the others learn that much and no more."""
 
 import json
-import os
-import resource
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from helpers.federations import write_federation
-from helpers.patience import PATIENCE_S
+from helpers.warm import Program
 
 from securevfl.ledger.chain import ChainedFile
 
@@ -20,34 +14,35 @@ pytestmark = pytest.mark.multiprocess
 MOST_BYTES = 3_000
 
 
-def run(arguments: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-    """Run the command where no file may grow beyond :data:`MOST_BYTES`."""
-    return subprocess.run(
-        [sys.executable, "-m", "securevfl.cli.main", *map(str, arguments)],
-        # A compiled module that does not fit would be kept cut short, and break the next import.
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES)),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+LIMITED = f"""
+import resource
+
+from securevfl.cli.main import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, ({MOST_BYTES}, {MOST_BYTES}))
+main()
+"""
+"""The command, where no file may grow beyond that, nor any of its processes."""
 
 
 @pytest.mark.parametrize("command", ["train", "simulate"])
-def test_a_checkpoint_that_does_not_fit(tmp_path, command):
+def test_a_checkpoint_that_does_not_fit(tmp_path, monkeypatch, command):
     """One line, exit code 2, no traceback anywhere, whole ledgers, and no path to the others."""
     path = write_federation(
         tmp_path, secondaries=1, rows=60, training={"epochs": 1, "batch_size": 32}
     )
     out = tmp_path / "run"
-    ended = run([command, path, "--out", out])
-    assert ended.returncode == 2
-    last = ended.stderr.splitlines()[-1]
+    program = tmp_path / "limited.py"
+    program.write_text(LIMITED, encoding="utf-8")
+    # A compiled module that does not fit would be kept cut short, and break the next import.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    code, said = Program(program, command, path, "--out", out).ended()
+    assert code == 2
+    last = said.splitlines()[-1]
     assert last.startswith("securevfl: ")
     assert "best-1.pt: cannot be written (File too large)" in last
     written = {kept: kept.read_text() for kept in out.rglob("*.*") if kept.suffix != ".pt"}
-    assert not any("Traceback" in text for text in [ended.stderr, *written.values()])
+    assert not any("Traceback" in text for text in [said, *written.values()])
     assert not [kept for kept in out.rglob(".*") if kept.is_file()]  # half a file
     for ledger in out.rglob("ledger.jsonl"):
         chain = ChainedFile(ledger)

@@ -8,6 +8,8 @@ from scipy.stats import binomtest
 
 from securevfl.dp.labels import keep_probability, randomised_labels
 
+pytestmark = pytest.mark.statistical
+
 ROWS = 200_000
 FALSE_ALARM = 1e-9
 

@@ -3,8 +3,8 @@
 What comes out is compared with what the ledger on the disk was charged, and with the formulas of
 docs/privacy.md: the deviation of releases, of updates and of both fittings; the rate of samples,
 and that each is fresh; and that two builds from one federation file, so from one seed, share none
-of it. A comparison alarms falsely with probability at most 1e-9, the less than 100 of them all
-together with 1e-7. Every check is also seen to raise its alarm on a build that was altered.
+of it. A comparison alarms falsely with probability at most 1e-11, the less than 100 of them all
+together with 1e-9. Every check is also seen to raise its alarm on a build that was altered.
 """
 
 import math
@@ -314,7 +314,7 @@ def name_of(one: Any) -> str:
 
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
 def test_what_a_run_builds_keeps_its_promise(check: Callable[[Path], None], tmp_path: Path) -> None:
-    """All together fail by chance once in 1e7 at most."""
+    """All together fail by chance once in 1e9 at most."""
     check(tmp_path)
 
 
@@ -347,8 +347,8 @@ def test_an_altered_build_is_noticed(
 ) -> None:
     """By the alarm that is there for it; missed by chance less than once in 1e9.
 
-    The nearest misses: twice the rate of 600 draws is nine deviations beyond the limit, four fifths
-    of the noise on 4,800 numbers eighteen.
+    The nearest misses: twice the rate of 600 draws is eight deviations beyond the limit, four
+    fifths of the noise on 4,800 numbers seventeen.
     """
     for name, part in altered.items():
         monkeypatch.setattr(module, name, part)

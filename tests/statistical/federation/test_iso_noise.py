@@ -1,6 +1,6 @@
 """ISO noise against the formula that names it: one deviation, set by the longest row.
 
-Every comparison alarms falsely with probability at most 1e-9; all of them together with 2e-8.
+Every comparison alarms falsely with probability at most 1e-11; all of them together with 2e-10.
 """
 
 import math

@@ -34,6 +34,7 @@ from helpers.altered_mechanisms import (
     wrapped,
 )
 from helpers.audit_in_process import audit_in_process
+from helpers.patience import PATIENCE_S
 from typer.testing import CliRunner
 
 from securevfl.federation.rounds.secondary import Secondary
@@ -216,7 +217,7 @@ def test_the_command_exits_with_4_and_says_fail(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.multiprocess
 def test_the_installed_mechanism_passes_between_processes() -> None:
     """TLS, masks, CrypTen's reveal, and class sums beside them; false alarm 1e-9."""
-    report = audit(AuditSettings(secondaries=2, timeout_s=150))
+    report = audit(AuditSettings(secondaries=2, timeout_s=PATIENCE_S))
 
     assert report.failed == []
     assert [len(tests) for tests in report.tests.values()] == [10, 10, 3, 3, 2, 2]
@@ -229,7 +230,7 @@ def test_the_installed_mechanism_passes_between_processes() -> None:
 def test_an_altered_mechanism_fails_between_processes() -> None:
     """One party's noise only, half of the variance: missed less than once in 1e9."""
     report = audit(
-        AuditSettings(secondaries=2, timeout_s=150), program=(sys.executable, str(HELPER))
+        AuditSettings(secondaries=2, timeout_s=PATIENCE_S), program=(sys.executable, str(HELPER))
     )
 
     assert fails(report, "noise_not_too_small")

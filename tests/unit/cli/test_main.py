@@ -219,8 +219,15 @@ def test_version_and_help_load_no_numerics() -> None:
     assert not heavy & loaded_by(code)
 
 
-@pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("arguments", [("check",), ("check", "--json"), ("--version",)])
+@pytest.mark.parametrize(
+    ("arguments", "buffered"),
+    [
+        (("check",), True),
+        (("check",), False),
+        (("check", "--json"), False),
+        (("--version",), True),
+    ],
+)
 def test_a_reader_that_went_away_ends_a_command_quietly(
     tmp_path: Path, arguments: tuple[str, ...], buffered: bool
 ) -> None:

@@ -132,7 +132,7 @@ def test_ranks_without_noise_are_those_of_the_middle_of_each_cell() -> None:
 @pytest.mark.statistical
 @pytest.mark.parametrize("multiplier", [0.5, 20.0])
 def test_noise_on_ranks_has_the_deviation_that_the_accounting_assumes(multiplier: float) -> None:
-    """Two cells of 5,000 records, 4 columns: each comparison fails by chance once in 1e9."""
+    """Two cells of 5,000 records, 4 columns: each comparison fails by chance once in 1e11."""
     values = np.repeat([[-0.5] * 4, [0.5] * 4], 5000, axis=0)
     edges = np.array([-1.0, 0.0, 1.0])
     first = np.concatenate(

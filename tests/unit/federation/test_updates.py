@@ -176,7 +176,7 @@ def test_sums_are_whole_units_and_never_longer_than_their_rows(count: int, width
 @pytest.mark.statistical
 @pytest.mark.parametrize("noise_std", [1e-3, 0.7, 1.0, 300.0])
 def test_noise_is_what_was_asked_for_and_new_each_time(noise_std: float) -> None:
-    """20,000 coordinates of two updates that share nothing; each comparison errs once in 1e9."""
+    """20,000 coordinates of two updates that share nothing; each comparison errs once in 1e11."""
     noise = GradientNoise(clip_norm=1.0, noise_std=noise_std)
     total = torch.arange(20_000, dtype=torch.float64)
     one, two = (noise.noised(total).double() - total * noise.granularity for _ in range(2))

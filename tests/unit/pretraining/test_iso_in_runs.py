@@ -1,7 +1,7 @@
 """ISO noise in simulated runs: each of its three places, that place alone, and what is said of it.
 
 Noise is what a secondary receives beyond what the primary had. Comparisons of its size alarm
-falsely with probability at most 1e-9 each, all together with 1e-8.
+falsely with probability at most 1e-11 each, all together with 1e-10.
 """
 
 import math

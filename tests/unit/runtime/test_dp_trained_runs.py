@@ -97,7 +97,6 @@ def test_a_run_spends_what_the_calculator_says(rate: float, tmp_path: Path) -> N
         assert line["purpose"] == "test"
 
 
-@pytest.mark.usefixtures("fixed_noise")
 def test_bottom_models_learn_through_the_noise(tmp_path: Path) -> None:
     """With little noise, weights move, and training is better for it than untrained weights."""
     path = federation(tmp_path, epsilon=1e5)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.federations import save, write_federation
+from helpers.patience import SOON_S
 from helpers.star import together
 
 from securevfl.config.reading import read_federation
@@ -128,7 +129,7 @@ def test_a_session_leaves_no_object_and_no_descriptor(
     assert isinstance(outcomes[0], RunFigures), outcomes
     del outcomes
     assert len(losses) == LOSSES
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SOON_S
     while gc.collect() is not None and alive and time.monotonic() < deadline:
         time.sleep(0.05)  # threads that are ending hold what they have called
     assert [type(one).__name__ for one in alive] == []

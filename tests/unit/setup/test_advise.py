@@ -57,7 +57,6 @@ def federation(folder: Path, **sections: Any) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("fixed_noise")
 def test_a_rehearsal_finds_what_was_set_aside_and_loses_it_behind_noise(
     tmp_path: Path, capfd: Capture
 ) -> None:
