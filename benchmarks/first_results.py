@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 
 import securevfl as sv
-from securevfl.lab.advice import advise
 
 COLUMNS = 23
 
@@ -57,6 +56,9 @@ def simulated(rows: int) -> None:
 
 
 def advised(rows: int) -> None:
+    # Not loaded by ``simulate``, whose seconds count its own loading.
+    from securevfl.lab.advice import advise
+
     own, others = tables(rows)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

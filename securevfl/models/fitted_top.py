@@ -176,8 +176,7 @@ class CodeReader(nn.Module):
         near = self._nearness(released[:_MOST_READ])
         shares = torch.full_like(self.shares, 1 / len(self.shares))
         for _ in range(_READINGS):
-            likely = near * shares
-            shares = (likely / likely.sum(dim=1, keepdim=True)).mean(dim=0)
+            shares = shares * (near.T @ (1 / (near @ shares))) / len(near)
         # None is ruled out: a release far from all others must have a reading too.
         self.shares.copy_(shares.clamp_min(_LEAST_SHARE))
 
@@ -244,7 +243,12 @@ class TiedTop(nn.Module):
     def added(self, read: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """Return the correction for what was read of releases, in float64."""
         evidence = read.double() / self.scale
-        added: Tensor = self.weight * (evidence @ self.tie) + evidence @ self.own + self.offset
+        return self._sum(evidence @ self.tie, evidence)
+
+    def _sum(
+        self, tied: Float[Tensor, "rows outputs"], evidence: Float[Tensor, "rows width"]
+    ) -> Float[Tensor, "rows outputs"]:
+        added: Tensor = self.weight * tied + evidence @ self.own + self.offset
         return added
 
     def fit(
@@ -273,10 +277,12 @@ class TiedTop(nn.Module):
         optimizer = uncompiled(torch.optim.LBFGS)(
             self.parameters(), max_iter=_STEPS, line_search_fn="strong_wolfe"
         )
+        exact, evidence = base.double(), read.double() / self.scale
+        tied = evidence @ self.tie
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            outputs = base.double() + self.added(read)
+            outputs = exact + self._sum(tied, evidence)
             # A weak penalty on the other parameters keeps them finite if the rows are separable.
             drawn = penalty * self.own.square().sum() + self.offset.square().sum()
             loss: Tensor = head.row_losses(outputs, targets).sum() + drawn / 2

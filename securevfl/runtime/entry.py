@@ -8,6 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
+# Before torch: skops looks for each of scipy's functions in all modules in the order of loading,
+# which takes 0.8 CPU seconds less if it finds them first. Every party with a table uses scipy.
+import scipy.special  # noqa: F401
+
 from securevfl.callbacks import Callback, CallbackObserver
 from securevfl.config import sections
 from securevfl.config.encoder import AUTO, EncoderSettings

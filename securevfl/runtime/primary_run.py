@@ -394,6 +394,8 @@ class PrimaryRun:
         """Of the joint model for the test rows."""
         self.placebo: Tensor | None = None
         """The same of a simulation in which partners' rows were permuted; None: there was none."""
+        self.is_placebo = False
+        """Whether its outputs for test rows are all that is wanted."""
         self.pretraining: dict[str, Any] | None = None
         """The figures of pretraining, which become part of the run's."""
         self.alignment: dict[str, Any] | None = None
@@ -531,14 +533,14 @@ class PrimaryRun:
 
     def _own_network(self) -> Primary | None:
         """Return the network without partners; None where all that there is corrects the base."""
-        if share_of_base(self.primary.top) == 1:
+        if self.is_placebo or share_of_base(self.primary.top) == 1:
             return None
         return train_own_network(self.plan, self.table, self.primary.data, estimator=self._own.top)
 
     def _test(self) -> None:
         """Measure the model that answers on the test rows, if the budget has room."""
         choice, outputs = self.choice, self._test_outputs()
-        if outputs is not None:
+        if outputs is not None and not self.is_placebo:
             self._measure(outputs, self.primary.threshold if choice is None else choice.threshold)
 
     def keep(self) -> None:

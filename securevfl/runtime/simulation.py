@@ -456,6 +456,7 @@ class _Simulation:
             again = _Simulation(self._config, permuted, there, held)
             again._links = self._links
             run = again.begin(own)
+            run.is_placebo = True
             run.pretraining = again.pretrain(run)
             run.train()
             return run.joint_outputs

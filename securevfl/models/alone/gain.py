@@ -145,11 +145,10 @@ def measure_alone(
         metrics = task_metrics.resampled_metrics(head.task, outputs, true, cut=as_logit(cut))
         return metrics[head.metric_name]
 
-    models = {
+    models: dict[str, task_metrics.Resampled] = {
         name: resampled(one.model.margins(inputs).astype(np.float64), one.threshold)
         for name, one in alone.candidates.items()
     }
-    together = resampled(on_cpu(joint, targets)[0], threshold)
     sign = 1.0 if head.higher_is_better else -1.0
     value = head.metric(joint, targets, threshold=threshold)
     tested = measured[alone.chosen]
@@ -159,35 +158,34 @@ def measure_alone(
     }
     placebo = max(of_placebos, key=lambda name: sign * of_placebos[name], default=None)
 
-    def less(other: task_metrics.Resampled) -> task_metrics.Resampled:
-        def difference(weights: task_metrics.Weights) -> Float64[np.ndarray, " resamples"]:
-            return sign * (together(weights) - other(weights))
-
-        return difference
-
     # No candidate has one of these names.
-    differences = {"gain": less(models[alone.chosen])}
-    if placebo is not None:
-        without = resampled(on_cpu(placebos[placebo], targets)[0], threshold)
-        differences["partners"] = less(without)
-    drawn = task_metrics.bootstrap_intervals(
-        {**models, **differences},
+    others = {"joint": joint} if placebo is None else {"joint": joint, "placebo": placebos[placebo]}
+    for name, outputs in others.items():
+        models[name] = resampled(on_cpu(outputs, targets)[0], threshold)
+    drawn = task_metrics.bootstrap_draws(
+        models,
         rows=len(true),
         resamples=task_metrics.resamples_for(len(true), head.outputs),
         seed=seed,
     )
-    intervals = {name: head.in_label_units(head.metric_name, one) for name, one in drawn.items()}
+
+    def interval(values: Float64[np.ndarray, " resamples"]) -> task_metrics.Interval | None:
+        return head.in_label_units(head.metric_name, task_metrics.percentile_interval(values))
+
     partners = None
     if placebo is not None:
-        over_placebo = sign * (value - of_placebos[placebo])
-        partners = PlaceboGain(placebo=placebo, value=over_placebo, interval=intervals["partners"])
+        partners = PlaceboGain(
+            placebo=placebo,
+            value=sign * (value - of_placebos[placebo]),
+            interval=interval(sign * (drawn["joint"] - drawn["placebo"])),
+        )
     return AloneMeasured(
         chosen=alone.chosen,
         candidates={
             name: {
                 "validation": head.headline(one.validation),
                 "test": head.headline(measured[name]),
-                "interval": None if (ends := intervals[name]) is None else list(ends),
+                "interval": None if (ends := interval(drawn[name])) is None else list(ends),
             }
             for name, one in alone.candidates.items()
         },
@@ -195,7 +193,7 @@ def measure_alone(
         gain=gain_in_words(
             head,
             sign * (value - head.headline(tested)),
-            intervals["gain"],
+            interval(sign * (drawn["joint"] - drawn[alone.chosen])),
             chosen=alone.chosen,
             used=used,
             partners=partners,
