@@ -8,15 +8,15 @@ over all secondaries; ``--all`` prints each. Runs: ``plain`` (one secondary, enc
 trained, no noise: split learning), ``averaged`` (all secondaries, trained, no noise), ``first-2``
 (the same of the first two), ``trained-8`` and so on (behind noise of that epsilon, ``dp-trained``),
 ``frozen-none``, ``frozen-8`` and so on (class means, released once). A defence follows a plus:
-``averaged+iso-1``, ``+clip-0.1``, ``+marvell-4`` (two classes), ``+nopeek-2``, ``+label-4`` (its
-epsilon). ``averaged+active``: the first secondary trains as [FZJ22] has it, so that its own encoder
-tells more. ``shares``, ``shares-CELL`` (a grid cell's width) and ``bloom``: one epoch, linked by a
-coordinator. ``--defences`` runs those of notebook/leaks.md, and ``--attacks`` tries some alone.
-``joint`` is the test figure. A run that is done is not run again. With several
-``--training-seeds`` figures are means over them, with their standard deviation; bold is what beats
-its guess with every seed. ``--shadows 16`` prints instead what as many shadow runs of each find:
-which rows, and which of the first secondary's records, a kept model has learned from. Sets: digits,
-mfeat6, fate_breast, hdb, mnist10; digits11 has 10 secondaries.
+``averaged+iso-1``, ``+clip-0.1``, ``+marvell-4`` (two classes), ``+nopeek-2``, ``+confuse-1``,
+``+label-4`` (its epsilon). ``averaged+active``: the first secondary trains as [FZJ22] has it, so
+that its own encoder tells more. ``shares``, ``shares-CELL`` (a grid cell's width) and ``bloom``:
+one epoch, linked by a coordinator. ``--defences`` runs those of notebook/leaks.md, and
+``--attacks`` tries some alone. ``joint`` is the test figure. A run that is done is not run again.
+With several ``--training-seeds`` figures are means over them, with their standard deviation; bold
+is what beats its guess with every seed. ``--shadows 16`` prints instead what as many shadow runs of
+each find: which rows, and which of the first secondary's records, a kept model has learned from.
+Sets: digits, mfeat6, fate_breast, hdb, mnist10; digits11 has 10 secondaries.
 """
 
 import argparse
@@ -57,6 +57,7 @@ DEFENCES = {
     "clip": "clip_gradients",
     "marvell": "marvell",
     "nopeek": "distance_correlation",
+    "confuse": "confuse_labels",
     "label": "label_epsilon",
 }
 """Names in runs, and their settings in ``[training]``."""
@@ -67,6 +68,8 @@ DEFENDED = (
     "averaged+iso-4",
     "averaged+marvell-4",
     "averaged+marvell-16",
+    "averaged+confuse-1",
+    "averaged+confuse-4",
     "averaged+label-4",
     "averaged+label-2",
     "averaged+label-1",

@@ -157,7 +157,10 @@ def _require_assistable(config: FederationConfig) -> None:
 def _require_defensible(config: FederationConfig) -> None:
     """Refuse defences of gradients where none are sent, or where they are none."""
     training, task = config.training, config.federation.task
-    names = ("iso_gradients", "clip_gradients", "marvell", "distance_correlation", "label_epsilon")
+    names = (
+        *("iso_gradients", "clip_gradients", "marvell", "distance_correlation"),
+        *("confuse_labels", "label_epsilon"),
+    )
     asked = [name for name in names if getattr(training, name)]
     for name in asked:
         if config.family.assisted:
@@ -178,22 +181,29 @@ def _require_defensible(config: FederationConfig) -> None:
             "training.distance_correlation: is of all rows of a batch, and dp-trained encoders "
             "learn from each alone; leave it out"
         )
+    replaced = [name for name in asked if name in ("confuse_labels", "label_epsilon")]
+    if len(replaced) == 2:
+        raise ConfigError(
+            "training.confuse_labels: takes the place of labels, as label_epsilon does; leave one "
+            "out"
+        )
+    for name in replaced:
+        if task == "regression":
+            raise ConfigError(
+                f"training.{name}: is of classes, and the task is regression; leave it out, or "
+                f'take model.family = "assist" with model.label_epsilon'
+            )
+        if config.base.exists:
+            raise ConfigError(
+                f"training.{name}: a base is fitted to labels as they are, and helps to choose "
+                f'the best epoch, which secondaries see; write [base] estimator = "none"'
+            )
     if "label_epsilon" not in asked:
         return
-    if task == "regression":
-        raise ConfigError(
-            "training.label_epsilon: is of classes, and the task is regression; leave it out, or "
-            'take model.family = "assist" with model.label_epsilon'
-        )
     if (training.label_epsilon or 0.0) < SMALLEST_EPSILON:
         raise ConfigError(
             f"training.label_epsilon: must be at least {SMALLEST_EPSILON:g}, got "
             f"{training.label_epsilon!r}; below it nothing is left of labels"
-        )
-    if config.base.exists:
-        raise ConfigError(
-            "training.label_epsilon: a base is fitted to labels as they are, and helps to choose "
-            'the best epoch, which secondaries see; write [base] estimator = "none"'
         )
 
 

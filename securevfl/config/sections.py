@@ -152,7 +152,7 @@ class TrainingSettings:
     (``youden``)."""
 
     iso_gradients: checks.NonNegative = 0.0
-    """lambda of the ISO noise on gradients to secondaries ([FedHSSL] section VI), scaled by the
+    """lambda of the ISO noise on gradients to secondaries ([FedHSSL]), scaled by the
     longest in the batch. A heuristic."""
 
     clip_gradients: checks.Positive | None = None
@@ -161,6 +161,10 @@ class TrainingSettings:
     marvell: checks.NonNegative = 0.0
     """Of two classes: mean square length of Marvell's noise on gradients, over the squared distance
     of their means. A heuristic."""
+
+    confuse_labels: checks.NonNegative = 0.0
+    """lambda of a confusional autoencoder: networks learn other classes' soft labels, which the
+    primary decodes, without a base. A heuristic."""
 
     distance_correlation: checks.NonNegative = 0.0
     """Weight of NoPeek's loss: how distances of records and of what leaves correlate. A

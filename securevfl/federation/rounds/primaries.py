@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from securevfl.config.federation import FederationConfig
 from securevfl.core.conventions import stream
 from securevfl.core.devices import read_together, reads
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, RoundDone
 from securevfl.data.rows import training_batches
 from securevfl.data.tables import PartyTable
@@ -23,7 +24,7 @@ from securevfl.federation.base import own_inputs
 from securevfl.federation.messages import AverageRequest, EpochMark, RoundPlan
 from securevfl.federation.rounds import cut, primary
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.label_defences import DrawnLabels, protected
+from securevfl.federation.rounds.label_defences import ConfusedLabels, DrawnLabels, protected
 from securevfl.federation.rounds.party_workers import PartyWorkers, TopRows, WorkerGroup
 from securevfl.federation.rounds.release import require_finite
 from securevfl.federation.rounds.updates import DropoutStream
@@ -125,6 +126,8 @@ class NetworkPrimary(primary.Primary):
         self.dropout = dropout
         self.drawn: DrawnLabels | None = None
         """What it trains on in the place of labels, under ``training.label_epsilon``."""
+        self.confused: ConfusedLabels | None = getattr(top, "confused_labels", None)
+        """Soft labels, which it trains on under ``training.confuse_labels``."""
         self._positions_taken: PositionsTaken | None = None
         self._workers: PartyWorkers | None = None
 
@@ -132,8 +135,10 @@ class NetworkPrimary(primary.Primary):
         """Compute over this party's own processes from now on.
 
         Raises:
-            ConfigError: If the model looks at all rows of a batch.
+            ConfigError: If the model looks at all rows of a batch, or learns confused labels.
         """
+        if self.confused is not None:
+            raise ConfigError("training.confuse_labels: goes with one process of the primary's")
         self._workers = PartyWorkers(
             group,
             TopRows(self.top, self.precision),
@@ -185,14 +190,16 @@ class NetworkPrimary(primary.Primary):
                 protect=lambda gradient: protected(gradient, targets, self.training),
             )
             output = self._forward(plan, aggregate)
-            loss = (self.drawn or self.head).loss(output, targets)
+            wanted = targets if self.confused is None else self.confused.encode(targets)
+            loss = (self.drawn or self.head).loss(output, wanted)
             require_finite("the loss", loss.detach(), round_number=plan.round_number)
             known.add(loss.detach(), lambda value: losses.append(float(value)))
             self.optimizer.zero_grad()
             loss.backward()
         self.optimizer.step(epoch=epoch)
         (value,) = losses
-        return value, output.detach()
+        found = output.detach()
+        return value, found if self.confused is None else self.confused.decode(found)
 
     def _weight(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"]) -> float:
         """Return lambda as it would be chosen if this epoch were the last."""
