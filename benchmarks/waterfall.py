@@ -14,6 +14,7 @@ from scipy.stats import rankdata
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import own_inputs, targets_of, task_head
+from securevfl.federation.class_means.class_labels import classes_among_alike
 from securevfl.federation.run_plan import run_facts
 from securevfl.models.alone.choice import fit_alone
 from securevfl.models.alone.margins import OwnInputs
@@ -51,7 +52,9 @@ class Enlarged:
         """
         rows, labels = self.split.train, self.targets
         if self.head.task == "regression":
-            labels = labels > np.median(labels[rows])
+            labels = np.zeros(len(labels), dtype=np.int64)
+            own = own_inputs(self.own).values[rows]
+            labels[rows] = classes_among_alike(self.targets[rows], own, 2)
         labels = labels.astype(np.int64)
         if labels.max() == 1:
             values = ndtri(rankdata(records, axis=0) / (len(records) + 1))
