@@ -43,8 +43,6 @@ _LEAST: Final = 1e-12
 """Probability below which none is told from another."""
 _UNKNOWN: Final = -1
 
-Unit = Literal["rows", "records"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shadows:
@@ -100,7 +98,7 @@ class ShadowRuns:
 
     aim: attack.Aim = "members"
 
-    def __init__(self, unit: Unit, shadows: Shadows | None = None) -> None:
+    def __init__(self, unit: Literal["rows", "records"], shadows: Shadows | None = None) -> None:
         """Make it; without ``shadows`` it cannot be tried."""
         self.name = f"shadow-{unit}"
         self._unit, self._shadows = unit, shadows
@@ -178,6 +176,8 @@ class ShadowRuns:
         """Train one shadow run; return what it says of all rows, and which it has learned from."""
         config = evidence.config
         primary = tables[config.primary.name]
+        if primary.labels is None or not np.array_equal(primary.labels, evidence.labels):
+            raise ConfigError(f"table of {primary.name!r}: is not the one that the run was of")
         halved = primary.name if self._unit == "rows" else evidence.with_links[0].name
         random = stream(config.federation.seed, self.name, str(number))
         kept = random.random(tables[halved].num_rows) < 1 / 2

@@ -140,3 +140,7 @@ def test_the_command_trains_on_the_tables_and_predicts_with_all_records(tmp_path
     assert 0.3 < kept[0]["value"] < 0.7
     with pytest.raises(ConfigError, match="shadows must be at least 8, got 3"):
         Shadows(tables={}, runs=3)
+    tables = read_tables(Evidence(run).config, tmp_path)
+    other = {**tables, "agency": tables["agency"].take(np.arange(40))}
+    with pytest.raises(ConfigError, match="'agency': is not the one that the run was of"):
+        audit_run(run, ["shadow-rows"], shadows=Shadows(tables=other, runs=8))
