@@ -14,6 +14,8 @@ from securevfl.linkage.spec import ChoiceSpec, HidingSpec, LinkRoles, LinkSpec, 
 from securevfl.linkage.stage.linking import METRICS
 
 RANGES = ((0.0, 10.0), (0.0, 10.0))
+SHORT_KEY = 512
+"""Bits of a Paillier key that takes a tenth of the time, and packs six numbers instead of 27."""
 HELPERS = {"coordinator": "coordinator", "dealer": "dealer"}
 
 
@@ -23,7 +25,7 @@ def link_spec(protection: str = "none", **changes: Any) -> LinkSpec:
         name: changes.pop(name) for name in ("fields", "ranges") if name in changes
     }
     metric = METRICS[changes.pop("metric", "euclidean")]
-    hiding = {name: changes.pop(name) for name in ("cell",) if name in changes}
+    hiding = {name: changes.pop(name) for name in ("cell", "key_bits") if name in changes}
     choice = {
         name: changes.pop(name)
         for name in ("links_per_record", "sampling_rate", "max_distance")

@@ -1,5 +1,6 @@
 """``linkage.max_distance``: farther links are none, for every metric, protection and family."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pandas as pd
 import pytest
 from helpers.federations import COMMON_IDS, ROWS, write_federation, write_overlapping
 from helpers.lines import SECRET, link_as_threads
-from helpers.linking import RANGES, hidden_spec, key_table, link_spec, text_table
+from helpers.linking import RANGES, SHORT_KEY, hidden_spec, key_table, link_spec, text_table
 
 from securevfl.config.federation import link_spec as spec_of
 from securevfl.config.reading import read_federation
@@ -16,6 +17,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.lab.links_alone import study_links
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.protections import paillier
 from securevfl.linkage.sampling import FixedLinks, PickedLinks
 from securevfl.linkage.spec import ChoiceSpec
 from securevfl.linkage.stage.link_cache import links_key
@@ -61,12 +63,15 @@ def test_farther_links_are_none(metric: str) -> None:
 
 @pytest.mark.parametrize("protection", ["bloom", "shares", "paillier"])
 @pytest.mark.parametrize("cap", [None, 3])
-def test_parties_find_the_near_links_of_one_process(protection: str, cap: int | None) -> None:
+def test_parties_find_the_near_links_of_one_process(
+    protection: str, cap: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever ranks leaves out the far ones; the secondary still sees no distance."""
     limit = 300.0 if protection == "bloom" else 0.6
-    spec = hidden_spec(protection, max_distance=limit, links_per_record=cap)
+    monkeypatch.setattr(paillier, "Keyholder", partial(paillier.Keyholder, insecure_short_key=True))
+    spec = hidden_spec(protection, max_distance=limit, links_per_record=cap, key_bits=SHORT_KEY)
     sizes = {"agency": 60, "bank": 40, "shop": 30}
-    if protection == "paillier":  # a second for 30 records
+    if protection == "paillier":
         sizes = {"agency": 60, "bank": 20, "shop": 10}
     keys = {
         name: key_table(name, rows, seed=seed) for seed, (name, rows) in enumerate(sizes.items(), 1)

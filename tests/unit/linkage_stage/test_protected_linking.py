@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.lines import SECRET, SESSION, Wires, data_party, link_as_threads, run_all
-from helpers.linking import hidden_spec, key_table, text_table
+from helpers.linking import SHORT_KEY, hidden_spec, key_table, text_table
 from scipy.stats import kstest
 
 from securevfl.core.errors import AuthenticationError, ConfigError, DataError, ProtocolError
@@ -27,6 +28,11 @@ from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.transport.channels import SealedChannel
 from securevfl.transport.message import Message
+
+
+@pytest.fixture(autouse=True)
+def _keys_may_be_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paillier, "Keyholder", partial(paillier.Keyholder, insecure_short_key=True))
 
 
 def tables() -> dict[str, KeyTable]:
@@ -92,7 +98,7 @@ def test_links_are_those_of_one_process(
 def test_an_absent_secondary_is_left_out(protection: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of two: the other keeps its rank, and has the links that it always has."""
     monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
-    spec, keys = hidden_spec(protection, links_per_record=3), tables()
+    spec, keys = hidden_spec(protection, links_per_record=3, key_bits=SHORT_KEY), tables()
     wanted = in_process(spec, keys)["shop"]
     spec = replace(spec, roles=replace(spec.roles, absent=frozenset({"bank"})))
     found, wires = link_as_threads(spec, keys)
@@ -121,7 +127,7 @@ def test_cells_leave_links_as_they_are(
     monkeypatch.setattr(search, "_BLOCK_PAIRS", 50)
     monkeypatch.setattr(search, "_BLOCK_ANSWERS", 4)
     monkeypatch.setattr(blockwise, "fresh_shift", lambda key_dim: np.zeros(key_dim, int))
-    spec = hidden_spec(protection, links_per_record=cap, cell=cell)
+    spec = hidden_spec(protection, links_per_record=cap, cell=cell, key_bits=SHORT_KEY)
     sizes = {"agency": 60, "bank": 40} if protection == "shares" else {"agency": 30, "bank": 12}
     keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
     spec = replace(spec, roles=replace(spec.roles, secondaries=("bank",)))
@@ -142,7 +148,7 @@ def test_cells_leave_links_as_they_are(
 @pytest.mark.parametrize("protection", ["shares", "paillier"])
 def test_small_cells_are_compared_in_few_exchanges(protection: str) -> None:
     """Two passes are two exchanges, not one a cell: each waits for round trips of a slow line."""
-    spec = hidden_spec(protection, cell=0.4)
+    spec = hidden_spec(protection, cell=0.4, key_bits=SHORT_KEY)
     sizes = {"agency": 30, "bank": 12, "shop": 12}
     if protection == "paillier":  # seconds a secondary
         del sizes["shop"]
@@ -292,7 +298,7 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
         yield map
 
     monkeypatch.setattr(paillier, "on_cores", in_place)
-    spec = hidden_spec("paillier")
+    spec = hidden_spec("paillier", key_bits=SHORT_KEY)
     told: list[ProgressEvent] = []
     sizes = {"agency": 60, "bank": 6, "shop": 5}
     keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
@@ -349,7 +355,7 @@ def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_plain_travels(protection: str) -> None:
     """No message to anybody holds a key, a quantised key or a distance."""
     cell = 4.0 if protection == "shares" else None
-    spec, keys = hidden_spec(protection, cell=cell), tables()
+    spec, keys = hidden_spec(protection, cell=cell, key_bits=SHORT_KEY), tables()
     _, wires = link_as_threads(spec, keys)
     plain = [numbers for table in keys.values() for numbers in table.columns.values()]
     units = [np.rint(column / 10 * 65535).astype(np.int64) for column in plain]

@@ -13,6 +13,7 @@ from skops.io._protocol import PROTOCOL
 
 from securevfl.core.errors import ConfigError
 from securevfl.models.alone import margins as margins_module
+from securevfl.models.alone import perceptron
 from securevfl.models.alone.choice import (
     Alone,
     AverageModel,
@@ -295,12 +296,13 @@ def test_a_network_of_many_rows_waits_fewer_epochs(best: int, rows: int, epochs:
     assert patience_after(best, rows=rows, config=BaselineConfig()) == epochs
 
 
-def test_a_network_that_learns_nothing_stops_early() -> None:
-    """Labels by chance: with an epoch of 250 steps it waits 8, and not 40."""
+def test_a_network_that_learns_nothing_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels by chance: where 8 epochs have as many steps as it waits, it waits 8, and not 40."""
+    monkeypatch.setattr(perceptron, "_STEPS_TO_WAIT", 200)
     random = np.random.default_rng(0)
     inputs = OwnInputs(values=random.normal(size=(600, 2)))
     labels = random.normal(size=600).astype(np.float32)
-    config = BaselineConfig(hidden=(4,), batch_size=2)
+    config = BaselineConfig(hidden=(4,), batch_size=20)
     found = fit_network(
         inputs,
         labels,
