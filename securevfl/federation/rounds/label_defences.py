@@ -111,10 +111,10 @@ class ConfusedLabels(nn.Module):
     def __init__(self, outputs: int) -> None:
         super().__init__()
         self.outputs = outputs
-        one_hot = torch.eye(max(2, outputs))
-        self.register_buffer("soft", one_hot)
-        self.register_buffer("weight", one_hot)
-        self.register_buffer("bias", torch.zeros(len(one_hot)))
+        classes = max(2, outputs)
+        self.register_buffer("soft", torch.eye(classes))
+        self.register_buffer("weight", torch.eye(classes))
+        self.register_buffer("bias", torch.zeros(classes))
 
     @classmethod
     def before(cls, top: nn.Module, outputs: int) -> None:

@@ -213,13 +213,7 @@ class Blockwise(Coordinated):
         )
 
     def show(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        own: KeyTable,
-        *,
-        secret: LinkageSecret,
-        hear: Hear,
+        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, hear: Hear
     ) -> None:
         """Let a listener hear grid cells, if any, and squared distances."""
         mine, theirs = (quantised(spec.keys, keys) for keys in (primary, own))

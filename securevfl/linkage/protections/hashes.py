@@ -74,13 +74,7 @@ class ByCodes(Coordinated):
         )
 
     def show(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        own: KeyTable,
-        *,
-        secret: LinkageSecret,
-        hear: Hear,
+        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, hear: Hear
     ) -> None:
         """Let a listener hear the codes of both tables."""
         rows, records = (self.encode(spec, keys, secret) for keys in (primary, own))

@@ -467,13 +467,7 @@ class Coordinated(Protection):
 
     @abstractmethod
     def show(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        own: KeyTable,
-        *,
-        secret: LinkageSecret,
-        hear: Hear,
+        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, hear: Hear
     ) -> None:
         """Let a listener hear what the coordinator receives, where both tables may be seen.
 

@@ -311,7 +311,7 @@ class Linker:
     def show_coordinator(self, own: KeyTable, hear: Hear) -> None:
         """Let a listener hear what the coordinator receives while a secondary is linked."""
         assert isinstance(self._protection, Coordinated), "there is a coordinator"
-        self._protection.show(self.spec, self._keys, own, secret=self._secret, hear=hear)
+        self._protection.show(self.spec, self._keys, own, self._secret, hear)
 
     def cache(self, own: KeyTable) -> LinkCache:
         """Return where a secondary's links are kept."""

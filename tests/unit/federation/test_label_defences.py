@@ -135,7 +135,11 @@ def test_labels_under_an_epsilon_are_drawn_charged_and_trained_on(tmp_path: Path
 @pytest.mark.parametrize("outputs", [1, 2, 5])
 def test_confused_labels_are_of_other_classes_and_decoded_right(outputs: int) -> None:
     confused = ConfusedLabels(outputs)
-    confused.fit(1.0)
+    # As in a kept model: no part is kept in the place of another.
+    fitted = ConfusedLabels(outputs)
+    fitted.fit(1.0)
+    confused.load_state_dict(fitted.state_dict())
+    assert torch.equal(confused.soft, fitted.soft)
     labels = torch.arange(max(2, outputs))
     soft = confused.soft
     assert (soft.argmax(dim=1) != labels).all()
