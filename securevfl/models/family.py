@@ -32,7 +32,6 @@ Aggregate = Float[Tensor, "batch positions width"]
 Similarities = Float[Tensor, "batch secondaries links"] | None
 
 
-@runtime_checkable
 class Bottom(Protocol):
     """Bottom model of a secondary: from a row's linked records to the row's representation."""
 
@@ -100,7 +99,6 @@ def share_of_base(top: nn.Module) -> float:
     return float(getattr(top, "of_base", 0.0))
 
 
-@runtime_checkable
 class Top(Protocol):
     """Top model of the primary: from its rows and the aggregate to the task's outputs."""
 

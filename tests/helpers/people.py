@@ -16,7 +16,9 @@ def write_people(folder: Path) -> None:
         " ".join("".join(random.choice(_SYLLABLES, 3)).title() for _ in range(2))
         for _ in range(PEOPLE)
     ]
-    births = np.datetime64("1950-01-01") + random.integers(0, 15_000, PEOPLE)
+    births = np.datetime64("1950-01-01") + random.integers(0, 15_000, PEOPLE).astype(
+        "timedelta64[D]"
+    )
     income = random.normal(40, 10, PEOPLE).round(1)
     spent = random.uniform(0, 900, PEOPLE).round(2)
     plan = random.choice(["basic", "gold"], PEOPLE)
@@ -27,12 +29,12 @@ def write_people(folder: Path) -> None:
             "name": names,
             "birth_date": births.astype(str),
             "income": np.where(random.random(PEOPLE) < 0.1, np.nan, income),
-            "opened": (births + 8000).astype(str),
+            "opened": (births + np.timedelta64(8000, "D")).astype(str),
             "remark": [f"remark {number}: {name}" for number, name in enumerate(names)],
             "default": default,
         }
     ).to_csv(folder / "bank.csv", index=False)
-    since = np.datetime64("2015-01-01") + random.integers(0, 3000, PEOPLE)
+    since = np.datetime64("2015-01-01") + random.integers(0, 3000, PEOPLE).astype("timedelta64[D]")
     misspelt = [name[:-1] if number % 4 == 0 else name for number, name in enumerate(names)]
     pd.DataFrame(
         {
