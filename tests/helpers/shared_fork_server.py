@@ -14,8 +14,9 @@ _LOADED = {"securevfl.cli.fork_server_program": "helpers.fork_server_program"}
 
 _TESTS = Path(__file__).parents[1]
 
-# Pytest's own variables change with every test, and no party reads them.
-_OF_PYTEST = "PYTEST_"
+# Pytest's own variables change with every test, and no party reads them; a library of OpenMP's sets
+# its own once it is loaded here, and will do so there.
+_NOT_TOLD_APART = ("PYTEST_", "KMP_")
 
 
 class _Kept(ForkServer):
@@ -52,7 +53,9 @@ class ForkServers:
 
     def _start(self, module: str, environment: Mapping[str, str]) -> _Kept:
         # Parties inherit variables and working directory.
-        inherited = {name: it for name, it in os.environ.items() if not name.startswith(_OF_PYTEST)}
+        inherited = {
+            name: it for name, it in os.environ.items() if not name.startswith(_NOT_TOLD_APART)
+        }
         key = (module, Path.cwd(), *sorted({**inherited, **environment}.items()))
         if key not in self._kept or self._kept[key].is_lost:
             found = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(_TESTS)]))

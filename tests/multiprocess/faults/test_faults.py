@@ -2,14 +2,12 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.patience import PATIENCE_S
+from helpers.warm import Program
 
 pytestmark = pytest.mark.multiprocess
 
@@ -30,17 +28,13 @@ CELLS = (
 def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     """Let them fall, two at a time."""
     folder = tmp_path_factory.mktemp("faults")
-    ended = subprocess.run(
-        [
-            *(sys.executable, TOOL, "--cell", *CELLS, "--json"),
-            *("--folder", folder / "runs", "--record", folder / "faults.jsonl"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+    tool = Program(
+        *(TOOL, "--cell", *CELLS, "--json"),
+        *("--folder", folder / "runs", "--record", folder / "faults.jsonl"),
     )
-    assert ended.returncode in (0, 1), ended.stderr
-    found: Mapping[str, Any] = json.loads(ended.stdout)
+    code, said = tool.ended()
+    assert code in (0, 1), said
+    found: Mapping[str, Any] = json.loads(tool.printed)
     return found
 
 
