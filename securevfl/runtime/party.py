@@ -26,7 +26,7 @@ from securevfl.federation.session.handshake import Joined, joined
 from securevfl.federation.session.membership import absent_names, idle_helpers
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.ledger.countersigning import Countersigner, Occasion
-from securevfl.linkage.protections.protection import Hear, hear_nothing
+from securevfl.linkage.protections.protection import Take, take_nothing
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, help_to_link, reveals_of
 from securevfl.linkage.stage.party_keys import keys_of
@@ -397,7 +397,7 @@ def run_helper(party: PartySession) -> None:
         party.observe(Stage(text="helping"))
         spec, role = link_spec(config), _helper_role(config, name)
         if role in spec.roles.helpers:
-            with _hearing(party, role, run=star.facts.run) as hear:
+            with _recording(party, role, run=star.facts.run) as take:
                 figures = help_to_link(
                     spec,
                     role,
@@ -405,7 +405,7 @@ def run_helper(party: PartySession) -> None:
                     star.sealed,
                     rows=star.facts.rows,
                     cache=LinkCache.of_party(spec, name, files.folder),
-                    hear=hear,
+                    take=take,
                 )
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
         if role == "dealer" and config.deals_class_sums:
@@ -422,12 +422,12 @@ def run_helper(party: PartySession) -> None:
 
 
 @contextlib.contextmanager
-def _hearing(party: PartySession, role: str, *, run: str) -> Iterator[Hear]:
+def _recording(party: PartySession, role: str, *, run: str) -> Iterator[Take]:
     """Yield what records what a coordinator receives, where that is asked for."""
     job = party.job
     # A dealer receives sizes alone.
     if role != "coordinator" or job.record_mib is None:
-        yield hear_nothing
+        yield take_nothing
         return
     # It loads torch, which helpers do without.
     with loading():

@@ -412,7 +412,7 @@ class _Simulation:
             assert links is not None, "a run begins by linking"
             for party in self._config.secondaries:
                 keys = keys_of(links.linker.spec.keys, self._tables[party.name])
-                links.linker.show_coordinator(keys, self._recorders[coordinator.name].take)
+                links.linker.record_coordinator(keys, self._recorders[coordinator.name].take)
 
     def keep(self, plan: RunPlan) -> None:
         """Keep what secondaries keep of a run that is through."""

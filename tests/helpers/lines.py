@@ -12,7 +12,7 @@ from helpers.patience import PATIENCE_S
 from securevfl.core.progress import Observer, ProgressEvent, unheard
 from securevfl.data.tables import KeyTable
 from securevfl.lab.audit.audit_class_means import Wires as Unheard
-from securevfl.linkage.protections.protection import DataParty, Hear, LinkageHelper, hear_nothing
+from securevfl.linkage.protections.protection import DataParty, LinkageHelper, Take, take_nothing
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import protection_of
@@ -91,7 +91,7 @@ def link_as_threads(
     told: list[ProgressEvent] | None = None,
     secrets: Mapping[str, LinkageSecret] | None = None,
     cache: Path | None = None,
-    hear: Hear = hear_nothing,
+    take: Take = take_nothing,
 ) -> tuple[dict[str, Any], Wires]:
     """Run every party's part; return what each has in the end, and what travelled."""
     wires, hides, rows = Wires(), protection_of(spec), keys[spec.roles.primary].num_rows
@@ -118,7 +118,7 @@ def link_as_threads(
     for role in hides.helpers:
         name = spec.roles.helpers[role]
         helper = LinkageHelper(
-            spec=spec, rows=rows, lines=wires.of(name), cache=LinkCache(folder(name)), hear=hear
+            spec=spec, rows=rows, lines=wires.of(name), cache=LinkCache(folder(name)), take=take
         )
         lives[name] = lambda role=role, helper=helper: hides.help_to_link(role, helper)
     return run_all(lives), wires

@@ -38,7 +38,7 @@ from securevfl.linkage.protections.blocks import (
     most_pairs,
     search_in_clear,
 )
-from securevfl.linkage.protections.protection import Coordinated, DataParty, Hear, LinkageHelper
+from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.link_cache import SimilarLinks, coordinate, links_key, table_tag
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
@@ -212,17 +212,17 @@ class Blockwise(Coordinated):
             step=spec.keys.key_range().step,
         )
 
-    def show(
-        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, hear: Hear
+    def record_received(
+        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, take: Take
     ) -> None:
-        """Let a listener hear grid cells, if any, and squared distances."""
+        """Record grid cells, if any, and squared distances."""
         mine, theirs = (quantised(spec.keys, keys) for keys in (primary, own))
         if width := spec.cell_units:
             shift = fresh_shift(mine.shape[1])
             mine, theirs = mine + shift, theirs + shift
             cells = {"rows": cells_of(mine, width), "records": cells_of(theirs, width)}
-            hear(Cells.KIND.name, of=own.name, **cells)
-        compared = partial(_tell_distances, hear, own.name)
+            take(Cells.KIND.name, of=own.name, **cells)
+        compared = partial(_tell_distances, take, own.name)
         search_in_clear(spec, mine, theirs, lanes=self.lanes(spec), compared=compared)
 
     @contextmanager
@@ -306,7 +306,7 @@ class Blockwise(Coordinated):
         record_cells = self._receive_cells(helper, name, turn.records)
         cells = None if heard is None or record_cells is None else (heard, record_cells)
         if cells is not None:
-            helper.hear(Cells.KIND.name, of=name, rows=cells[0], records=cells[1])
+            helper.take(Cells.KIND.name, of=name, rows=cells[0], records=cells[1])
         search = Search(
             spec,
             rows=helper.rows,
@@ -374,7 +374,7 @@ class Blockwise(Coordinated):
             ).share
             for sender in (helper.spec.roles.primary, name)
         )
-        _tell_distances(helper.hear, name, exchange, one + other)
+        _tell_distances(helper.take, name, exchange, one + other)
         return list(zip(shapes.by_pairs(one), shapes.by_pairs(other), strict=True))
 
     def _send_cells(
@@ -393,10 +393,10 @@ class Blockwise(Coordinated):
 
 
 def _tell_distances(
-    hear: Hear, name: str, exchange: BlockExchange, squared: UInt64[np.ndarray, " pairs"]
+    take: Take, name: str, exchange: BlockExchange, squared: UInt64[np.ndarray, " pairs"]
 ) -> None:
-    """Let a listener hear the squared distances of an exchange's pairs, block after block."""
-    hear(
+    """Record the squared distances of an exchange's pairs, block after block."""
+    take(
         DistanceShare.KIND.name,
         of=name,
         rows=exchange.rows,

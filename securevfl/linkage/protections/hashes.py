@@ -16,7 +16,7 @@ from securevfl.linkage.metrics.bloom import Bloom as CodeMetric
 from securevfl.linkage.metrics.bloom import CodeKeys, code_bytes, encode, require_coded_ranges
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.metrics.texts import ExactKeys, exact_texts, numbered_keys
-from securevfl.linkage.protections.protection import Coordinated, DataParty, Hear, LinkageHelper
+from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates
 from securevfl.linkage.stage.link_cache import SimilarLinks, coordinate, links_key
@@ -73,12 +73,12 @@ class ByCodes(Coordinated):
             self.encode(spec, primary, secret), self.encode(spec, records, secret)
         )
 
-    def show(
-        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, hear: Hear
+    def record_received(
+        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, take: Take
     ) -> None:
-        """Let a listener hear the codes of both tables."""
+        """Record the codes of both tables."""
         rows, records = (self.encode(spec, keys, secret) for keys in (primary, own))
-        hear(Codes.KIND.name, of=own.name, rows=rows, records=records)
+        take(Codes.KIND.name, of=own.name, rows=rows, records=records)
 
     @contextmanager
     def at_primary(self, party: DataParty) -> Iterator[Callable[[str], None]]:
@@ -105,7 +105,7 @@ class ByCodes(Coordinated):
                 f"linkage.secret: that of {name!r} differs from that of {spec.roles.primary!r}; "
                 f"give both the same file"
             )
-        helper.hear(Codes.KIND.name, of=name, rows=heard.codes, records=theirs.codes)
+        helper.take(Codes.KIND.name, of=name, rows=heard.codes, records=theirs.codes)
         metric = self.compare_codes(heard.codes, theirs.codes)
         return coordinate(
             spec,

@@ -42,12 +42,12 @@ from securevfl.transport.message import (
 
 HelperRole = Literal["coordinator", "dealer"]
 
-Hear = Callable[..., None]
+Take = Callable[..., None]
 """Gets what a coordinator has received of the primary and a secondary: what it is called, ``of``
 which secondary, and arrays by name."""
 
 
-def hear_nothing(_kind: str, **_values: Any) -> None:
+def take_nothing(_kind: str, **_values: Any) -> None:
     """Record nothing."""
 
 
@@ -67,7 +67,7 @@ class LinkageHelper:
     cache: LinkCache
     """Cache of a coordinator's links and their noise."""
 
-    hear: Hear = hear_nothing
+    take: Take = take_nothing
     """Records what a coordinator receives, where that is asked for."""
 
 
@@ -466,10 +466,10 @@ class Coordinated(Protection):
         return self.report_done(party, linked, Linked())
 
     @abstractmethod
-    def show(
-        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, hear: Hear
+    def record_received(
+        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, take: Take
     ) -> None:
-        """Let a listener hear what the coordinator receives, where both tables may be seen.
+        """Record what the coordinator receives, where both tables may be seen.
 
         Raises:
             DataError: If keys are not what the metric or the protection needs.

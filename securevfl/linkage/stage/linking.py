@@ -23,12 +23,12 @@ from securevfl.linkage.protections.plaintext import Plaintext
 from securevfl.linkage.protections.protection import (
     Coordinated,
     DataParty,
-    Hear,
     HelperRole,
     LinkageHelper,
     Protection,
-    hear_nothing,
+    Take,
     linked_primary,
+    take_nothing,
 )
 from securevfl.linkage.protections.psi import Psi
 from securevfl.linkage.protections.shares import Shares
@@ -204,7 +204,7 @@ def help_to_link(
     *,
     rows: int,
     cache: LinkCache,
-    hear: Hear = hear_nothing,
+    take: Take = take_nothing,
 ) -> Mapping[str, Any]:
     """Take a helper's part, and return figures for its log.
 
@@ -215,7 +215,7 @@ def help_to_link(
         sealed: Its ends of the session's sealed lines, by name of the other caller.
         rows: Number of the primary's rows.
         cache: Where a coordinator keeps links and their noise.
-        hear: Records what a coordinator receives.
+        take: Records what a coordinator receives.
 
     Raises:
         ConfigError: If two parties' linkage secrets differ.
@@ -226,7 +226,7 @@ def help_to_link(
         What the protection's :meth:`Protection.help_to_link` says.
     """
     lines = _caller_lines(spec, transport, sealed)
-    helper = LinkageHelper(spec=spec, rows=rows, lines=lines, cache=cache, hear=hear)
+    helper = LinkageHelper(spec=spec, rows=rows, lines=lines, cache=cache, take=take)
     return protection_of(spec).help_to_link(role, helper)
 
 
@@ -308,10 +308,10 @@ class Linker:
             self._rows.append(LinkedRows(rows=linked.linked_rows(), apart=linked.apart))
         return linked
 
-    def show_coordinator(self, own: KeyTable, hear: Hear) -> None:
-        """Let a listener hear what the coordinator receives while a secondary is linked."""
+    def record_coordinator(self, own: KeyTable, take: Take) -> None:
+        """Record what the coordinator receives while a secondary is linked."""
         assert isinstance(self._protection, Coordinated), "there is a coordinator"
-        self._protection.show(self.spec, self._keys, own, self._secret, hear)
+        self._protection.record_received(self.spec, self._keys, own, self._secret, take)
 
     def cache(self, own: KeyTable) -> LinkCache:
         """Return where a secondary's links are kept."""

@@ -58,7 +58,7 @@ class Heard(list[tuple[str, dict[str, Any]]]):
         """A simulation shows the same, to the last line."""
         link, shown = Linker(spec, keys["agency"], secret=SECRET), Heard()
         for name in spec.roles.present if protection_of(spec).helpers else ():
-            link.show_coordinator(keys[name], shown)
+            link.record_coordinator(keys[name], shown)
         assert [kind for kind, _ in self] == [kind for kind, _ in shown]
         for (_, one), (_, other) in zip(self, shown, strict=True):
             assert one.keys() == other.keys()
@@ -84,7 +84,7 @@ def test_links_are_those_of_one_process(
     monkeypatch.setattr(search, "_BLOCK_ANSWERS", 1)
     spec = hidden_spec(protection, links_per_record=cap)
     keys, heard = tables(), Heard()
-    found, _ = link_as_threads(spec, keys, hear=heard)
+    found, _ = link_as_threads(spec, keys, take=heard)
     rows = np.arange(60)
 
     for name, wanted in in_process(spec, keys).items():
@@ -132,7 +132,7 @@ def test_cells_leave_links_as_they_are(
     keys = {name: key_table(name, rows, seed=rows) for name, rows in sizes.items()}
     spec = replace(spec, roles=replace(spec.roles, secondaries=("bank",)))
     heard = Heard()
-    found, wires = link_as_threads(spec, keys, hear=heard)
+    found, wires = link_as_threads(spec, keys, take=heard)
     heard.require_shown(spec, keys)
     shares = [m for a, b, m in wires.travelled if m.kind is LinkingKind.LINK_SHARE and a == "bank"]
     rows = np.arange(sizes["agency"])
