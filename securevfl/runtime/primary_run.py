@@ -487,11 +487,9 @@ class PrimaryRun:
                 self._spent(self.ledger.charge_fitting())
             if self._others.fit_class_means is not None:
                 self._tell(progress.Stage(text="fitting class means"))
-                files, labels = self.checkpoints.files, self.table.labels
-                assert labels is not None, "the primary's table has labels"
-                own = own_inputs(self.table).values
+                files = self.checkpoints.files
                 self._others.fit_class_means(
-                    partial(class_labels_of, self.plan, self.data, labels, own, self.ledger, files)
+                    partial(class_labels_of, self.plan, self.data, self.table, self.ledger, files)
                 )
             self.ledger.require_same_release(self._release_digest(rows))
         aggregates = exchanges.release_once(self.exchange, kept, observe=self._tell)

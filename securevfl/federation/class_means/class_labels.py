@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int64, Shaped
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.data.tables import Labels
+from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.labels import (
@@ -20,6 +20,7 @@ from securevfl.dp.labels import (
     keep_probability,
     randomised_labels,
 )
+from securevfl.federation.base import own_inputs
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.rounds.label_defences import DrawnLabels
 from securevfl.federation.rounds.primary import PrimaryData
@@ -183,8 +184,7 @@ def keep_of(config: FederationConfig) -> float:
 def class_labels_of(
     plan: RunPlan,
     data: PrimaryData,
-    labels: Labels,
-    columns: Float64[np.ndarray, "rows columns"],
+    table: PartyTable,
     ledger: Ledger,
     files: StateFolder,
     due: Sequence[str],
@@ -193,9 +193,8 @@ def class_labels_of(
 
     Args:
         plan: The run, whose encoders are class means.
-        data: The primary's table.
-        labels: Of its rows as they were read: standardised labels depend on all others'.
-        columns: Of its rows, its own, as its base model has them.
+        data: The primary's table as tensors.
+        table: The same as it was read: standardised labels depend on all others'.
         ledger: Its own.
         files: Its own: labels by randomised response are drawn once a run, and class sums go back
             to a secondary once.
@@ -216,7 +215,7 @@ def class_labels_of(
             f"{', '.join(again)}: had class sums of this run and says that it has none; two noises "
             f"on one sum average out. Start another run with another --out"
         )
-    bins = _classes_of(plan.config, data, labels, columns)
+    bins = _classes_of(plan.config, data, table)
     classes = plan.cut.shape[1]
     moved = plan.config.labels_moved
     if release.epsilon is None:
@@ -243,10 +242,7 @@ def class_labels_of(
 
 
 def _classes_of(
-    config: FederationConfig,
-    data: PrimaryData,
-    labels: Labels,
-    columns: Float64[np.ndarray, "rows columns"],
+    config: FederationConfig, data: PrimaryData, table: PartyTable
 ) -> Int64[np.ndarray, " rows"]:
     """Return the class of every row, and the number of classes for rows that are not for learning.
 
@@ -254,9 +250,10 @@ def _classes_of(
     that are alike: so a class says what the primary's own columns do not.
     """
     _, classes = config.family.cut_shape(config.model)
-    train = data.split.train
+    labels, train = table.labels, data.split.train
+    assert labels is not None, "the primary's table has labels"
     if data.head.task == "regression":
-        known = classes_among_alike(labels[train], columns[train], classes)
+        known = classes_among_alike(labels[train], own_inputs(table).values[train], classes)
     else:
         there = max(2, data.head.outputs)
         if classes != there:

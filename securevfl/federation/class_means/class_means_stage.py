@@ -306,8 +306,9 @@ class ClassMeansPrimary:
 
         Reveals:
             With ``labels = "plaintext"`` and ``"randomised"``, to every secondary: the rows'
-            classes. With ``"shares"``, to each secondary: its class sums with label noise; to
-            the dealer: how many rows, and how many numbers each secondary's sums have.
+            classes; a regression's depend on the primary's own columns too. With ``"shares"``, to
+            each secondary: its class sums with label noise; to the dealer: how many rows, and how
+            many numbers each secondary's sums have.
         """
         names = tuple(self.plan.secondaries.values())
         self.lines.send(ClassMeansCall().to_message(), *names)

@@ -606,5 +606,8 @@ def _ledger(plan: RunPlan, party: str) -> Ledger:
 
 def _class_labels(plan: RunPlan, data: PrimaryData, ledger: Ledger, folder: str) -> ClassLabels:
     state = StateFolder(Path(folder), settings_digest="")
-    labels, columns = data.targets.numpy(), data.features.double().numpy()
-    return class_labels_of(plan, data, labels, columns, ledger, state, ())
+    labels = data.targets.numpy()
+    table = table_at(
+        "primary", np.arange(len(labels), dtype=np.float64), np.zeros((len(labels), 1))
+    )
+    return class_labels_of(plan, data, replace(table, labels=labels), ledger, state, ())
