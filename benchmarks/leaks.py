@@ -36,7 +36,7 @@ from frontier import DELTA, SETS, federation_of, pixels
 
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
-from securevfl.lab.attacks.run_audit import audit_run, chosen
+from securevfl.lab.attacks.run_audit import TRAIN_ANEW, audit_run, chosen
 from securevfl.lab.attacks.shadow_runs import Shadows
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.runtime import simulation
@@ -246,7 +246,7 @@ def measured(
     figures = read_figures(place)
     if shadows:
         trained = Shadows(tables=own, runs=shadows, tell=partial(print, file=sys.stderr))
-        audit = audit_run(place, SHADOWED, seeds=seeds, shadows=trained)
+        audit = audit_run(place, TRAIN_ANEW, seeds=seeds, shadows=trained)
     else:
         audit = audit_run(place, attacks, seeds=seeds)
     return {
@@ -269,7 +269,6 @@ COLUMNS = {
     "member": ("membership",),
 }
 """Headings of the brief table, and the attacks below them."""
-SHADOWED = ("shadow-rows", "shadow-records")
 
 
 def brief(of_seeds: list[list[dict[str, Any]]], attacks: tuple[str, ...]) -> str:
@@ -332,7 +331,11 @@ def main() -> None:
     heads = ["set, run", "joint", *COLUMNS]
     if options.shadows:
         rates = ("AUC", "at 0.1", "at 0.01")
-        heads = ["set, run", "joint", *(f"{one[7:]}: {rate}" for one in SHADOWED for rate in rates)]
+        heads = [
+            "set, run",
+            "joint",
+            *(f"{one[7:]}: {rate}" for one in TRAIN_ANEW for rate in rates),
+        ]
     if options.all:
         heads = ["set, run", "attack", "on", "measure", "found", "trivial guess", "ceiling"]
     print("|", " | ".join(heads), "|")

@@ -157,11 +157,9 @@ def _require_assistable(config: FederationConfig) -> None:
 def _require_defensible(config: FederationConfig) -> None:
     """Refuse defences of gradients where none are sent, or where they are none."""
     training, task = config.training, config.federation.task
-    names = (
-        *("iso_gradients", "clip_gradients", "marvell", "distance_correlation"),
-        *("confuse_labels", "label_epsilon"),
-    )
-    asked = [name for name in names if getattr(training, name)]
+    heuristics = ("iso_gradients", "clip_gradients", "marvell", "distance_correlation")
+    in_place_of_labels = ("confuse_labels", "label_epsilon")
+    asked = [name for name in (*heuristics, *in_place_of_labels) if getattr(training, name)]
     for name in asked:
         if config.family.assisted:
             raise ConfigError(
@@ -181,7 +179,7 @@ def _require_defensible(config: FederationConfig) -> None:
             "training.distance_correlation: is of all rows of a batch, and dp-trained encoders "
             "learn from each alone; leave it out"
         )
-    replaced = [name for name in asked if name in ("confuse_labels", "label_epsilon")]
+    replaced = [name for name in asked if name in in_place_of_labels]
     if len(replaced) == 2:
         raise ConfigError(
             "training.confuse_labels: takes the place of labels, as label_epsilon does; leave one "

@@ -137,14 +137,11 @@ class _Seen:
         for line in coordinator.of(DISTANCES):
             if line["of"] == view.name:
                 self._take(line, chosen)
-        self._cells = [
-            [
-                line[side].numpy()[where >= 0]
-                for side, where in zip(("rows", "records"), chosen, strict=True)
-            ]
-            for line in coordinator.of(CELLS)
-            if line["of"] == view.name
-        ]
+        self._cells: list[np.ndarray] = []
+        for line in coordinator.of(CELLS):
+            if line["of"] == view.name:
+                both = (line["rows"].numpy(), line["records"].numpy())
+                self._cells = [one[at >= 0] for one, at in zip(both, chosen, strict=True)]
 
     def _take(self, line: dict[str, Any], chosen: list[np.ndarray]) -> None:
         rows, records, squared = (line[name].numpy() for name in ("rows", "records", "squared"))
@@ -165,7 +162,7 @@ class _Seen:
         found = [np.full_like(one, np.nan) for one in self.places]
         taught = found[0][order] = self.places[0][order]
         if self._cells:
-            cells, width = self._cells[-1], self._width
+            cells, width = self._cells, self._width
             # Each known row lies in its cell: the shift is between the narrowest bounds.
             least = cells[0][order] * width - taught
             shift = (least.max(axis=0) + least.min(axis=0) + width) / 2
@@ -182,7 +179,7 @@ class _Seen:
 
 
 def _placed(before: Places, *, by: Places, squared: Float64[np.ndarray, "by asked"]) -> Places:
-    """Return keys placed by others whose place is known; as before where these do not say.
+    """Return keys placed by others whose place is known; unchanged where these are too few.
 
     Args:
         before: Where they were thought to be.
@@ -200,7 +197,7 @@ def _placed(before: Places, *, by: Places, squared: Float64[np.ndarray, "by aske
 def _located(
     anchors: Float64[np.ndarray, "some key_dim"], squared: Float64[np.ndarray, " some"]
 ) -> Float64[np.ndarray, " key_dim"] | None:
-    """Return the place that is so far from others, by least squares; None if they do not say."""
+    """Return the place at these distances, by least squares; None if it is not determined."""
     if len(anchors) <= anchors.shape[1]:
         return None
     centre = anchors.mean(axis=0)

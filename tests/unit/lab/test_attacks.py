@@ -70,7 +70,7 @@ def altered(monkeypatch: pytest.MonkeyPatch, alter: Callable[[Any, Secondary], o
 NOISE = ("membership", "noise-size", "noise-again")
 
 
-def test_a_right_run_keeps_its_promises(tmp_path: Path, fixed_noise: None) -> None:
+def test_a_right_run_keeps_its_promises(tmp_path: Path) -> None:
     first = recorded(tmp_path / "first", bounded=True, privacy=NOISY)
     second = recorded(tmp_path / "second", bounded=True, privacy=NOISY)
     audit = audit_run(first, list(all_attacks()), beside=second)
@@ -136,7 +136,7 @@ SAMPLED = {
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_secret_sample_that_is_used_again_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixed_noise: None, *, again: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
 ) -> None:
     if again:
         system = types.SimpleNamespace(**vars(securevfl.linkage.sampling.os))
