@@ -101,7 +101,7 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
     """Return a block in which this thread's networks compute in a precision.
 
     Weights, their gradients and sums within a product stay float32. bfloat16 has the range of
-    float32, so that no loss need be scaled. Whoever leaves the block widens what it takes along.
+    float32, so that no loss need be scaled. Results are widened after the block (:func:`widened`).
 
     References:
         torch's automatic mixed precision, ``torch.autocast``.

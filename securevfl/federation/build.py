@@ -292,7 +292,7 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
         ),
     )
     if config.training.confuse_labels:
-        ConfusedLabels.before(top, head.outputs)
+        ConfusedLabels.add_to(top, head.outputs)
     return top
 
 

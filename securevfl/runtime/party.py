@@ -423,7 +423,7 @@ def run_helper(party: PartySession) -> None:
 
 @contextlib.contextmanager
 def _recording(party: PartySession, role: str, *, run: str) -> Iterator[Take]:
-    """Yield what records what a coordinator receives, where that is asked for."""
+    """Yield the recorder of a coordinator's view; it records nothing unless that is asked for."""
     job = party.job
     # A dealer receives sizes alone.
     if role != "coordinator" or job.record_mib is None:

@@ -117,8 +117,8 @@ class ConfusedLabels(nn.Module):
         self.register_buffer("bias", torch.zeros(classes))
 
     @classmethod
-    def before(cls, top: nn.Module, outputs: int) -> None:
-        """Let a top model decode its outputs, but where it trains."""
+    def add_to(cls, top: nn.Module, outputs: int) -> None:
+        """Make a top model decode its outputs, except in training."""
 
         def decoded(top: nn.Module, _inputs: object, found: Tensor) -> Tensor:
             # A copy has labels of its own.
@@ -130,7 +130,7 @@ class ConfusedLabels(nn.Module):
         top.register_forward_hook(decoded)
 
     def fit(self, entropy: float) -> None:
-        """Draw an autoencoder of this run's own, never from its seed.
+        """Fit a new autoencoder, from fresh randomness and never from the run's seed.
 
         Args:
             entropy: lambda, weight of the soft labels' entropy in [ZLK22]'s loss: to be decoded

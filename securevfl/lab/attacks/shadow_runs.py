@@ -40,7 +40,7 @@ _FALSE_POSITIVES: Final = (0.1, 0.01)
 _UNBOUNDED: Final = 1e9
 """Epsilon that predictions of shadow runs may spend: their tables are the attacker's own."""
 _LEAST: Final = 1e-12
-"""Probability below which none is told from another."""
+"""Smallest probability whose logarithm is taken."""
 _UNKNOWN: Final = -1
 
 
@@ -124,7 +124,7 @@ class ShadowRuns:
         for rate in _FALSE_POSITIVES:
             measured[f"members found at {rate:g} false positives"] = (
                 rate,
-                partial(found_at, rate=rate),
+                partial(true_positive_rate, rate=rate),
             )
 
         def of(chosen: Any, statistic: Callable[[Any, Any], float]) -> float:
@@ -209,6 +209,6 @@ class ShadowRuns:
         return np.log(of_right + _LEAST) - np.log(of_others + _LEAST), learned
 
 
-def found_at(inside: Any, scores: Any, rate: float) -> float:
-    """Return the share of members above all but so many of the others."""
+def true_positive_rate(inside: Any, scores: Any, rate: float) -> float:
+    """Return the share of members found at a rate of false positives."""
     return float((scores[inside] > np.quantile(scores[~inside], 1 - rate)).mean())

@@ -61,7 +61,7 @@ _LONG: Final = 1e3
 def guesses_chance(
     *, canaries: int, guesses: int, right: int, epsilon: float, delta: float
 ) -> float:
-    """Return how likely so many right guesses are at most, of an (epsilon, delta)-DP mechanism.
+    """Return the largest probability of so many right guesses under (epsilon, delta)-DP.
 
     With B binomial of ``r`` guesses and ``q = 1 / (1 + e^-epsilon)``, the bound for v right ones is
     ``P(B >= v) + 2 m delta max_i P(v > B >= v - i) / i``, i from 1 to m.

@@ -644,7 +644,7 @@ def search_in_clear(
         mine: The primary's quantised keys; with grid cells, shifted as their grid is.
         theirs: The secondary's, likewise.
         lanes: How many rows of a block share one ciphertext; 0 without any.
-        compared: Hears of what a coordinator would see.
+        compared: Called with what a coordinator would see.
     """
 
     def shares(block: CellBlock) -> SquaredShares:

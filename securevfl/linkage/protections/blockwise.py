@@ -222,7 +222,7 @@ class Blockwise(Coordinated):
             mine, theirs = mine + shift, theirs + shift
             cells = {"rows": cells_of(mine, width), "records": cells_of(theirs, width)}
             take(Cells.KIND.name, of=own.name, **cells)
-        compared = partial(_tell_distances, take, own.name)
+        compared = partial(_record_distances, take, own.name)
         search_in_clear(spec, mine, theirs, lanes=self.lanes(spec), compared=compared)
 
     @contextmanager
@@ -374,7 +374,7 @@ class Blockwise(Coordinated):
             ).share
             for sender in (helper.spec.roles.primary, name)
         )
-        _tell_distances(helper.take, name, exchange, one + other)
+        _record_distances(helper.take, name, exchange, one + other)
         return list(zip(shapes.by_pairs(one), shapes.by_pairs(other), strict=True))
 
     def _send_cells(
@@ -392,7 +392,7 @@ class Blockwise(Coordinated):
         return Cells.from_message(message, count=count, key_dim=len(spec.keys.columns)).cells
 
 
-def _tell_distances(
+def _record_distances(
     take: Take, name: str, exchange: BlockExchange, squared: UInt64[np.ndarray, " pairs"]
 ) -> None:
     """Record the squared distances of an exchange's pairs, block after block."""

@@ -43,8 +43,8 @@ from securevfl.transport.message import (
 HelperRole = Literal["coordinator", "dealer"]
 
 Take = Callable[..., None]
-"""Gets what a coordinator has received of the primary and a secondary: what it is called, ``of``
-which secondary, and arrays by name."""
+"""Records a message to a coordinator: its kind, the secondary ``of`` which it is, and its arrays by
+name."""
 
 
 def take_nothing(_kind: str, **_values: Any) -> None:
@@ -469,7 +469,7 @@ class Coordinated(Protection):
     def record_received(
         self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, take: Take
     ) -> None:
-        """Record what the coordinator receives, where both tables may be seen.
+        """Record what the coordinator would receive, computed from both tables.
 
         Raises:
             DataError: If keys are not what the metric or the protection needs.

@@ -309,7 +309,7 @@ class Linker:
         return linked
 
     def record_coordinator(self, own: KeyTable, take: Take) -> None:
-        """Record what the coordinator receives while a secondary is linked."""
+        """Record what the coordinator would receive while a secondary is linked."""
         assert isinstance(self._protection, Coordinated), "there is a coordinator"
         self._protection.record_received(self.spec, self._keys, own, self._secret, take)
 

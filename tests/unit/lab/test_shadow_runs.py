@@ -17,7 +17,7 @@ from securevfl.federation.run_plan import run_facts
 from securevfl.lab.attacks import attack, shadow_runs
 from securevfl.lab.attacks.evidence import Evidence
 from securevfl.lab.attacks.run_audit import audit_run, chosen
-from securevfl.lab.attacks.shadow_runs import Seen, Shadows, found_at
+from securevfl.lab.attacks.shadow_runs import Seen, Shadows, true_positive_rate
 from securevfl.lab.commands import app
 from securevfl.runtime import simulation
 from securevfl.runtime.run_options import RunOptions
@@ -47,7 +47,7 @@ def test_ratios_tell_members_as_far_as_they_differ(
     known = np.isfinite(ratios)
     inside = (one.members == 1)[known]
     assert attack.auc(inside, ratios[known]) == pytest.approx(area, abs=0.02)
-    assert found_at(inside, ratios[known], 0.1) == pytest.approx(at_a_tenth, abs=0.03)
+    assert true_positive_rate(inside, ratios[known], 0.1) == pytest.approx(at_a_tenth, abs=0.03)
     # The same confidences without the other runs say little, since rows differ so much.
     assert attack.auc(inside, one.confidences[known]) < 0.9
 
