@@ -1,13 +1,12 @@
-"""Rows averaged on CrypTen's shares, and checked there: milliseconds a round, beside masked sums.
+"""Rows averaged on CrypTen's shares: milliseconds a round, beside masked sums.
 
     python benchmarks/on_shares.py --keep          # k = 2, 5, 10; 64 x 64 and 128 x 128; both lines
     python benchmarks/on_shares.py --parties 2 --shapes 1024x64 --lines loopback
 
-k secondaries, a primary and a dealer, each its own process, over mutual TLS: on loopback, and over
-lines of 25 ms one way and 100 Mbit/s (``benchmarks/wan.py``). ``masked`` and ``crypten`` are the
-values of ``mpc.engine``, ``verified`` is ``privacy.verify_clip``, all with noise. ``naive`` shares
-and adds up with CrypTen over gloo, and ``naive check`` compares squared lengths of rows there, with
-CrypTen's trusted first party; both on loopback alone.
+k secondaries and a primary, each its own process, over mutual TLS: on loopback, and over lines of
+25 ms one way and 100 Mbit/s (``benchmarks/wan.py``). ``masked`` and ``crypten`` are the values of
+``mpc.engine``, both with noise. ``naive`` shares and adds up with CrypTen over gloo, on loopback
+alone.
 """
 
 import argparse
@@ -19,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -30,23 +28,20 @@ from wan import Line, proxied
 
 from securevfl.core.memory import keep_freed_memory
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation import computing, messages
+from securevfl.federation import messages
 from securevfl.federation.over_star import PrimaryWire, SecondaryWire
 from securevfl.launch.spawn import reserved_port
-from securevfl.mpc.clip_limits import ClipLimits
 from securevfl.mpc.codec import RingFormat, encode
 from securevfl.mpc.crypten_bridge import CrypTenSumTo, crypten
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.on_shares import Seat
 from securevfl.mpc.shared_sum import SharedSum
-from securevfl.transport.channels import CallerChannels, PrimaryChannels, SealedChannel
 from securevfl.transport.identity import Identity, provision
 from securevfl.transport.message import Done, StarKind
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 WAIT_S, SIGMA = 300.0, 0.2
-OURS = ("masked", "crypten", "verified")
-NAIVE = ("naive", "naive check")
+OURS = ("masked", "crypten")
 LINES: dict[str, Line | None] = {
     "loopback": None,
     "50 ms": Line(delay_s=0.025, bytes_per_s=12.5e6, loss=0.0),
@@ -66,7 +61,6 @@ class Party:
         self.identity = Identity.load(Path(job["folder"]) / self.names[rank], self.names[rank])
         self.ring = RingFormat.choose(clip_norm=1.0, noise_share_std=SIGMA, parties=job["parties"])
         self.clip = 2**self.ring.precision_bits
-        self.context = bytes(32)
 
     def lead(self) -> dict[str, list[float]]:
         """Hold the star as the primary; return the seconds of each round by variant."""
@@ -79,21 +73,11 @@ class Party:
         ) as transport:
             transport.listen()
             transport.wait_for_parties(WAIT_S)
-            relays = PrimaryChannels(
-                transport,
-                self.ranks,
-                kinds=(messages.RoundKind.SHARE, StarKind.SEALED),
-                deadline_s=WAIT_S,
-            )
             names = [self.names[rank] for rank in self.secondaries]
             for number in range(1, len(OURS) * self.job["rounds"] + 1):
                 variant = OURS[number % len(OURS)]
-                wire = PrimaryWire(
-                    transport, self.names, WAIT_S, relays if variant == "verified" else None
-                )
-                words = rows * numbers
-                if variant != "verified":
-                    words = self.ring.words(words)
+                wire = PrimaryWire(transport, self.names, WAIT_S)
+                words = self.ring.words(rows * numbers)
                 plan = messages.RoundPlan(
                     round_number=number,
                     active=self.secondaries,
@@ -105,11 +89,11 @@ class Party:
                 zeros = torch.zeros(words, dtype=torch.int64)
                 CrypTenSumTo(wire, None)(zeros, round_number=number, active=self.secondaries)
                 found[variant].append(time.monotonic() - begin)
-            transport.broadcast([*names, self.names[len(names) + 1]], Done().to_message())
+            transport.broadcast(names, Done().to_message())
         return found
 
     def follow(self) -> None:
-        """Take part as a secondary, or deal."""
+        """Take part as a secondary."""
         job, rank = self.job, self.rank
         address = ("127.0.0.1", job["front"])
         with SecondaryTransport(address, self.identity, job["pinned"], self.ranks) as transport:
@@ -119,48 +103,13 @@ class Party:
                 for other in self.names
                 if other not in (0, rank)
             }
-            sealed = {
-                self.names[other]: SealedChannel(
-                    key,
-                    session=transport.session,
-                    own_rank=rank,
-                    peer=self.names[other],
-                    peer_rank=other,
-                )
-                for other, key in pairs.items()
-            }
-            deals = rank > len(self.secondaries)
-            kinds = computing.AT_DEALER if deals else computing.AT_SECONDARY
-            channels = CallerChannels(transport, self.ranks, sealed, kinds=kinds, deadline_s=WAIT_S)
-            if deals:
-                members = {one: self.names[one] for one in self.secondaries}
-                computing.DealingParty(channels, members, self.context).deal()
-                return
-            self._contribute(transport, channels, pairs)
+            self._contribute(transport, pairs)
 
-    def _contribute(
-        self, transport: SecondaryTransport, channels: CallerChannels, pairs: dict[int, bytes]
-    ) -> None:
+    def _contribute(self, transport: SecondaryTransport, pairs: dict[int, bytes]) -> None:
         rows, numbers = self.shape
-        others = {other: pairs[other] for other in self.secondaries if other != self.rank}
-        masked = CrypTenSumTo(SecondaryWire(transport), PairwiseMasks(self.rank, others))
-        dealer = self.names[len(self.secondaries) + 1]
-        seat = Seat(
-            rank=self.rank,
-            world=self.secondaries,
-            pair_keys=others,
-            context=self.context,
-            lines=computing.ComputingLines(channels, self.names),
-            dealer=computing.LineToDealer(channels, dealer, self.context),
-        )
-        limits = partial(
-            ClipLimits.of,
-            clip_units=self.clip,
-            noise_std_units=SIGMA * self.clip,
-            numbers=numbers,
-            parties=len(self.secondaries),
-        )
-        shared = SharedSum(masked, seat, names=self.names, limits=limits)
+        masked = CrypTenSumTo(SecondaryWire(transport), PairwiseMasks(self.rank, pairs))
+        seat = Seat(rank=self.rank, world=self.secondaries, pair_keys=pairs, context=bytes(32))
+        shared = SharedSum(masked, seat)
         noise = ExactDiscreteGaussian(SIGMA * self.clip)
         units = torch.full((rows, numbers), int(self.clip / numbers**0.5), dtype=torch.int32)
         while True:
@@ -170,13 +119,8 @@ class Party:
             if message.kind is StarKind.DONE:
                 return
             number = message.round_number
-            variant, drawn = OURS[number % len(OURS)], noise.sample(units.shape)
-            if variant == "verified":
-                parts = torch.stack([units, drawn]).long()
-                words = shared.checked(parts, round_number=number, active=self.secondaries)
-            else:
-                words = encode(units + drawn, self.ring)
-            add_up = masked if variant == "masked" else shared
+            words = encode(units + noise.sample(units.shape), self.ring)
+            add_up = masked if OURS[number % len(OURS)] == "masked" else shared
             add_up(words, round_number=number, active=self.secondaries)
 
     def naive(self) -> dict[str, list[float]]:
@@ -190,18 +134,13 @@ class Party:
         crypten.init()
         link = crypten.communicator.get()
         x = torch.full(self.shape, self.shape[1] ** -0.5)
-        found: dict[str, list[float]] = {name: [] for name in NAIVE}
+        found: dict[str, list[float]] = {"naive": []}
         for _ in range(self.job["rounds"]):
-            for name in NAIVE:
-                link.barrier()
-                begin = time.monotonic()
-                shared = [crypten.cryptensor(x, src=rank) for rank in self.secondaries]
-                if name == "naive":
-                    sum(shared[1:], shared[0]).get_plain_text(dst=0)
-                else:
-                    for one in shared:
-                        (one.square().sum(1) <= 1.01).get_plain_text()
-                found[name].append(time.monotonic() - begin)
+            link.barrier()
+            begin = time.monotonic()
+            shared = [crypten.cryptensor(x, src=rank) for rank in self.secondaries]
+            sum(shared[1:], shared[0]).get_plain_text(dst=0)
+            found["naive"].append(time.monotonic() - begin)
         return found
 
 
@@ -211,10 +150,9 @@ def _run(job: dict[str, Any], rank: int, end: Any, work: Callable[[Party], Any])
 
 def measured(job: dict[str, Any], *, naive: bool) -> dict[str, list[float]]:
     """Run all parties; return what the primary has measured."""
-    count = job["parties"] + (1 if naive else 2)
     processes, ends = [], []
     fork = multiprocessing.get_context("fork")
-    for rank in range(count):
+    for rank in range(job["parties"] + 1):
         end, own = fork.Pipe(duplex=False)
         work = Party.naive if naive else Party.follow if rank else Party.lead
         processes.append(fork.Process(target=_run, args=(job, rank, own, work), daemon=True))
@@ -233,7 +171,7 @@ def measured(job: dict[str, Any], *, naive: bool) -> dict[str, list[float]]:
 
 def run(parties: int, shape: tuple[int, int], line: str, rounds: int) -> list[dict[str, Any]]:
     """Run one setting; return a row of figures for each variant."""
-    names = ["primary", *(f"secondary{rank}" for rank in range(1, parties + 1)), "dealer"]
+    names = ["primary", *(f"secondary{rank}" for rank in range(1, parties + 1))]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         port, gloo = (stack.enter_context(reserved_port()) for _ in range(2))
         slow = LINES[line]
@@ -262,9 +200,8 @@ def run(parties: int, shape: tuple[int, int], line: str, rounds: int) -> list[di
             "parties": parties,
             "shape": "x".join(map(str, shape)),
             "line": line,
-            # The first one asks the dealer step by step, and loads.
+            # The first one loads.
             "ms": round(1000 * statistics.median(seconds[1:]), 1),
-            "ms_a_row": round(1000 * statistics.median(seconds[1:]) / shape[0], 3),
         }
         for variant, seconds in found.items()
     ]

@@ -266,7 +266,7 @@ def gains() -> str:
 
 
 def on_shares() -> str:
-    """Return milliseconds a round of sums on shares, and of checks there."""
+    """Return milliseconds a round of sums on shares."""
     found = measured("on-shares")
     lines = found.figures["rows"]
     settings = dict.fromkeys((one["parties"], one["shape"]) for one in lines)
@@ -277,13 +277,11 @@ def on_shares() -> str:
             str(parties),
             shape,
             *(f"{by_all[parties, shape, *column]['ms']:,.0f}" for column in columns),
-            f"{by_all[parties, shape, 'loopback', 'verified']['ms_a_row']:.2f}",
         ]
         for parties, shape in settings
     ]
     names = [variant if line == "loopback" else f"{variant}, {line}" for line, variant in columns]
-    head = ["k", "rows x numbers", *names, "verified, a row"]
-    return f"{table(head, rows)}\n{found.source}\n"
+    return f"{table(['k', 'rows x numbers', *names], rows)}\n{found.source}\n"
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {

@@ -80,15 +80,6 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
     if all_of_them == 1:
         reveals += "; with one secondary nothing hides it but the noise"
     yield Channel("aggregates", reveals, covered, "secondaries", "primary")
-    if config.privacy.verify_clip:
-        yield Channel(
-            "verified clipping",
-            "every active secondary: whether another one's rows or noise are longer than allowed; "
-            "the dealer, which must collude with no party: sizes",
-            "always the same for a secondary that clips, but once in 2^63 rounds",
-            "secondaries",
-            "secondaries",
-        )
     if (degree := config.privacy.mask_degree) is not None:
         noise = "nothing" if config.privacy.mechanism == "none" else "its own noise alone"
         yield Channel(

@@ -80,8 +80,6 @@ CLASSES_OF_NUMBERS: Final = 2
 _NEIGHBOURS: Final = 4
 RELEASED_AT_ONCE: Final = 1024
 """Rows of a round where nothing trains by rounds, and each round has its own cost."""
-_CHECKED_AT_ONCE: Final = 16 * RELEASED_AT_ONCE
-"""The same with ``privacy.verify_clip``, where a round waits for some fourteen round trips."""
 _OF_NUMBERS: Final = ("euclidean", "great-circle")
 """Metrics whose keys a model can take as inputs."""
 
@@ -138,9 +136,6 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     metric = linkage.get("metric", "euclidean") if isinstance(linkage, Mapping) else "euclidean"
     model = source.get("model")
     fitted = not isinstance(model, Mapping) or model.get("top", "mixed") in ("tied", "mixed")
-    privacy = source.get("privacy")
-    verified = isinstance(privacy, Mapping) and privacy.get("verify_clip") is True
-    at_once = _CHECKED_AT_ONCE if verified else RELEASED_AT_ONCE
     return {
         "model": {
             "family": "fet",
@@ -154,5 +149,5 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "encoder": {"method": "class-means", "layout": "sum", "labels": labels},
         "privacy": {"encoder": "frozen", "links_per_record": 1},
         "linkage": {"choose": "records"},
-        **({"training": {"batch_size": at_once}} if fitted else {}),
+        **({"training": {"batch_size": RELEASED_AT_ONCE}} if fitted else {}),
     }

@@ -160,9 +160,8 @@ class FederationConfig:
         return self.runtime.on_loss == "wait"
 
     def stays(self, party: sections.PartySettings) -> bool:
-        """Whether a party without a table stays to the run's end: to link anew, or to deal."""
-        deals = party.role == "dealer" and self.privacy.verify_clip
-        return party.is_helper and (self.helpers_stay or deals)
+        """Whether a party without a table stays to the run's end, to link anew."""
+        return party.is_helper and self.helpers_stay
 
     @property
     def reserves_budget(self) -> bool:

@@ -129,11 +129,6 @@ def require_helpers(config: FederationConfig) -> None:
             'encoder.labels: "shares" needs a party that holds no table and deals masks: add '
             '[[party]] name = "dealer", role = "dealer"; or take "randomised"'
         )
-    if config.privacy.verify_clip and "dealer" not in there:
-        raise ConfigError(
-            "privacy.verify_clip: needs a party that holds no table and deals random numbers: add "
-            '[[party]] name = "dealer", role = "dealer"'
-        )
     if protection.needs_secret and linkage.secret is None:
         raise ConfigError(
             "linkage.secret: is missing; it names the file, on every data party's machine, that "
@@ -316,22 +311,10 @@ def require_trainable(config: FederationConfig) -> None:
 
 
 def _require_computable(config: FederationConfig) -> None:
-    """Refuse sums on shares, and checks of them, that would hide or find nothing."""
+    """Refuse sums on shares that would hide nothing."""
     if config.mpc.engine == "crypten" and len(config.secondaries) < 2:
         raise ConfigError(
             'mpc.engine: "crypten" shares rows among secondaries, and there is one; write "masked"'
-        )
-    if not config.privacy.verify_clip:
-        return
-    if config.mpc.engine != "crypten":
-        raise ConfigError(
-            'privacy.verify_clip: compares on shares; write engine = "crypten" in [mpc], or leave '
-            "it out"
-        )
-    if config.family.assisted:
-        raise ConfigError(
-            f"privacy.verify_clip: {config.family.name!r} adds up scores, which are not clipped; "
-            f"leave it out"
         )
 
 

@@ -255,8 +255,7 @@ class MpcSettings:
 
     engine: Literal["masked", "crypten"] = "masked"
     """What averages rows. ``masked``: words under pairwise masks, which CrypTen adds up.
-    ``crypten``: secondaries share their words as CrypTen tensors and add up shares; the same sum,
-    and what ``privacy.verify_clip`` needs."""
+    ``crypten``: secondaries share words as CrypTen tensors and add up shares; the same sum."""
 
     programs: Literal["unpromised", "always"] = "unpromised"
     """When ``securevfl mpc`` may run a program between the parties: where this file promises no

@@ -32,11 +32,6 @@ class Privacy:
     clip_norm: checks.Positive = 1.0
     """C: largest L2 norm of a row's representation at one secondary."""
 
-    verify_clip: bool = False
-    """Whether secondaries check on shares, before a round or a prediction is summed, that every
-    secondary's rows are within C and its noise is within its tail. One that shares more is named,
-    and the round refused. Needs ``mpc.engine = "crypten"``, two secondaries and a dealer."""
-
     unit: UnitName = "secondary-record"
     """What is hidden: one record of one secondary, one entity's records at every secondary, or all
     links of one row."""

@@ -292,14 +292,8 @@ class DealingParty:
     def __post_init__(self) -> None:
         self._dealer = TupleDealer(tuple(self.names), self.context)
 
-    def deal(self, *until: MessageKind) -> Message:
-        """Deal until the primary lets this party go, or sends what is waited for.
-
-        Args:
-            until: Kinds of messages of the primary that end it, beside DONE.
-
-        Returns:
-            The message that did.
+    def deal(self) -> None:
+        """Deal until the primary lets this party go.
 
         Raises:
             ProtocolError: If a number is asked for twice, or a party leaves the protocol.
@@ -309,9 +303,9 @@ class DealingParty:
         """
         dealer, first, seeds = self._dealer, "", dict[int, bytes]()
         while True:
-            sender, message = self.channels.receive_any(*AT_DEALER, *until)
-            if message.kind in (StarKind.DONE, *until):
-                return message
+            sender, message = self.channels.receive_any(*AT_DEALER)
+            if message.kind is StarKind.DONE:
+                return
             if message.kind is ComputingKind.COMPUTING_BEGIN:
                 begin = ComputingBegin.from_message(message)
                 seeds = dealer.begin(begin.world, begin.number)

@@ -1,10 +1,8 @@
 """A federation between processes: both ends of the authenticated star."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,17 +10,15 @@ from torch import Tensor
 
 from securevfl.core.devices import reads
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.computing import AT_SECONDARY, ComputingLines, LineToDealer
 from securevfl.federation.messages import RoundKind, RoundPlan, Share
-from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan, clip_limits
+from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan
 from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
 from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.on_shares import Seat
 from securevfl.mpc.shared_sum import SharedSum
 from securevfl.mpc.sum_to import SumTo, Words
-from securevfl.transport.channels import CallerChannels, PrimaryChannels, SealedChannel
-from securevfl.transport.message import Message, StarKind, TypedMessage
+from securevfl.transport.message import TypedMessage
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 # Secure sums over the star: what CrypTen's reveal sends and receives.
@@ -35,8 +31,6 @@ class PrimaryWire:
     transport: PrimaryTransport
     names: Mapping[int, str]
     deadline_s: float
-    relays: PrimaryChannels | None = None
-    """Passes on what secondaries and the dealer seal for one another, where words are checked."""
 
     def add_words(self, round_number: int, total: Words, ranks: Sequence[int]) -> None:
         """Receive one share from every rank and add it to ``total`` modulo 2^64.
@@ -48,16 +42,9 @@ class PrimaryWire:
         """
         summed = total.numpy()
         names = [self.names[rank] for rank in ranks]
-        shares: Iterable[Message]
-        if self.relays is None:
-            shares = self.transport.receive_each(
-                names, RoundKind.SHARE, round_number=round_number, deadline_s=self.deadline_s
-            )
-        else:
-            shares = (self.relays.receive(name, RoundKind.SHARE) for name in names)
-        for message in shares:
-            if message.round_number != round_number:
-                raise ProtocolError(f"{message.place}: came in round {round_number}")
+        for message in self.transport.receive_each(
+            names, RoundKind.SHARE, round_number=round_number, deadline_s=self.deadline_s
+        ):
             np.add(summed, Share.from_message(message, count=len(summed)).words, out=summed)
 
     def send_words(self, round_number: int, words: Tensor) -> None:
@@ -99,7 +86,6 @@ def sum_from_secondary(
     pair_keys: Mapping[int, bytes],
     *,
     rank: int,
-    sealed: Mapping[str, SealedChannel] = MappingProxyType({}),
     context: bytes = b"",
 ) -> tuple[SumTo, PairwiseMasks]:
     """Return a secondary's end of secure sums, and its masks, which are the caller's to close.
@@ -112,7 +98,6 @@ def sum_from_secondary(
         plan: The run.
         pair_keys: Its keys with every other caller, by rank.
         rank: Its own.
-        sealed: Its lines to every other caller, by name, for words that are checked.
         context: What runs, the same at all parties, for words that are added up on shares.
     """
     others = {peer: key for peer, key in pair_keys.items() if peer in plan.secondaries}
@@ -122,49 +107,9 @@ def sum_from_secondary(
     revealed = CrypTenSumTo(SecondaryWire(transport), masks)
     if plan.config.mpc.engine == "masked":
         return revealed, masks
-    channels = CallerChannels(
-        transport,
-        _ranks_in_checks(plan),
-        sealed,
-        kinds=AT_SECONDARY,
-        deadline_s=plan.config.runtime.round_timeout_s,
-    )
-    dealer = plan.config.helper("dealer") if plan.cut.apart else None
-    seat = Seat(
-        rank=rank,
-        world=tuple(plan.secondaries),
-        pair_keys=others,
-        context=context,
-        lines=ComputingLines(channels, plan.secondaries),
-        dealer=None if dealer is None else LineToDealer(channels, dealer.name, context),
-    )
-    limits = partial(clip_limits, plan)
-    return SharedSum(revealed, seat, names=plan.secondaries, limits=limits), masks
-
-
-def _ranks_in_checks(plan: RunPlan) -> dict[str, int]:
-    """Return name to rank of those who send one another messages while words are checked."""
-    dealer = plan.config.helper("dealer")
-    names = {plan.config.primary.name, *plan.secondaries.values()}
-    if dealer is not None:
-        names.add(dealer.name)
-    return {name: rank for name, rank in plan.config.ranks.items() if name in names}
-
-
-def relays_of(transport: PrimaryTransport, plan: RunPlan) -> PrimaryChannels | None:
-    """Return how the primary passes on what is sealed while words are checked; None: they are not.
-
-    Reveals:
-        To the primary: sizes.
-    """
-    if not plan.cut.apart:
-        return None
-    return PrimaryChannels(
-        transport,
-        _ranks_in_checks(plan),
-        kinds=(RoundKind.SHARE, StarKind.SEALED),
-        deadline_s=plan.config.runtime.round_timeout_s,
-    )
+    world = tuple(plan.secondaries)
+    seat = Seat(rank=rank, world=world, pair_keys=others, context=context)
+    return SharedSum(revealed, seat), masks
 
 
 # Peers over the star: any stage's messages.
@@ -182,7 +127,6 @@ class PeersOverStar(Peers):
         *,
         deadline_s: float,
         work_s: float | None = None,
-        relays: PrimaryChannels | None = None,
     ) -> None:
         """Make it.
 
@@ -191,20 +135,20 @@ class PeersOverStar(Peers):
             names: The secondaries by rank.
             deadline_s: How long a secondary may take to send its words, in seconds.
             work_s: How long it may take to answer a message, in seconds; None: ``deadline_s``.
-            relays: Passes on what is sealed while words are checked; None: they are not.
         """
-        if relays is not None:
-            # Callers that check words receive one another's messages, and no round's behind them.
-            self.ahead = 1
         self._transport = transport
         self._names = dict(names)
         self._work_s = deadline_s if work_s is None else work_s
-        self._sum_to = CrypTenSumTo(PrimaryWire(transport, self._names, deadline_s, relays), None)
+        self._sum_to = CrypTenSumTo(PrimaryWire(transport, self._names, deadline_s), None)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks of all secondaries."""
         return tuple(self._names)
+
+    def name(self, rank: int) -> str:
+        """Return a secondary's name in the federation file."""
+        return self._names[rank]
 
     def tell(self, message: TypedMessage, ranks: Sequence[int] | None = None) -> None:
         """Send a message to secondaries.
@@ -271,17 +215,13 @@ class ReplyOverStar:
         """
         self.sum_to.prepare(count, round_number=round_number, active=self.ranks)
 
-    def add(self, words: Words, *, round_number: int, rows: int = 0) -> None:
+    def add(self, words: Words, *, round_number: int) -> None:
         """Add words to a sum under masks; see :meth:`Reply.add`.
 
         Reveals:
             What :meth:`Reply.add` reveals.
         """
         (known,) = reads().host(words)
-        if rows:
-            assert isinstance(self.sum_to, SharedSum), "words are apart where they are checked"
-            parts = known.view(2, rows, -1)
-            known = self.sum_to.checked(parts, round_number=round_number, active=self.ranks)
         self.sum_to(known, round_number=round_number, active=self.ranks)
 
 

@@ -18,7 +18,6 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
 from securevfl.ledger.book import Session, epsilon_of_sessions
 from securevfl.models.task_metrics import metrics_of
-from securevfl.mpc.clip_limits import ClipLimits
 from securevfl.mpc.codec import COARSEST_STEP, RingFormat
 
 Purpose = Literal["release", "train", "validation", "test", "predict"]
@@ -325,7 +324,7 @@ class RunPlan:
     def aggregation(self) -> Aggregation:
         """Return how representations are clipped, encoded and averaged."""
         kind = _aggregation_of(self.config)
-        return kind(cut=self.cut, clip_norm=self.config.privacy.clip_norm)
+        return kind(self.cut)
 
     @property
     def secondaries(self) -> dict[int, str]:
@@ -397,7 +396,7 @@ def plan_prediction(
 def _plan(
     config: FederationConfig, facts: RunFacts, releases: ReleasePlan, noise_share_std: float
 ) -> RunPlan:
-    plan = RunPlan(
+    return RunPlan(
         config=config,
         facts=facts,
         releases=releases,
@@ -405,38 +404,6 @@ def _plan(
         cut=_cut_of(config, noise_share_std=noise_share_std),
         ranks=config.ranks,
         training_rows=facts.train_rows,
-    )
-    if config.privacy.verify_clip:
-        if plan.active < 2:
-            raise ConfigError(
-                "privacy.verify_clip: of one secondary nobody else checks the rows; let two answer "
-                "each round (model.party_dropout, --without), or leave verify_clip out"
-            )
-        clip_limits(plan, rows=config.training.batch_size)
-    return plan
-
-
-def between_parties(plan: RunPlan) -> RunPlan:
-    """Return a run's plan as parties of their own carry it out: with rows and noise apart, or not.
-
-    In one process nothing is shared, and the sums are the same.
-    """
-    return replace(plan, cut=replace(plan.cut, apart=plan.config.privacy.verify_clip))
-
-
-def clip_limits(plan: RunPlan, *, rows: int) -> ClipLimits:
-    """Return what rows and noise of a round are held to, where they are checked.
-
-    Raises:
-        EncodingRangeError: If their squares could leave the ring.
-    """
-    cut, step = plan.cut, plan.cut.ring.granularity
-    return ClipLimits.of(
-        clip_units=plan.config.privacy.clip_norm * cut.slots / step,
-        noise_std_units=plan.noise_share_std * cut.slots / step,
-        rows=rows,
-        numbers=math.prod(cut.shape),
-        parties=cut.ring.parties,
     )
 
 
@@ -448,7 +415,19 @@ def _cut_of(config: FederationConfig, *, noise_share_std: float) -> CutLayer:
         noise_share_std=noise_share_std * slots,
         parties=len(config.secondaries),
     )
-    return CutLayer(ring=ring, slots=slots, shape=config.family.cut_shape(config.model))
+    return CutLayer(
+        ring=ring,
+        slots=slots,
+        shape=config.family.cut_shape(config.model),
+        clip_norm=config.privacy.clip_norm,
+        noise_share_std=noise_share_std,
+        disjoint=_in_blocks(config),
+    )
+
+
+def _in_blocks(config: FederationConfig) -> bool:
+    """Return whether each secondary writes into coordinates of its own."""
+    return config.encoder is not None and config.encoder.in_blocks
 
 
 def pools(config: FederationConfig) -> bool:
@@ -471,7 +450,7 @@ def kept_aggregation(config: FederationConfig, *, noise_share_std: float) -> Agg
         ConfigError: As :func:`plan_run`, of the aggregation.
     """
     cut = _cut_of(config, noise_share_std=noise_share_std)
-    return _aggregation_of(config)(cut=cut, clip_norm=config.privacy.clip_norm)
+    return _aggregation_of(config)(cut)
 
 
 def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> ReleasePlan:
@@ -511,7 +490,7 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         links=config.model.neighbours,
         pooled=pools(config),
         contested=config.linkage.choose == "rows",
-        disjoint=config.encoder is not None and config.encoder.in_blocks,
+        disjoint=_in_blocks(config),
         fitting=None if facts.predicts else config.fitting,
         rounding=0.0 if config.linkage.choose == "rows" else drawn_back,
         releases_per_record=counted,

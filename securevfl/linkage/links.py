@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, Shaped
 
 from securevfl.core import checks
+from securevfl.core.conventions import unseeded_normal
 from securevfl.core.errors import ConfigError, DataError
 
 # The result of linkage: for each primary row, its nearest records, in a fixed order.
@@ -471,8 +472,8 @@ def noised_similarities(
         links: All links that will ever be used, so that each is noised once.
         scale: From the training links.
         noise_std: sigma, >= 0, in units of sigma_0.
-        insecure_seed: Makes the noise predictable: tests only. By default the operating system
-            seeds it afresh.
+        insecure_seed: Makes the noise predictable: tests only. By default it comes from the
+            operating system.
 
     Returns:
         One value a link, its noise included; 0 where a slot holds no record.
@@ -488,9 +489,12 @@ def noised_similarities(
         [FedSim] section 4.1, eq. (1) and (2).
     """
     checks.non_negative(noise_std=noise_std)
-    generator = np.random.default_rng(insecure_seed)
     present = links.present
     exact = (-links.distances[present] - scale.mean) / scale.deviation
+    if insecure_seed is None:
+        drawn = unseeded_normal(*exact.shape)
+    else:
+        drawn = np.random.default_rng(insecure_seed).standard_normal(exact.shape)
     values = np.zeros(links.indices.shape, dtype=np.float32)
-    values[present] = exact + noise_std * generator.standard_normal(exact.shape)
+    values[present] = exact + noise_std * drawn
     return values

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int32, Int64
+from jaxtyping import Float, Float32, Float64, Int32, Int64
 from torch import Tensor
 
 from securevfl.core import checks
@@ -217,7 +217,7 @@ def require_row_norms(
                 f"{clip_norm:g}; clip before encoding"
             )
 
-    reads().add(_largest_square(units.reshape(units.shape[0], -1)), check)
+    reads().add(largest_square(units.reshape(units.shape[0], -1)), check)
 
 
 def encode(
@@ -287,32 +287,6 @@ def decode_sum(
     return units
 
 
-def whole_sum(
-    words: Int64[Tensor, "words"], fmt: RingFormat, *, elements: int, parties_active: int
-) -> Int32[Tensor, "elements"]:
-    """Return a sum that has a word for each number, in ring units; see :func:`decode_sum`.
-
-    Raises:
-        ProtocolError: If it is of another size, or over what so many contributions can make.
-    """
-    bound = parties_active * fmt.bound_units
-    wrong = ProtocolError(
-        f"a sum of {words.numel()} numbers came where {elements} of at most {bound} units were "
-        f"due: masks did not cancel"
-    )
-    if words.numel() != elements:
-        raise wrong
-
-    def check(ends: Tensor) -> None:
-        low, high = ends.tolist()
-        if low < -bound or high > bound:
-            raise wrong
-
-    if elements:
-        reads().add(torch.stack(torch.aminmax(words)), check)
-    return words.to(torch.int32)
-
-
 def to_float(
     units: Int32[Tensor, "*shape"], fmt: RingFormat, *, divisor: int
 ) -> Float32[Tensor, "*shape"]:
@@ -366,7 +340,8 @@ def _lanes_of(words: Int64[Tensor, "words"], fmt: RingFormat) -> Int32[Tensor, "
     return thirds.view(-1)
 
 
-def _largest_square(rows: Int32[Tensor, "rows width"]) -> Tensor:
+def largest_square(rows: Int32[Tensor, "rows width"]) -> Float64[Tensor, ""]:
+    """Return the largest squared L2 norm of a row, 0 of none, on the rows' device."""
     # Squares of numbers up to C * 2^p, and their sums up to its square, are exact in float64.
     if rows.is_cuda:
         wide = rows.to(torch.float64)

@@ -1,7 +1,7 @@
 """Multiplication triples and their like for CrypTen, from a dealer that colludes with no party.
 
 CrypTen multiplies shared numbers with random ones that nobody knows, shared beforehand: triples
-``c = a b``, squares ``s = r r``, their like on bits, and one random number in two kinds of shares.
+``c = a b``, squares ``s = r r``, their like on bits, and one random bit in two kinds of shares.
 The dealer gives each member a seed. A member's shares are key streams of AES-256 from it, except
 that the first member's share of the dependent number comes from the dealer: the *correction*, which
 makes the shares add up. Nothing of it is drawn by a generator of torch.
@@ -16,9 +16,8 @@ import hmac
 import json
 import math
 import os
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add, xor
 from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
@@ -32,10 +31,9 @@ from securevfl.core.errors import ProtocolError
 from securevfl.mpc.crypten_bridge import TupleProvider, crypten
 from securevfl.mpc.dealt_sums import MOST_WORDS, SEED_BYTES, uniform
 
-Kind = Literal["triple", "square", "and", "wraps", "bit", "double"]
+Kind = Literal["triple", "square", "and", "wraps", "bit"]
 """``triple`` and ``and``: a product of two. ``wraps``: how often shares of one number pass the
-ring's end. ``bit``: one random bit, of which both kinds of shares exist. ``double``: the same of a
-whole number."""
+ring's end. ``bit``: one random bit, of which both kinds of shares exist."""
 
 _LABEL: Final = b"securevfl/mpc/tuples/v1"
 _OPERATIONS: Final = ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d")
@@ -105,7 +103,7 @@ class TupleRequest:
     @property
     def depends_on_bits(self) -> bool:
         """The same of the dependent number."""
-        return self.kind in ("and", "double")
+        return self.kind == "and"
 
     def product(self, one: Tensor, other: Tensor) -> Tensor:
         """Return the product that a triple is about."""
@@ -246,11 +244,6 @@ def _dependent_value(request: TupleRequest, shares: Sequence[Sequence[Tensor]]) 
     return totals[0] * totals[0] if request.kind == "square" else totals[0]
 
 
-def renumbered(needs: Sequence[TupleRequest], first_number: int) -> list[TupleRequest]:
-    """Return requests like those of an earlier run, by numbers of their own."""
-    return [replace(one, number=first_number + place) for place, one in enumerate(needs)]
-
-
 @runtime_checkable
 class DealerLine(Protocol):
     """A member's way to the dealer; all but :meth:`seed` is the first member's."""
@@ -300,7 +293,6 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
         world: Sequence[int],
         line: DealerLine | None,
         first_number: int = 0,
-        ahead: Sequence[TupleRequest] = (),
     ) -> None:
         """Make it.
 
@@ -309,15 +301,10 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
             world: Ranks of those that compute, ascending.
             line: To the dealer, at the first member; None elsewhere.
             first_number: Of the first request.
-            ahead: Requests that were sent already, all at once.
         """
         super().__init__()
         self._member, self._world, self._line = member, tuple(world), line
         self._next = first_number
-        self._ahead = deque(ahead)
-        self._words: deque[Tensor] = deque()
-        self.asked: list[TupleRequest] = []
-        """All requests so far: a program that has run once tells what it needs next time."""
 
     def generate_additive_triple(
         self,
@@ -353,10 +340,6 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
         bits, sums = self._dealt("bit", (size,))
         return sums, bits
 
-    def double(self, size: torch.Size) -> tuple[Any, ...]:
-        """Return both kinds of shares of a random number: those that add up, and its bits'."""
-        return self._dealt("double", (size,))
-
     def _dealt(
         self, kind: Kind, sizes: Sequence[torch.Size], *, operation: str = "", options: str = "{}"
     ) -> tuple[Any, ...]:
@@ -368,31 +351,16 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
             options=options,
         )
         self._next += 1
-        self.asked.append(request)
         independent = self._member.independent(request, self._world)
         if self._line is None:
             dependent = self._member.dependent(request, self._world)
         else:
-            dependent = self._corrected(self._line, request)
+            self._line.ask([request])
+            size = request.dependent_size
+            words = self._line.take(request.number, math.prod(size))
+            dependent = torch.from_numpy(words).view(size)
         shared = [_shared(share, on_bits=request.on_bits) for share in independent]
         return (*shared, _shared(dependent, on_bits=request.depends_on_bits))
-
-    def _corrected(self, line: DealerLine, request: TupleRequest) -> Tensor:
-        if not self._ahead:
-            line.ask([request])
-            self._ahead.append(request)
-        if self._ahead[0] != request:
-            raise ProtocolError(
-                f"the program needs {request}, and had asked the dealer for {self._ahead[0]}"
-            )
-        if not self._words:
-            sizes = [one.dependent_size for one in self._ahead]
-            counts = [math.prod(size) for size in sizes]
-            words = torch.from_numpy(line.take(request.number, sum(counts)))
-            parts = zip(words.split(counts), sizes, strict=True)
-            self._words = deque(part.view(size) for part, size in parts)
-        self._ahead.popleft()
-        return self._words.popleft()
 
 
 def _shared(share: Tensor, *, on_bits: bool) -> Any:

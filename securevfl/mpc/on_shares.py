@@ -32,13 +32,7 @@ from torch import Tensor
 from securevfl.core.errors import ProtocolError
 from securevfl.mpc.crypten_bridge import Communicator, Found, ReduceOp, found
 from securevfl.mpc.dealt_sums import uniform
-from securevfl.mpc.dealt_tuples import (
-    DealerLine,
-    DealtTuples,
-    SeedOfMember,
-    TupleRequest,
-    renumbered,
-)
+from securevfl.mpc.dealt_tuples import DealerLine, DealtTuples, SeedOfMember
 
 _STREAM_LABEL: Final = b"securevfl/mpc/on-shares/stream/v1"
 _SEED_LABEL: Final = b"securevfl/mpc/on-shares/zero/v1"
@@ -91,8 +85,8 @@ class Seat:
     """32 bytes that it shares with each other one, by rank."""
     context: bytes
     """What runs: session, run and program, the same at all members."""
-    lines: Lines
-    """To the others."""
+    lines: Lines | None = None
+    """To the others; None where nothing is opened."""
     dealer: DealerLine | None = None
     """The way to the dealer; None where nothing is multiplied."""
 
@@ -120,8 +114,6 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         self._others = [place for place in range(len(member.world)) if place != self._place]
         self._step = first_step
         self._name = f"rank{self._place}"
-        self.opened = hashlib.sha256()
-        """Of all that was opened to everybody so far, the same at all members."""
         self.reset_communication_stats()
 
     def _refused(self, *_positional: object, **_named: object) -> NoReturn:
@@ -288,7 +280,6 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
                     for place, part in enumerate(parts)
                 ]
             )
-        self.opened.update(total.numpy().tobytes())
         return _apart(total, tensors) if batched else total.view(shares.shape)
 
     def _hidden(self, tensors: Sequence[Tensor], op: Any) -> Tensor:
@@ -334,16 +325,16 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
     def _send(self, place: int, tensor: Tensor) -> None:
         if tensor.dtype not in _DTYPES or tensor.dim() > _MOST_AXES:
             raise ProtocolError(f"a tensor of {tensor.dtype} cannot be sent")
+        lines = self._member.lines or self._refused()
         self.comm_bytes += tensor.nbytes
         values = tensor.detach().contiguous().numpy()
-        self._member.lines.send(self._world[place], self._step, values)
+        lines.send(self._world[place], self._step, values)
 
     def _receive(self, place: int, dtype: torch.dtype, shape: Sequence[int | None]) -> Tensor:
         begin = time.monotonic()
         kind = torch.empty(0, dtype=dtype).numpy().dtype
-        values = self._member.lines.receive(
-            self._world[place], self._step, dtype=kind, shape=tuple(shape)
-        )
+        lines = self._member.lines or self._refused()
+        values = lines.receive(self._world[place], self._step, dtype=kind, shape=tuple(shape))
         self.comm_time += time.monotonic() - begin
         return torch.from_numpy(values)
 
@@ -383,29 +374,17 @@ def _zero_generators(member: Seat, number: int) -> dict[str, dict[torch.device, 
     return generators
 
 
-@dataclass(frozen=True, eq=False)
-class Computing:
-    """What a party computes with, while it does."""
-
-    communicator: LineCommunicator
-    tuples: DealtTuples | None
-
-
 # Steps and requests of one number; a program of more would take a year.
 _MOST_STEPS: Final = 1 << 32
 
 
 @contextmanager
-def computing(
-    member: Seat, *, number: int = 0, needs: Sequence[TupleRequest] = ()
-) -> Iterator[Computing]:
+def computing(member: Seat, *, number: int = 0) -> Iterator[LineCommunicator]:
     """Let CrypTen compute for a party in this thread.
 
     Args:
         member: Its place.
         number: Rises from one use to the next, so that no stream is used twice.
-        needs: What an earlier run of the same program asked the dealer for
-            (:attr:`DealtTuples.asked`): it is then asked for at once.
 
     Raises:
         ProtocolError: If a member is at fault.
@@ -418,18 +397,15 @@ def computing(
         raise ProtocolError(f"rank {member.rank} cannot compute among {list(world)}")
     tuples = None
     if member.dealer is not None:
-        first, ahead = member.rank == world[0], renumbered(needs, begun)
+        first = member.rank == world[0]
         if first:
             member.dealer.begin(world, number)
-            if ahead:
-                member.dealer.ask(ahead)
         tuples = DealtTuples(
             SeedOfMember(seed=member.dealer.seed(), context=member.context),
             world=world,
             line=member.dealer if first else None,
             first_number=begun,
-            ahead=ahead if first else (),
         )
     communicator = LineCommunicator(member, first_step=begun)
     with found(Found(communicator, tuples, _zero_generators(member, number))):
-        yield Computing(communicator, tuples)
+        yield communicator

@@ -615,7 +615,8 @@ def _representations(
                 purpose="predict",
             )
         )
-        found[rows] = plan.cut.decode(words, rows=len(rows), active=1).cpu()
+        one = plan.cut.decode(words, rows=len(rows), active=(secondary.name,), round_number=number)
+        found[rows] = one.cpu()
     return found
 
 

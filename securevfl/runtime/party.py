@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_covered_channels, require_helpers
@@ -32,12 +32,8 @@ from securevfl.linkage.stage.linking import LinkageInput, help_to_link, reveals_
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_folder import write_federation
 from securevfl.runtime.run_options import PartyJob, require_precision
-from securevfl.transport.channels import CallerChannels
 from securevfl.transport.identity import Identity, expiring
 from securevfl.transport.message import StarKind
-
-if TYPE_CHECKING:
-    from securevfl.federation.computing import DealingParty
 
 # A party at work.
 
@@ -410,11 +406,7 @@ def run_helper(party: PartySession) -> None:
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
         if role == "dealer" and config.deals_class_sums:
             files.log("dealt for class means", secondaries=deal_over_star(star, config))
-        if role == "dealer" and config.privacy.verify_clip:
-            dealing = _dealing_for_checks(star, config, deadline_s=_LONGER_THAN_A_RUN_S)
-            dealing.deal()
-            files.log("dealt for checks", requests=dealing.dealt)
-        elif config.helpers_stay:
+        if config.helpers_stay:
             # A session that is lost is followed by another, which links with this party's help.
             star.transport.receive(
                 StarKind.DONE, round_number=None, deadline_s=_LONGER_THAN_A_RUN_S
@@ -440,34 +432,8 @@ def _recording(party: PartySession, role: str, *, run: str) -> Iterator[Take]:
         yield recorder.take
 
 
-def _dealing_for_checks(
-    star: Joined, config: FederationConfig, *until: RoundKind, deadline_s: float
-) -> "DealingParty":
-    """Return what deals for checks of clipping, till the session is over or a message comes."""
-    # It loads CrypTen, which other helpers do without.
-    with loading():
-        from securevfl.federation.computing import AT_DEALER, DealingParty, context_of
-
-    active = star.facts.active
-    names = {
-        config.ranks[one.name]: one.name
-        for one in config.secondaries
-        if active is None or config.ranks[one.name] in active
-    }
-    others = {config.primary.name, *names.values(), star.transport.name}
-    channels = CallerChannels(
-        star.transport,
-        {name: rank for name, rank in config.ranks.items() if name in others},
-        star.sealed,
-        kinds=(*AT_DEALER, *until),
-        deadline_s=deadline_s,
-    )
-    context = context_of(config, star.facts, star.transport.session)
-    return DealingParty(channels, names, context)
-
-
 def serve_as_helper(party: PartySession) -> None:
-    """Help to link the rows of one request for predictions after another, and deal for checks.
+    """Help to link the rows of one request for predictions after another.
 
     Raises:
         ConfigError: If the party deals for class means alone, which predictions do not need.
@@ -500,9 +466,6 @@ def _help_to_predict(party: PartySession) -> None:
         absent = frozenset(absent_names(config, star.facts.active))
         spec = replace(spec, roles=replace(spec.roles, absent=absent))
         wait_s = math.inf if party.job.serves_on else config.runtime.idle_timeout_s
-        dealing = None
-        if role == "dealer" and config.privacy.verify_clip:
-            dealing = _dealing_for_checks(star, config, RoundKind.PREDICT, deadline_s=wait_s)
         next_one = partial(
             star.transport.receive,
             (RoundKind.PREDICT, StarKind.DONE),
@@ -523,9 +486,7 @@ def _help_to_predict(party: PartySession) -> None:
                     rows=request.rows,
                     cache=LinkCache(None),
                 )
-            message = next_one() if dealing is None else dealing.deal(RoundKind.PREDICT)
-        if dealing is not None:
-            party.files.log("dealt for checks", requests=dealing.dealt)
+            message = next_one()
 
 
 def _helper_role(config: FederationConfig, name: str) -> Literal["coordinator", "dealer"]:

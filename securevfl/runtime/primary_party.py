@@ -19,7 +19,7 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import ClassMeansPrimary
 from securevfl.federation.messages import Hello, PredictRequest, Rejoin, RoundKind, TrainingRows
-from securevfl.federation.over_star import PeersOverStar, relays_of
+from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.pretraining.pretraining_stage import (
     pretrain_as_primary,
     write_pretraining,
@@ -119,7 +119,6 @@ class PrimarySession:
             plan.secondaries,
             deadline_s=self._deadline_s,
             work_s=work_s,
-            relays=relays_of(self.transport, plan),
         )
 
     def end(self, callers: Collection[str]) -> None:
@@ -192,7 +191,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
     table = party.read_table()
     split, facts = run_plan.run_facts(config, table)
     facts = replace(facts, run=party.resumed_run() or facts.run)
-    plan = run_plan.between_parties(run_plan.plan_run(config, facts))
+    plan = run_plan.plan_run(config, facts)
     party.open_ledger(plan)
     presence = membership.Presence(
         party.files.checkpoints.files,
@@ -448,7 +447,6 @@ class PredictingPrimary(SessionWithPartners):
             To the parties: the request's size and id, and what linking reveals of its keys.
         """
         session, party = self._session, self._session.party
-        plan = run_plan.between_parties(plan)
         ledger = party.files.open_prediction(plan, model=self.model.run)
         callers = list(membership.callers_in_predictions(self.config, self.active))
         self.broken = True
@@ -544,9 +542,7 @@ def _with_advice(
     """Return the error, with the option ``--without`` where secondaries are absent."""
     lost = [] if error.party is None else error.party.split(", ")
     secondaries = [one.name for one in config.secondaries]
-    # Of a check that fails, the secondary that says so first is not the one that lies.
-    checked = "(privacy.verify_clip)" in str(error)
-    if checked or not lost or not set(lost) <= set(secondaries):
+    if not lost or not set(lost) <= set(secondaries):
         return error
     names = ",".join(name for name in secondaries if name in (*without, *lost))
     advised = type(error)(f"{error}; to predict without it: --without {names}")

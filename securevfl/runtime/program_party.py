@@ -193,9 +193,8 @@ def _compute(
     party.observe(Stage(text="computing"))
     function = _function_of(program)
     seen = ProgramParty(name, names=tuple(names[rank] for rank in member.world), table=table)
-    with on_shares.computing(member) as here:
+    with on_shares.computing(member) as link:
         result = function(seen)
-        link = here.communicator
         party.files.log("computed", rounds=link.comm_rounds, bytes_sent=link.comm_bytes)
     files.write_json(party.job.folder / RESULT_FILE, {"result": _plain(result)})
 

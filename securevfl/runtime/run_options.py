@@ -134,12 +134,6 @@ def warnings_about(config: FederationConfig) -> list[str]:
             "rows are aligned where keys are equal, since the key is one number; write "
             "linkage.max_distance = 0.0 if it is an id, and else how far a true match may be"
         )
-    averages = config.model.average_positions_every and config.privacy.encoder != "frozen"
-    if config.privacy.verify_clip and (averages or config.family.pretraining):
-        warnings.append(
-            "privacy.verify_clip: rounds and predictions are checked; averages of weights "
-            "(model.average_positions_every) and pretraining have no bound to hold them to"
-        )
     if config.privacy.accounting == "as-published":
         warnings.append(
             'privacy.accounting = "as-published": the papers\' formula is not a guarantee'

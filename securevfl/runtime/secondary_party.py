@@ -24,7 +24,7 @@ from securevfl.federation.pretraining.pretraining_stage import (
 )
 from securevfl.federation.rounds.recording import recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_plan import RunPlan, between_parties, plan_prediction, plan_run
+from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.handshake import Joined, own_epoch
 from securevfl.federation.session.party_files import PartyFiles
@@ -102,7 +102,6 @@ class SecondarySession:
                 plan,
                 star.pair_keys,
                 rank=star.rank,
-                sealed=star.sealed,
                 context=context,
             )
         return self._sum
@@ -155,7 +154,7 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
     with secondary_session(party, run=run) as session:
         facts = session.star.facts
         party.tell_presence(facts)
-        plan = between_parties(plan_run(config, facts))
+        plan = plan_run(config, facts)
         party.open_ledger(plan)
         if not run:
             _begin(files, facts.run)
@@ -433,9 +432,7 @@ class _Requests:
         session, model, star = self._session, self._kept.model, self._session.star
         party, config, job = session.party, session.party.config, session.party.job
         require_same_parties(config, star.facts, request)
-        plan = between_parties(
-            plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
-        )
+        plan = plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
         spec = prediction_spec(config, model, active=star.facts.active)
         keys = keys_of(spec.keys, self._kept.table)
         # Before any message: a ledger that does not cover the request gives no answer.

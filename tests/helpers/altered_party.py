@@ -3,7 +3,7 @@
 Run as ``python altered_party.py ALTERATION party FED.toml ...``: what follows the alteration goes
 to the ``securevfl`` command. ``kill:CachedRows.keep:2:before`` is SIGKILL as the second call of a
 method begins, ``...:after`` as it returns; ``trusting`` is a primary that takes any secondary;
-``longer`` is a secondary that shares ten times its rows, ``louder`` one that hides them in noise.
+``longer`` is a secondary that adds 20 to the length of each row, once clipped and noised.
 """
 
 import os
@@ -44,25 +44,24 @@ def trust(*_args: Any, **_kwargs: Any) -> None:
     """Refuse nobody."""
 
 
-def share_more(alteration: str) -> None:
-    """Let a secondary share ten times its rows, as they are or as noise."""
-    parts = SecondaryRelease._parts
+def send_longer() -> None:
+    """Let a secondary add 20 to the length of each row, once it is clipped and noised."""
+    honest = SecondaryRelease.units
 
-    def lied(release: SecondaryRelease, clipped: torch.Tensor) -> Any:
-        units, noise = parts(release, clipped)
-        if alteration == "longer":
-            return units * 10, noise
-        return units, 9 * units if noise is None else noise + 9 * units
+    def lied(release: SecondaryRelease, clipped: torch.Tensor) -> torch.Tensor:
+        units = honest(release, clipped)
+        numbers = units[0].numel()
+        return units + int(20 / release.aggregation.cut.ring.granularity / numbers**0.5)
 
-    setattr(SecondaryRelease, "_parts", lied)  # noqa: B010 - typed otherwise
+    setattr(SecondaryRelease, "units", lied)  # noqa: B010 - typed otherwise
 
 
 if __name__ == "__main__":
     alteration = sys.argv.pop(1)
     if alteration == "trusting":
         handshake.require_one_run = trust
-    elif alteration in ("longer", "louder"):
-        share_more(alteration)
+    elif alteration == "longer":
+        send_longer()
     elif alteration != "none":
         kill_at(alteration.removeprefix("kill:"))
     main()

@@ -50,7 +50,9 @@ class Built:
         """Return what leaves every secondary in a round, in units of the average: (k, B, L, H)."""
         return torch.stack(
             [
-                self.plan.cut.decode(one.answer(plan), rows=len(plan.rows), active=1)
+                self.plan.cut.decode(
+                    one.answer(plan), rows=len(plan.rows), active=("a",), round_number=1
+                )
                 for one in self.secondaries.values()
             ]
         ).double()

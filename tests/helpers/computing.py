@@ -14,7 +14,7 @@ from helpers.queue_star import run_parties
 
 from securevfl.core.errors import ProtocolError
 from securevfl.mpc.dealt_tuples import TupleDealer, TupleRequest
-from securevfl.mpc.on_shares import Computing, Seat, computing
+from securevfl.mpc.on_shares import LineCommunicator, Seat, computing
 
 CONTEXT = b"a test"
 
@@ -124,15 +124,14 @@ def members(
 
 def together(
     those: dict[int, Seat],
-    program: Callable[[int, Computing], Any],
+    program: Callable[[int, LineCommunicator], Any],
     *,
     number: int = 0,
-    needs: Sequence[TupleRequest] = (),
 ) -> dict[int, Any]:
     """Run a program at all members; return what each got."""
 
     def run(member: Seat) -> Any:
-        with computing(member, number=number, needs=needs) as here:
+        with computing(member, number=number) as here:
             return program(member.rank, here)
 
     return run_parties({rank: partial(run, one) for rank, one in those.items()})

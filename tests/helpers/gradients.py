@@ -108,7 +108,7 @@ class Network:
         ring = RingFormat.choose(clip_norm=clip_norm, noise_share_std=0.0, parties=secondaries)
         slots = self.settings.neighbours if kind.pooled else 1
         self.aggregation: Aggregation = kind(
-            cut=CutLayer(ring=ring, slots=slots, shape=shape), clip_norm=clip_norm
+            CutLayer(ring=ring, slots=slots, shape=shape, clip_norm=clip_norm)
         )
 
     def parameters(self) -> list[nn.Parameter]:

@@ -117,7 +117,9 @@ def make_secondary(
         ),
         bottom,
         SecondaryRelease(
-            MeanOfRows(cut=CutLayer(ring=ring, slots=1, shape=(LINKS, WIDTH)), clip_norm=clip_norm),
+            MeanOfRows(
+                CutLayer(ring=ring, slots=1, shape=(LINKS, WIDTH), clip_norm=clip_norm),
+            ),
             noise=None,
             ledger=ledger or NoCharge(),
         ),

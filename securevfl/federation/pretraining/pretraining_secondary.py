@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -491,10 +491,14 @@ class CollapseWatch:
 # The format in which secondaries' projections are averaged.
 
 
+# A vector is of length 1 but for the rounding of float32.
+_LONGEST: Final = 1 + 2.0**-20
+
+
 def projection_cut(width: int, *, parties: int) -> CutLayer:
     """Return the format in which so many secondaries' unit vectors are averaged."""
     ring = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=parties)
-    return CutLayer(ring=ring, slots=1, shape=(width,))
+    return CutLayer(ring=ring, slots=1, shape=(width,), clip_norm=_LONGEST)
 
 
 def projection_words(

@@ -344,11 +344,11 @@ class PretrainingRun:
         if self.learning.learner.settings.exchange == "plain":
             answers = self.peers.ask(batch, Projections, shape=tuple(sent.shape))
             return [to_device(one.vectors, sent.device) for one in answers]
-        parties = len(self.peers.ranks)
-        cut = projection_cut(sent.shape[1], parties=parties)
+        active = [self.peers.name(rank) for rank in self.peers.ranks]
+        cut = projection_cut(sent.shape[1], parties=len(active))
         words = self.peers.total(batch, cut.zeros(len(rows)), round_number=round_number)
         total = to_device(words, sent.device)
-        return [cut.decode(total, rows=len(rows), active=parties)]
+        return [cut.decode(total, rows=len(rows), active=active, round_number=round_number)]
 
     def _aggregate(self) -> None:
         scale = self.learning.learner.settings.iso_weights

@@ -9,9 +9,8 @@ Here the values themselves set it. Nothing is booked and no epsilon goes with it
 """
 
 import math
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -19,6 +18,9 @@ import torch
 from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor, nn
 
+from securevfl.core.conventions import unseeded_normal
+from securevfl.core.devices import reads, to_device
+from securevfl.core.errors import ProtocolError
 from securevfl.dp.clipping import clip_records, clip_rows, finite_or_zero
 from securevfl.models.layers import PositionsTaken
 from securevfl.mpc import codec
@@ -26,6 +28,12 @@ from securevfl.mpc.sum_to import Words
 
 CutRows = Float[Tensor, "batch positions width"]
 """Rows as they cross the cut: B rows, L positions, H numbers each."""
+
+# Of 2^40 rows, which no run has, some honest one is over its bound with probability below 2^-63:
+# each of two events has at most exp(-t).
+_TAIL: Final = 105 * math.log(2)
+# The sum of a row's squares is rounded in float64.
+_ROUNDED: Final = 1 + 1e-9
 
 # What crosses the cut between bottom models and the top model: whole numbers, and their average.
 
@@ -46,14 +54,17 @@ class CutLayer:
     shape: tuple[int, ...]
     """Shape of one row, (L, H)."""
 
-    apart: bool = False
-    """Whether every number has a word of its own, and secondaries share rows and noise apart, so
-    that both can be checked (``privacy.verify_clip``, between parties)."""
+    clip_norm: float
+    """``C``: largest L2 norm of one slot at one secondary, in the units of the representation."""
+
+    noise_share_std: float = 0.0
+    """``tau``: standard deviation of one secondary's noise, in the same units; 0 for none."""
+
+    disjoint: bool = False
+    """Whether each secondary writes into coordinates of its own."""
 
     def words(self, rows: int) -> int:
         """Return how many 64-bit words carry so many rows."""
-        if self.apart:
-            return rows * math.prod(self.shape)
         return self.ring.words(rows * math.prod(self.shape))
 
     def zeros(self, rows: int) -> Words:
@@ -68,17 +79,66 @@ class CutLayer:
         """
         return codec.encode(units, self.ring, reuse=True)
 
-    def decode(self, total: Words, *, rows: int, active: int) -> Float32[Tensor, "batch *shape"]:
-        """Return the average of so many active secondaries' rows from the sum of their words.
+    def decode(
+        self, total: Words, *, rows: int, active: Sequence[str], round_number: int
+    ) -> Float32[Tensor, "batch *shape"]:
+        """Return the average of the active secondaries' rows from the sum of their words.
+
+        Args:
+            total: The sum.
+            rows: How many rows it has.
+            active: Names of the secondaries that it is of.
+            round_number: The round.
 
         Raises:
-            ProtocolError: If the sum is none that so many contributions can make.
+            ProtocolError: If the sum is none that so many contributions can make, or a row of it
+                is longer than :meth:`longest_sum`.
         """
-        elements = rows * math.prod(self.shape)
-        decode = codec.whole_sum if self.apart else codec.decode_sum
-        units = decode(total, self.ring, elements=elements, parties_active=active)
-        average = codec.to_float(units, self.ring, divisor=active * self.slots)
+        elements, parties = rows * math.prod(self.shape), len(active)
+        units = codec.decode_sum(total, self.ring, elements=elements, parties_active=parties)
+        limit = self.longest_sum(parties)
+
+        def check(square: Tensor) -> None:
+            if not float(square) <= (limit * _ROUNDED) ** 2:
+                scale = self.ring.granularity / self.slots
+                length, most = float(square) ** 0.5 * scale, limit * scale
+                who = f"{active[0]!r}" if parties == 1 else "some secondary"
+                raise ProtocolError(
+                    f"round {round_number}: {who} sent a longer vector than privacy.clip_norm and "
+                    f"the noise allow: a row of the sum has length {length:.4g}, over {most:.4g}"
+                )
+
+        reads().add(codec.largest_square(units.view(rows, -1)), check)
+        average = codec.to_float(units, self.ring, divisor=parties * self.slots)
         return average.view(rows, *self.shape)
+
+    def longest_sum(self, active: int) -> float:
+        """Return the length, in ring units, that no row of an honest sum is over.
+
+        A row of the sum is ``v + X``. v is the sum of k clipped terms, each of norm at most
+        ``c = K C / gamma``: of norm at most k c, and sqrt(k) c where they have no coordinate in
+        common. X has W numbers, each the sum of k discrete Gaussians, which is sub-Gaussian with
+        variance ``s^2 = k (K tau / gamma)^2``. With probability at least ``1 - 2 exp(-t)``
+
+            ``v . X <= |v| s sqrt(2 t)``  and  ``|X|^2 <= s^2 (W + 2 sqrt(W t) + 2 t)``,
+
+        so that ``|v + X|^2`` is at most ``|v|^2`` with twice the first and the second.
+
+        Args:
+            active: k, how many secondaries the sum is of.
+
+        References:
+            [CKS20] Canonne, Kamath and Steinke, The discrete Gaussian for differential privacy
+            (arXiv:2004.00010), Lemma 20. [HKZ12] Hsu, Kakade and Zhang, A tail inequality for
+            quadratic forms of subgaussian random vectors (arXiv:1110.2842), Theorem 1.
+        """
+        units = self.slots / self.ring.granularity
+        clipped = (math.sqrt(active) if self.disjoint else active) * self.clip_norm * units
+        std = math.sqrt(active) * self.noise_share_std * units
+        numbers = math.prod(self.shape)
+        along = clipped * std * math.sqrt(2 * _TAIL)
+        noise = std**2 * (numbers + 2 * math.sqrt(numbers * _TAIL) + 2 * _TAIL)
+        return math.sqrt(clipped**2 + 2 * along + noise)
 
 
 # SplitAvg's arithmetic as a value: how representations are clipped, encoded and averaged.
@@ -95,15 +155,14 @@ class Aggregation(ABC):
     """Whether a row is the mean over K slots of vectors that are each clipped, and each a function
     of one record alone."""
 
-    def __init__(self, *, cut: CutLayer, clip_norm: float) -> None:
-        """Make it.
-
-        Args:
-            cut: The format of what crosses the cut.
-            clip_norm: ``C``, in the units of the representation, > 0.
-        """
+    def __init__(self, cut: CutLayer) -> None:
+        """Make it for a format of what crosses the cut."""
         self.cut = cut
-        self.clip_norm = clip_norm
+
+    @property
+    def clip_norm(self) -> float:
+        """``C``, in the units of the representation."""
+        return self.cut.clip_norm
 
     _clipped_over: ClassVar[tuple[int, ...]]
     """Dimensions that the clip takes together."""
@@ -269,20 +328,5 @@ def with_iso_noise(values: Float[Tensor, "*shape"], scale: float) -> Float[Tenso
         return values
     rows = values.detach().reshape(len(values) if values.dim() else 1, -1)
     longest = torch.linalg.vector_norm(rows, dim=1).max()
-    noise = torch.randn(
-        values.shape,
-        generator=unseeded(values.device),
-        device=values.device,
-        dtype=values.dtype,
-    )
+    noise = to_device(torch.from_numpy(unseeded_normal(*values.shape)), values.device).to(values)
     return values + scale / math.sqrt(rows.shape[1]) * longest * noise
-
-
-def unseeded(device: torch.device) -> torch.Generator:
-    """Return a generator of a heuristic's noise, from the system's random source.
-
-    Never from the run's seed: every party knows it, and could take the noise off again.
-    """
-    generator = torch.Generator(device=device)
-    generator.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
-    return generator

@@ -118,7 +118,10 @@ class RoundExchange(Exchange):
         own = self.cut.zeros(len(plan.rows))
         summed = self.peers.add_up(own, plan.active, round_number=plan.round_number)
         total = to_device(summed, self.device)
-        return self.cut.decode(total, rows=len(plan.rows), active=len(plan.active))
+        active = [self.peers.name(rank) for rank in plan.active]
+        return self.cut.decode(
+            total, rows=len(plan.rows), active=active, round_number=plan.round_number
+        )
 
 
 class ExchangeAround(Exchange):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from securevfl.config.sections import TrainingSettings
+from securevfl.core.conventions import unseeded_normal
 from securevfl.core.devices import to_device
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.rounds import cut
@@ -137,8 +138,8 @@ class ConfusedLabels(nn.Module):
                 right, to be of another class, and to be of many.
         """
         device, classes = self.soft.device, len(self.soft)
-        generator = cut.unseeded(device)
-        encoder, weight = torch.randn(2, classes, classes, generator=generator, device=device)
+        drawn = torch.from_numpy(unseeded_normal(2, classes, classes)).float()
+        encoder, weight = to_device(drawn, device)
         # A class that begins as itself would stay so: the decoder finds it there.
         encoder = encoder - 3 * torch.eye(classes, device=device)
         learned = [encoder, weight, torch.zeros(classes, device=device)]
@@ -214,8 +215,7 @@ def with_marvell_noise(
         Marvell.
     """
     rows = gradient.detach().flatten(1).double()
-    generator = cut.unseeded(gradient.device)
-    drawn = torch.randn(rows.shape, generator=generator, device=rows.device, dtype=torch.float64)
+    drawn = to_device(torch.from_numpy(unseeded_normal(*rows.shape)), rows.device)
     if bool(positive.all()) or not bool(positive.any()):
         scale = (power * rows.square().mean()).sqrt()
         return gradient + (scale * drawn).view_as(gradient).to(gradient)

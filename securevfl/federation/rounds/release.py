@@ -127,29 +127,16 @@ class SecondaryRelease:
         self.not_finite += int(lost)
 
     def words(self, clipped: CutRows) -> Words:
-        """Return this party's term with its noise share, as words; the two apart where they are.
-
-        Apart they are all rows and then all noise, a word for each number.
-        """
-        if not self.aggregation.cut.apart:
-            return self.aggregation.cut.encode(self.units(clipped))
-        units, noise = self._parts(clipped)
-        parts = (units, torch.zeros_like(units) if noise is None else noise)
-        return torch.stack(parts).to(torch.int64).flatten()
+        """Return this party's term with its noise share, as words."""
+        return self.aggregation.cut.encode(self.units(clipped))
 
     def units(self, clipped: CutRows) -> Int32[Tensor, "batch pooled width"]:
         """Return this party's term in ring units, with its noise share."""
-        units, noise = self._parts(clipped)
-        return units if noise is None else units.add_(noise)
-
-    def _parts(
-        self, clipped: CutRows
-    ) -> tuple[Int32[Tensor, "batch pooled width"], Int32[Tensor, "batch pooled width"] | None]:
         # The promise of noise rests on the bound on norms; without noise there is none.
         units = self.aggregation.units(clipped, bounded=self.noise is not None)
         if self.noise is None:
-            return units, None
-        return units, self.noise.sample(units.shape, device=units.device)
+            return units
+        return units.add_(self.noise.sample(units.shape, device=units.device))
 
 
 def require_finite(name: str, value: torch.Tensor, *, round_number: int) -> None:

@@ -307,7 +307,7 @@ class Secondary:
         count, number = self._cut.words(len(plan.rows)), plan.round_number
         with read_together():
             words = self.answer(plan, validated=lambda: reply.prepare(count, round_number=number))
-            reply.add(words, round_number=number, rows=len(plan.rows) if self._cut.apart else 0)
+            reply.add(words, round_number=number)
         self.log(
             "released",
             round_number=number,

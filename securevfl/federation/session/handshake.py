@@ -401,9 +401,6 @@ def session_limits(config: FederationConfig, facts: RunFacts) -> TransportLimits
     16 key columns for each of the primary's rows but at most 1 GiB, whichever is more.
     """
     share = config.training.batch_size * math.prod(config.family.cut_shape(config.model))
-    if config.privacy.verify_clip:
-        # Rows and noise of every secondary are opened, or corrected by the dealer, in one message.
-        share *= len(config.secondaries)
     lists = facts.rows * (config.model.neighbours + _KEY_COLUMNS)
     largest = max(
         config.runtime.largest_message_mib << 20,

@@ -308,9 +308,6 @@ def callers_in_predictions(
 def idle_helpers(config: FederationConfig) -> tuple[str, ...]:
     """Return the names of helpers that predictions have no use for: new rows are never voted on."""
     needed = {*link_spec(config).roles.helpers.values()}
-    dealer = config.helper("dealer")
-    if config.privacy.verify_clip and dealer is not None:
-        needed.add(dealer.name)
     return tuple(p.name for p in config.callers if p.is_helper and p.name not in needed)
 
 

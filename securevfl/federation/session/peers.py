@@ -43,17 +43,11 @@ class Reply(Protocol):
         """
         ...
 
-    def add(self, words: Words, *, round_number: int, rows: int = 0) -> None:
+    def add(self, words: Words, *, round_number: int) -> None:
         """Add words to a sum; the primary learns the total alone.
 
-        Args:
-            words: This party's.
-            round_number: The round.
-            rows: Where the words are rows and noise apart, how many rows; both are checked then.
-
         Reveals:
-            To the primary: the total of all secondaries. To these, of words apart: who is within
-            the limits.
+            To the primary: the total of all secondaries.
         """
         ...
 
@@ -147,6 +141,10 @@ class Peers(ABC):
     @abstractmethod
     def ranks(self) -> tuple[int, ...]:
         """Ranks of all secondaries."""
+
+    def name(self, rank: int) -> str:
+        """Return what errors call a secondary."""
+        return f"secondary {rank}"
 
     @abstractmethod
     def tell(self, message: TypedMessage, ranks: Sequence[int] | None = None) -> None:
@@ -271,7 +269,7 @@ class ReplyHere:
             Nothing.
         """
 
-    def add(self, words: Words, *, round_number: int, rows: int = 0) -> None:  # noqa: ARG002
+    def add(self, words: Words, *, round_number: int) -> None:  # noqa: ARG002
         """Take words.
 
         Reveals:

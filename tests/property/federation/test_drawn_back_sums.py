@@ -19,8 +19,8 @@ WIDTH = 5
 def row_sums(keys, records, vectors, *, cap: int, slots: int) -> torch.Tensor:
     """Return the integers that would be released for every row, before noise."""
     ring = RingFormat.choose(clip_norm=CLIP * slots, noise_share_std=0.0, parties=2)
-    cut = CutLayer(ring=ring, slots=slots, shape=(1, WIDTH))
-    pooled = MeanOfPooledRecords(cut=cut, clip_norm=CLIP)
+    cut = CutLayer(ring=ring, slots=slots, shape=(1, WIDTH), clip_norm=CLIP)
+    pooled = MeanOfPooledRecords(cut)
     if not len(records):
         return torch.zeros(len(keys), WIDTH, dtype=torch.float64)
     pairs = eligible_pairs(EuclideanKeys(primary=keys, records=records), cap=cap)

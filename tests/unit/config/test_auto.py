@@ -47,13 +47,6 @@ def test_a_file_that_says_nothing_gets_a_whole_frozen_run_that_class_means(tmp_p
     assert config.chosen["linkage.choose"] == "records"
 
 
-def test_a_checked_table_goes_out_in_few_rounds(tmp_path: Path) -> None:
-    """Each of which waits for many round trips."""
-    given = source(tmp_path, mpc={"engine": "crypten"})
-    given["privacy"] = {**given["privacy"], "verify_clip": True}
-    assert parse_federation(given, file="fed.toml").training.batch_size == 16_384
-
-
 def test_what_the_file_says_is_kept_and_not_called_chosen(tmp_path: Path) -> None:
     config = read(
         tmp_path,

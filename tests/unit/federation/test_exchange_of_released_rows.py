@@ -19,7 +19,10 @@ from securevfl.federation.run_plan import RoundCounter, active_parties
 from securevfl.mpc.codec import RingFormat
 
 CUT = CutLayer(
-    ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2), slots=1, shape=(1, 2)
+    ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2),
+    slots=1,
+    shape=(1, 2),
+    clip_norm=1.0,
 )
 
 

@@ -151,7 +151,7 @@ def test_no_secondary_writes_into_anothers_coordinates(tmp_path: Path) -> None:
     def listen(secondary: Secondary, plan: RoundPlan, **more: Any) -> torch.Tensor:
         words = answer(secondary, plan, **more)
         cut = secondary.contribution.aggregation.cut
-        rows = cut.decode(words, rows=len(plan.rows), active=1)
+        rows = cut.decode(words, rows=len(plan.rows), active=("a",), round_number=1)
         written.setdefault(secondary.name, []).append(rows.flatten(0, 1))
         return words
 

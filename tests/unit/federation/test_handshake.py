@@ -339,13 +339,3 @@ def test_the_largest_message_follows_from_the_file_and_hardly_from_the_primary(c
     claimed = dataclasses.replace(FACTS, rows=1 << 60)
     assert handshake.session_limits(small, claimed).max_message_bytes == 1 << 30
     assert handshake.transport_limits(small).max_message_bytes == 1 << 20
-    verified = dataclasses.replace(config.privacy, verify_clip=True)
-    checked = dataclasses.replace(small, privacy=verified)
-    large = dataclasses.replace(config.training, batch_size=1 << 18)
-    found = [
-        handshake.session_limits(dataclasses.replace(one, training=large), FACTS)
-        for one in (small, checked)
-    ]
-    assert found[1].max_message_bytes - (1 << 20) == len(config.secondaries) * (
-        found[0].max_message_bytes - (1 << 20)
-    )

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,8 +52,9 @@ class ConstantNoise:
 def contribution(*, pooled: bool = False, slots: int = 1, noise=None, book=None):
     kind = MeanOfPooledRecords if pooled else MeanOfRows
     ring = RingFormat.choose(clip_norm=CLIP * slots, noise_share_std=0.0, parties=2)
-    cut = CutLayer(ring=ring, slots=slots if pooled else 1, shape=(1 if pooled else slots, 4))
-    return SecondaryRelease(kind(cut=cut, clip_norm=CLIP), noise=noise, ledger=book or Book())
+    shape = (1 if pooled else slots, 4)
+    cut = CutLayer(ring=ring, slots=slots if pooled else 1, shape=shape, clip_norm=CLIP)
+    return SecondaryRelease(kind(cut), noise=noise, ledger=book or Book())
 
 
 def release(part: SecondaryRelease, plan: RoundPlan) -> Released:
@@ -76,20 +76,6 @@ def test_what_the_budget_forbids_is_not_computed() -> None:
     with pytest.raises(BudgetExceededError):
         many.release(plan([2], number=3), lambda: pytest.fail("computed"), learns=False)
     assert book.charged == [(1, 2, "train"), (2, 2, "train")]
-
-
-def test_rows_and_noise_that_are_checked_apart_leave_together() -> None:
-    """Noise is drawn once, and is the second half of the words; without noise that is zero."""
-    for noise in (ConstantNoise(7), None):
-        part = contribution(noise=noise)
-        part.aggregation.cut = replace(part.aggregation.cut, apart=True)
-        rows = torch.full((2, 1, 4), 0.25)
-        words = part.release(plan([0, 1]), lambda rows=rows: rows, learns=False).words
-        own, drawn = words.view(2, 2, 4)
-        units = int(0.25 / part.aggregation.cut.ring.granularity)
-        assert own.tolist() == [[units] * 4] * 2
-        assert drawn.tolist() == [[7 if noise else 0] * 4] * 2
-        assert noise is None or len(noise.shapes) == 1
 
 
 @pytest.mark.parametrize("worst", [math.inf, -math.inf, math.nan])

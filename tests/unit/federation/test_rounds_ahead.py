@@ -1,6 +1,7 @@
 """Rounds that depend on nothing are announced ahead: so many, in order, and never more."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport
 
 CUT = CutLayer(
-    ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2), slots=1, shape=(1, 2)
+    ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2),
+    slots=1,
+    shape=(1, 2),
+    clip_norm=1.0,
 )
 ROUNDS = 3 * ROUNDS_AHEAD
 
@@ -116,6 +120,19 @@ def test_rounds_are_announced_ahead_and_no_further(tmp_path: Path) -> None:
             assert at["kept", number - ROUNDS_AHEAD] < at["charged", number]
     # The first is waited for when all that may be are under way.
     assert at["announced", ROUNDS_AHEAD] < at["kept", 1]
+
+
+@pytest.mark.parametrize(("names", "who"), [({1: "a"}, "'a'"), ({1: "a", 2: "b"}, "some second")])
+def test_a_row_that_is_longer_than_clips_allow_names_its_round(
+    names: dict[int, str], who: str
+) -> None:
+    """And the secondary, where there is only one."""
+    peers = PeersOverStar(Star(), names, deadline_s=1.0)
+    over = RoundExchange(peers, replace(CUT, clip_norm=2.0**-16), device=torch.device("cpu"))
+    rows = np.arange(4)
+    over.release(RoundPlan(round_number=1, rows=rows[:1], active=tuple(names), purpose="release"))
+    with pytest.raises(ProtocolError, match=f"^round 2: {who}.* sent a longer vector than"):
+        over.release(RoundPlan(round_number=2, rows=rows, active=tuple(names), purpose="release"))
 
 
 @pytest.fixture

@@ -66,14 +66,14 @@ def test_pooled_rows_cross_as_sums_and_arrive_as_means(tmp_path: Path) -> None:
     assert plan.cut.shape == (1, 8)
     units = [torch.full((3, 1, 8), 40, dtype=torch.int32) for _ in range(2)]
     total = InProcessSum()([plan.cut.encode(one) for one in units])
-    average = plan.cut.decode(total, rows=3, active=2)
+    average = plan.cut.decode(total, rows=3, active=("a", "b"), round_number=1)
     assert torch.equal(average, torch.full((3, 1, 8), 10 * plan.cut.ring.granularity))
 
 
 def test_a_sum_of_another_size_is_refused() -> None:
     """Words that do not belong to so many rows are no average of them."""
     ring = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2)
-    cut = CutLayer(ring=ring, slots=1, shape=(2, 3))
+    cut = CutLayer(ring=ring, slots=1, shape=(2, 3), clip_norm=1.0)
     assert len(cut.zeros(5)) == cut.words(5) == 10
     with pytest.raises(ProtocolError, match="a sum of 24 elements needs 8 words, got 10"):
-        cut.decode(cut.zeros(5), rows=4, active=2)
+        cut.decode(cut.zeros(5), rows=4, active=("a", "b"), round_number=1)

@@ -182,7 +182,9 @@ class Careless(nn.Module):
 def answered_rows(secondary: Secondary) -> Tensor:
     """Return what a secondary answers, row by row: a word may hold numbers of several rows."""
     cut = secondary.contribution.aggregation.cut
-    return cut.decode(secondary.answer(plan(purpose="test")), rows=ROWS, active=1).flatten(1)
+    return cut.decode(
+        secondary.answer(plan(purpose="test")), rows=ROWS, active=("a",), round_number=1
+    ).flatten(1)
 
 
 def test_no_record_stands_in_an_empty_slot() -> None:

@@ -11,7 +11,6 @@ from securevfl.mpc.codec import (
     quantise,
     require_row_norms,
     to_float,
-    whole_sum,
 )
 
 PLAIN = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=3)
@@ -156,14 +155,3 @@ def test_the_mean_is_within_one_step_of_the_real_one() -> None:
 
     exact = sum(x.double() for x in parties) / 3
     assert float((mean.double() - exact).abs().max()) < PLAIN.granularity
-
-
-def test_a_sum_with_a_word_for_each_number_is_held_to_its_bound() -> None:
-    """As packed ones are: of another size, or over what so many contributions make."""
-    most = 2 * PLAIN.bound_units
-    words = torch.tensor([most, -most, 0])
-    assert torch.equal(whole_sum(words, PLAIN, elements=3, parties_active=2), words.int())
-    assert whole_sum(words[:0], PLAIN, elements=0, parties_active=2).numel() == 0
-    for wrong in (words[:2], words + 1, words - 1, torch.tensor([0, 1 << 40, 0])):
-        with pytest.raises(ProtocolError, match="masks did not cancel"):
-            whole_sum(wrong, PLAIN, elements=3, parties_active=2)

@@ -100,7 +100,7 @@ def test_nothing_in_clear_travels() -> None:
 
 def test_every_other_collective_keeps_its_meaning() -> None:
     def program(_rank: int, here: Any) -> Any:
-        link, place = here.communicator, here.communicator.get_rank()
+        link, place = here, here.get_rank()
         own = torch.full((2,), place)
         sent = [torch.full((2,), 10 * to) for to in range(3)]
         link.barrier()
@@ -231,27 +231,6 @@ def test_a_changed_array_changes_the_result_alone() -> None:
         members((0, 1), lines=lines), lambda _r, _h: crypten.cryptensor(X, src=0).get_plain_text()
     )
     assert not torch.equal(results[0], X)
-
-
-def test_what_a_program_needs_is_asked_for_ahead() -> None:
-    """The second time with one message instead of one for each multiplication."""
-    dealer = DealerHere(TupleDealer((0, 1), CONTEXT))
-    those = members((0, 1), dealer=dealer)
-
-    def program(rank: int, here: Any) -> Any:
-        result = (crypten.cryptensor(X, src=0) < crypten.cryptensor(Y, src=1)).get_plain_text()
-        if rank == 0:
-            asked.extend(here.tuples.asked)
-        return result
-
-    asked: list[TupleRequest] = []
-    together(those, program)
-    needs, singly = list(asked), len(dealer.asked)
-    results = together(those, program, number=1, needs=needs)
-
-    assert singly == len(needs) > 5
-    assert dealer.asked[singly:] == [len(needs)]
-    assert torch.equal(results[1], (X < Y).long())
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from helpers.federations import save, write_federation
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
-from securevfl.core.errors import PartyFailedError, PartyTimeoutError
+from securevfl.core.errors import PartyTimeoutError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.data.rows import RowSplit
 from securevfl.federation.run_plan import run_facts
-from securevfl.runtime.primary_party import _with_advice
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -178,7 +177,3 @@ def test_who_does_not_come_is_named_with_how_to_go_on(tmp_path: Path) -> None:
         )
     assert "bank-1, bank-2: did not join" in str(refused.value)
     assert str(refused.value).endswith("to predict without it: --without bank-1,bank-2")
-    # An honest secondary that names a lying one is not to be left out.
-    failed = PartyFailedError("bank-1: rows of 'bank-2' are too long (privacy.verify_clip)")
-    failed.party = "bank-1"
-    assert _with_advice(sv.read_federation(tmp_path / "fed.toml"), failed, without=[]) is failed
