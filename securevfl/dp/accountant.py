@@ -2,10 +2,10 @@
 
 Three parts:
 
-- Privacy-loss distributions (PLD), for delta >= 1e-7. They are dp-accounting's, rounded up
-  ("connect the dots"); added here are the choice of the grid, the allowance for float64 and the
-  refusals. Gaussian releases without sampling have an exact curve (:mod:`securevfl.dp.gaussian`).
-- Renyi divergences (RDP), for delta from 1e-8 to 1e-7.
+- Privacy-loss distributions (PLD). They are dp-accounting's, rounded up ("connect the dots");
+  added here are the choice of the grid, the allowance for float64 and the refusals. Gaussian
+  releases without sampling have an exact curve (:mod:`securevfl.dp.gaussian`).
+- Renyi divergences (RDP), for delta from 1e-8 to 1e-7 and more releases than float64 resolves.
 - Calibration: the inverse of both.
 
 Epsilon is in nats. Every figure is an upper bound.
@@ -33,8 +33,9 @@ from securevfl.dp.gaussian import (
 
 Method = Literal["auto", "pld", "rdp"]
 
-# A run's guarantee by PLD is given down to here; below, by RDP; below the second, not at all
-# (docs/privacy.md, section 3). Gaussians without sampling have a closed form and no such limit.
+# Below it RDP takes over where float64 does not resolve the PLD of so many releases; below the
+# second nothing is given (docs/privacy.md, section 3). Gaussians without sampling have a closed
+# form and no such limit.
 SMALLEST_PLD_DELTA: Final = 1e-7
 SMALLEST_SAMPLED_DELTA: Final = 1e-8
 # The smallest delta that pld_epsilon itself accepts, with its allowance for float64.
@@ -72,7 +73,8 @@ def epsilon_of(
         releases: What is released; order is immaterial.
         delta: Failure probability of the whole, in (0, 1).
         method: ``auto`` takes the exact curve where only Gaussians without sampling are released,
-            privacy-loss distributions for delta >= 1e-7 and Renyi divergences down to 1e-8.
+            else privacy-loss distributions, and Renyi divergences below 1e-7 where float64 does not
+            resolve these.
 
     Raises:
         ConfigError: If ``delta`` is out of range, or too small for the method.
@@ -93,7 +95,8 @@ def epsilon_of(
             f"delta = {delta!r} is too small for sampled releases, whose accounting is reliable "
             f"from {SMALLEST_SAMPLED_DELTA} up; raise delta, or set the sampling rate to 1"
         )
-    if method == "auto" and delta < SMALLEST_PLD_DELTA:
+    unresolved = _allowance(left) > _LARGEST_ALLOWANCE * delta
+    if method == "auto" and delta < SMALLEST_PLD_DELTA and unresolved:
         return _at_small_delta(left, delta)
     return pld_epsilon(left, delta=delta)
 
@@ -169,8 +172,7 @@ def pld_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
 def _pld_epsilon(releases: tuple[events.Release, ...], delta: float) -> float:
     if not releases:
         return 0.0
-    allowance = _FLOAT_ERROR * sum(release.count + 2 for release in releases)
-    allowance += 4 * _TAIL_MASS * len(releases)
+    allowance = _allowance(releases)
     if delta < _SMALLEST_DELTA or allowance > _LARGEST_ALLOWANCE * delta:
         rounds = sum(release.count for release in releases)
         raise ConfigError(
@@ -185,6 +187,12 @@ def _pld_epsilon(releases: tuple[events.Release, ...], delta: float) -> float:
         total = composed if total is None else total.compose(composed, _TAIL_MASS)
     epsilon = float(total.get_epsilon_for_delta(delta - allowance))
     return checked_epsilon(epsilon, releases=releases, delta=delta)
+
+
+def _allowance(releases: Sequence[events.Release]) -> float:
+    """Return by how much float64 and tails that are cut can put delta off."""
+    rounding = _FLOAT_ERROR * sum(release.count + 2 for release in releases)
+    return rounding + 4 * _TAIL_MASS * len(releases)
 
 
 def _single(release: events.Release, step: float) -> Any:

@@ -409,6 +409,7 @@ class ReleasePlan:
             parties=self.parties,
             colluding=privacy.colluding,
             links_per_record=privacy.links_per_record,
+            releases_per_record=self.releases_per_record,
             claimed=self.epsilon_as_published(noise_share_std) if published else None,
             total_epsilon=total_epsilon,
         )

@@ -83,6 +83,7 @@ def bounded(
     parties: int,
     colluding: int,
     links_per_record: int | None,
+    releases_per_record: int | None = None,
     claimed: float | None = None,
     total_epsilon: float | None = None,
 ) -> Statement:
@@ -102,6 +103,7 @@ def bounded(
         parties: ``k``, secondaries of the federation.
         colluding: ``c``, how many of them may help the primary.
         links_per_record: ``m``; None if there is no cap.
+        releases_per_record: ``N``, where secondaries count a record's releases; None: they do not.
         claimed: Epsilon by the papers' formula, if the noise was calibrated to it.
         total_epsilon: Epsilon of all runs on this table, this one included; infinite if one of them
             added no noise. None leaves it out.
@@ -120,9 +122,14 @@ def bounded(
     if colluding:
         against = f"the primary together with any {colluding} of the {parties} secondaries"
         knowing, their = "they know, they", "their"
-    released = "all averages" if parties > 1 else "all noised vectors"
-    cap = None if encoder == "trained" else links_per_record
-    hides = _hidden(unit, cap=cap, parties=parties, colluding=colluding)
+    # Of class sums too, which are each secondary's own.
+    released = "all noised sums" if parties > 1 else "all noised vectors"
+    linked = "linked to any number of the primary's rows"
+    if releases_per_record is not None:
+        linked = f"released in at most {releases_per_record} of the primary's rows"
+    elif encoder != "trained" and links_per_record is not None:
+        linked = f"linked to at most {links_per_record} of the primary's rows"
+    hides = _hidden(unit, linked=linked, parties=parties, colluding=colluding)
     warning = _warning(epsilon=epsilon, total=total_epsilon, published=claimed is not None)
     sentences = [
         None if claimed is None else _claim(claimed),
@@ -278,11 +285,8 @@ def _one_in(probability: float) -> str:
     return f"1 in {times.quantize(step, rounding=ROUND_FLOOR):,}".removesuffix(".0")
 
 
-def _hidden(unit: UnitName, *, cap: int | None, parties: int, colluding: int) -> str:
+def _hidden(unit: UnitName, *, linked: str, parties: int, colluding: int) -> str:
     """Return the adversary's question about the tables of the secondaries that do not help it."""
-    linked = "linked to any number of the primary's rows"
-    if cap is not None:
-        linked = f"linked to at most {cap} of the primary's rows"
     other = "other " if colluding else ""
     one_left = parties - colluding == 1
     match unit:

@@ -53,9 +53,9 @@ def test_renyi_is_above_the_exact_figure_and_close() -> None:
     assert exact < renyi < 1.15 * exact
 
 
-def test_small_delta_goes_to_renyi_then_is_refused() -> None:
-    """PLD from 1e-7 up, Renyi from 1e-8 up, nothing below for sampled releases."""
-    assert epsilon_of([sampled()], delta=5e-8) == rdp_epsilon([sampled()], delta=5e-8)
+def test_small_delta_takes_the_better_accountant_then_is_refused() -> None:
+    """Nothing below 1e-8 for sampled releases."""
+    assert 0 < epsilon_of([sampled()], delta=5e-8) < rdp_epsilon([sampled()], delta=5e-8)
     with pytest.raises(ConfigError, match="too small for sampled releases"):
         epsilon_of([sampled()], delta=5e-9)
     with pytest.raises(ConfigError, match="too small for sampled releases"):
@@ -168,7 +168,7 @@ def test_an_impossible_order_is_refused(order: float) -> None:
         (0.003, 8.0, 100_000, 2, 9e-08, 0.538741234),
     ],
 )
-def test_plans_at_small_deltas_cost_at_least_the_truth(
+def test_renyi_s_cost_at_small_deltas_is_at_least_the_truth(
     q: float, z: float, count: int, parties: int, delta: float, true: float
 ) -> None:
     """Far out, the loss is so large that its power and its density are infinity and 0."""
@@ -176,7 +176,36 @@ def test_plans_at_small_deltas_cost_at_least_the_truth(
         parties=parties, sampling_rate=q, noise_multiplier=z, count=count
     )
 
-    assert true <= epsilon_of([release], delta=delta) <= 2 * true
+    assert true <= rdp_epsilon([release], delta=delta) <= 2 * true
+
+
+# True epsilons as above, that of 1,000 releases by FFT.
+@pytest.mark.parametrize(
+    ("q", "z", "count", "parties", "delta", "true"),
+    [
+        (0.05, 3.0, 1000, 1, 3e-08, 2.91715),
+        (0.002, 2.0, 10_000, 1, 9e-08, 0.487077493),
+        (0.003, 8.0, 10_000, 4, 5e-08, 0.164487734),
+        (0.001, 4.0, 1_000_000, 8, 2e-08, 1.26063657),
+    ],
+)
+def test_plans_at_small_deltas_cost_hardly_more_than_the_truth(
+    q: float, z: float, count: int, parties: int, delta: float, true: float
+) -> None:
+    release = EntitySampledRelease(
+        parties=parties, sampling_rate=q, noise_multiplier=z, count=count
+    )
+
+    assert true <= epsilon_of([release], delta=delta) <= 1.001 * true
+
+
+def test_more_releases_than_float64_resolves_are_renyi_s_at_small_deltas() -> None:
+    """Where the allowance for rounding would be more than a 20th of delta."""
+    many = sampled(2_000_000, sampling_rate=0.001, noise_multiplier=4.0)
+
+    assert epsilon_of([many], delta=1.5e-8) == pytest.approx(rdp_epsilon([many], delta=1.5e-8))
+    with pytest.raises(ConfigError, match="use Renyi accounting or a larger delta"):
+        pld_epsilon([many], delta=1.5e-8)
 
 
 def test_an_epsilon_that_cannot_be_is_refused() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.core.errors import PrivacyError
-from securevfl.dp.class_sums import SumFormat, cell_counts, noised_ranks
+from securevfl.dp.class_sums import SumFormat, cell_counts, noised_ranks, symmetric_noise
 
 BINS = 4
 
@@ -141,3 +141,25 @@ def test_noise_on_ranks_has_the_deviation_that_the_accounting_assumes(multiplier
     # A share is 1/2 + (n1 - n2) / (4 N) to first order, with N = 5,000, and a rank half of that.
     deviation = multiplier * math.sqrt(4) * math.sqrt(2) / (4 * 5000) / 2
     require_noise(torch.from_numpy(first - 0.25), deviation, slack=0.02)
+
+
+@pytest.mark.statistical
+def test_every_number_of_every_line_of_class_sums_has_the_whole_noise() -> None:
+    """By itself, and unrelated to its neighbours: 36 comparisons, each by chance once in 1e11."""
+    found = SumFormat(features=7, bins=4, links_per_record=1, bits=10)
+    drawn = torch.from_numpy(np.stack([found.noise(100.0) for _ in range(1500)]))
+    require_noise(drawn, 100.0)
+    for line in range(4):
+        for number in range(8):
+            require_noise(drawn[:, line, number], 100.0)
+
+
+@pytest.mark.statistical
+def test_every_number_of_moments_has_noise_of_its_own() -> None:
+    """Less off the diagonal, where a number stands twice: 15 comparisons, once in 1e11 each."""
+    drawn = torch.from_numpy(np.stack([symmetric_noise(5, std=200.0) for _ in range(1500)]))
+    assert torch.equal(drawn, drawn.mT)
+    for line in range(5):
+        for number in range(line + 1):
+            deviation = 200.0 if line == number else 200.0 / math.sqrt(2)
+            require_noise(drawn[:, line, number], deviation)

@@ -46,8 +46,8 @@ def sentences(text: str) -> list[str]:
 def test_it_reads_as_documents_quote_it() -> None:
     """Word by word, so that a change of the wording is seen by whoever makes it."""
     assert said().text == (
-        "Suppose the primary alone tries to find out from all averages of this run whether any one "
-        "record (linked to at most 1 of the primary's rows) is in any one secondary's table. "
+        "Suppose the primary alone tries to find out from all noised sums of this run whether any "
+        "one record (linked to at most 1 of the primary's rows) is in any one secondary's table. "
         "Whatever else it knows, it can do no better than if its odds changed by at most a factor "
         "of 2,981 (epsilon = 8), except with a probability of 1 in 1,000,000 (delta = 1e-06). "
         "Not covered: groups of records, what many records have in common, what linkage shows, "
@@ -112,7 +112,7 @@ def test_every_promise_names_its_parts(
         assert limit in text[text.index("Not covered") :]
     # Of one secondary there is no average.
     assert ("nothing to average with" in text) == (parties == 1)
-    assert ("all averages" in text) == (parties > 1)
+    assert ("all noised sums" in text) == (parties > 1)
     # What is no guarantee is called that, and warned of.
     assert ("not a guarantee" in text) == published
     assert (statement.warning is None) == (not published)
@@ -254,3 +254,24 @@ def test_the_sentence_of_labels_over_runs() -> None:
     assert weak.warning is not None
     assert weak.text.endswith(weak.warning)
     assert of().warning is None
+
+
+def test_where_releases_are_counted_their_number_is_said_and_not_the_cap_on_links() -> None:
+    """A record that is linked to 2 rows a request may be released in 5 of all requests."""
+    privacy = Privacy(epsilon=4.0, delta=1e-6, encoder="frozen", links_per_record=2)
+    plan = ReleasePlan(
+        privacy=privacy,
+        parties=2,
+        min_active=2,
+        rounds=1,
+        rows_per_round=10,
+        row_releases=10,
+        releases_per_row=1,
+        links=2,
+        pooled=True,
+        contested=False,
+        releases_per_record=5,
+    )
+    text = plan.statement(plan.noise_share_std()).text
+    assert "any one record (released in at most 5 of the primary's rows) is in" in text
+    assert "at most 2" not in text

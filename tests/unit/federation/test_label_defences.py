@@ -101,6 +101,21 @@ def test_the_loss_of_drawn_labels_is_least_at_the_probabilities_of_true_ones() -
         assert float(found) == pytest.approx(float(true[-1]), abs=1e-3)
 
 
+@pytest.mark.parametrize("classes", [2, 4])
+def test_networks_train_on_labels_as_they_were_drawn(classes: int) -> None:
+    """Of no training row on its own label, though that may be the same; other rows keep theirs."""
+    targets = torch.arange(12) % classes
+    rows = np.array([0, 3, 4, 7, 10])
+    drawn = (targets[rows].numpy() + 1) % classes
+    asked = targets.float() if classes == 2 else targets
+    found = DrawnLabels.of(drawn, rows, asked, keep=0.6)
+    assert torch.equal(found.targets_of(rows).long(), torch.from_numpy(drawn))
+    others = np.setdiff1d(np.arange(12), rows)
+    assert torch.equal(found.targets_of(others), asked[others])
+    assert found.targets_of(rows).dtype == asked.dtype
+    assert torch.equal(asked.long(), torch.arange(12) % classes), "labels themselves stay"
+
+
 def test_distance_correlation_is_1_of_a_line_and_small_of_noise() -> None:
     torch.manual_seed(0)
     columns = torch.randn(300, 4)

@@ -9,7 +9,7 @@ import torch
 from helpers.computing import CONTEXT, DealerHere, QueueLines, members, together
 
 from securevfl.core.errors import ProtocolError
-from securevfl.mpc.crypten_bridge import crypten
+from securevfl.mpc.crypten_bridge import ArithmeticSharedTensor, crypten
 from securevfl.mpc.dealt_tuples import TupleDealer, TupleRequest
 from securevfl.mpc.on_shares import LineCommunicator, computing
 
@@ -96,6 +96,31 @@ def test_nothing_in_clear_travels() -> None:
     assert len(lines.seen) == 2
     assert not set((table * 2**16).long().tolist()) & set(words.tolist())
     assert len(set(words.tolist())) == len(words)
+
+
+@pytest.mark.parametrize("numbers", [64, 6000])
+@pytest.mark.parametrize("on_bits", [False, True])
+def test_no_share_leaves_a_member_as_it_is(on_bits: bool, numbers: int) -> None:
+    """CrypTen's own sharing hangs on seeds of 32 bits; each opening has pairwise streams on it."""
+    lines, table = QueueLines((0, 1, 2)), torch.arange(float(numbers))
+    kind = crypten.mpc.primitives.BinarySharedTensor if on_bits else ArithmeticSharedTensor
+
+    def program(rank: int, _here: object) -> Any:
+        x = table.long() if rank == 1 else torch.zeros(numbers, dtype=torch.int64)
+        shared = kind(x, src=1, **({} if on_bits else {"precision": 0}))
+        return shared.share.clone(), shared.reveal()
+
+    results = together(members((0, 1, 2), lines=lines), program)
+
+    shares = {word for share, _ in results.values() for word in share.tolist()}
+    assert len(shares) == 3 * numbers
+    # Of a large opening each member's part of the total goes round afterwards, which all may have.
+    opened = set(table.long().tolist())
+    travelled = {word for _, _, values in lines.seen for word in values.reshape(-1).tolist()}
+    assert len(travelled - opened) >= 2 * numbers
+    assert not shares & travelled
+    for _, total in results.values():
+        assert torch.equal(total, table.long())
 
 
 def test_every_other_collective_keeps_its_meaning() -> None:
