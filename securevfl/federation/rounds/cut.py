@@ -108,7 +108,8 @@ class CutLayer:
                     f"the noise allow: a row of the sum has length {length:.4g}, over {most:.4g}"
                 )
 
-        reads().add(codec.largest_square(units.view(rows, -1)), check)
+        if elements:
+            reads().add(codec.largest_square(units.view(rows, -1)), check)
         average = codec.to_float(units, self.ring, divisor=parties * self.slots)
         return average.view(rows, *self.shape)
 
@@ -129,7 +130,7 @@ class CutLayer:
 
         References:
             [CKS20] Canonne, Kamath and Steinke, The discrete Gaussian for differential privacy
-            (arXiv:2004.00010), Lemma 20. [HKZ12] Hsu, Kakade and Zhang, A tail inequality for
+            (arXiv:2004.00010). [HKZ12] Hsu, Kakade and Zhang, A tail inequality for
             quadratic forms of subgaussian random vectors (arXiv:1110.2842), Theorem 1.
         """
         units = self.slots / self.ring.granularity
