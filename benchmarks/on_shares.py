@@ -131,7 +131,14 @@ class Party:
             }
             deals = rank > len(self.secondaries)
             kinds = computing.AT_DEALER if deals else computing.AT_SECONDARY
-            channels = CallerChannels(transport, self.ranks, sealed, kinds=kinds, deadline_s=WAIT_S)
+            channels = CallerChannels(
+                transport,
+                self.ranks,
+                sealed,
+                kinds=kinds,
+                deadline_s=WAIT_S,
+                between_s=WAIT_S,
+            )
             if deals:
                 members = {one: self.names[one] for one in self.secondaries}
                 computing.DealingParty(channels, members, self.context).deal()

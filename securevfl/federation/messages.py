@@ -117,12 +117,17 @@ class Welcome(TypedMessage):
             or (facts.predicts and any((facts.rows, *others)))
         ):
             raise ProtocolError("the primary's row counts do not add up")
+        names = callers(facts)
+        message.require_only(
+            figures=[field.name for field in fields(RunFacts)],
+            arrays=[f"{what}:{name}" for what in ("public", "signature") for name in names],
+        )
         keys = {
             name: (
                 _bytes(message, f"public:{name}", PUBLIC_BYTES),
                 _bytes(message, f"signature:{name}", SIGNATURE_BYTES),
             )
-            for name in callers(facts)
+            for name in names
         }
         return cls(facts=facts, keys=keys)
 
@@ -229,6 +234,7 @@ class Mean(TypedMessage):
         Raises:
             ProtocolError: If a parameter is missing, of another shape, or not finite.
         """
+        message.require_only(arrays=shapes)
         values = {
             name: message.tensor(name, dtype=np.float32, shape=shape)
             for name, shape in shapes.items()

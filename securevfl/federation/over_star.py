@@ -1,6 +1,7 @@
 """A federation between processes: both ends of the authenticated star."""
 
 import hashlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from securevfl.core.devices import reads
 from securevfl.core.errors import ProtocolError
+from securevfl.core.waits import Wait
 from securevfl.federation.computing import AT_SECONDARY, ComputingLines, LineToDealer
 from securevfl.federation.messages import RoundKind, RoundPlan, Share
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan, clip_limits
@@ -54,7 +56,8 @@ class PrimaryWire:
                 names, RoundKind.SHARE, round_number=round_number, deadline_s=self.deadline_s
             )
         else:
-            shares = (self.relays.receive(name, RoundKind.SHARE) for name in names)
+            receive, begin = self.relays.receive, time.monotonic()
+            shares = (receive(name, RoundKind.SHARE, begin=begin) for name in names)
         for message in shares:
             if message.round_number != round_number:
                 raise ProtocolError(f"{message.place}: came in round {round_number}")
@@ -127,7 +130,8 @@ def sum_from_secondary(
         _ranks_in_checks(plan),
         sealed,
         kinds=AT_SECONDARY,
-        deadline_s=plan.config.runtime.round_timeout_s,
+        deadline_s=plan.config.waits.answer.for_primary_s,
+        between_s=plan.config.waits.answer.secondary_s,
     )
     dealer = plan.config.helper("dealer") if plan.cut.apart else None
     seat = Seat(
@@ -163,7 +167,7 @@ def relays_of(transport: PrimaryTransport, plan: RunPlan) -> PrimaryChannels | N
         transport,
         _ranks_in_checks(plan),
         kinds=(RoundKind.SHARE, StarKind.SEALED),
-        deadline_s=plan.config.runtime.round_timeout_s,
+        deadline_s=plan.config.waits.answer.primary_s,
     )
 
 
@@ -180,7 +184,7 @@ class PeersOverStar(Peers):
         transport: PrimaryTransport,
         names: Mapping[int, str],
         *,
-        deadline_s: float,
+        wait: Wait,
         work_s: float | None = None,
         relays: PrimaryChannels | None = None,
     ) -> None:
@@ -189,8 +193,8 @@ class PeersOverStar(Peers):
         Args:
             transport: The primary's end of the star.
             names: The secondaries by rank.
-            deadline_s: How long a secondary may take to send its words, in seconds.
-            work_s: How long it may take to answer a message, in seconds; None: ``deadline_s``.
+            wait: How long a secondary may take to take a message in, and to send its words.
+            work_s: How long it may take to answer a message, in seconds; None: as long.
             relays: Passes on what is sealed while words are checked; None: they are not.
         """
         if relays is not None:
@@ -198,8 +202,10 @@ class PeersOverStar(Peers):
             self.ahead = 1
         self._transport = transport
         self._names = dict(names)
-        self._work_s = deadline_s if work_s is None else work_s
-        self._sum_to = CrypTenSumTo(PrimaryWire(transport, self._names, deadline_s, relays), None)
+        self._wait_s = wait.primary_s
+        self._work_s = self._wait_s if work_s is None else work_s
+        wire = PrimaryWire(transport, self._names, self._wait_s, relays)
+        self._sum_to = CrypTenSumTo(wire, None)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -213,7 +219,7 @@ class PeersOverStar(Peers):
             What :meth:`Peers.tell` reveals.
         """
         names = [self._names[rank] for rank in (self.ranks if ranks is None else ranks)]
-        self._transport.broadcast(names, message.to_message())
+        self._transport.broadcast(names, message.to_message(), deadline_s=self._wait_s)
 
     def ask(self, message: TypedMessage, answer: type[M], **known: Any) -> list[M]:
         """Send a message to every secondary, and wait for their answers.

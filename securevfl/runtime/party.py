@@ -461,6 +461,7 @@ def _dealing_for_checks(
         star.sealed,
         kinds=(*AT_DEALER, *until),
         deadline_s=deadline_s,
+        between_s=config.waits.work.helper_s,
     )
     context = context_of(config, star.facts, star.transport.session)
     return DealingParty(channels, names, context)
@@ -499,7 +500,7 @@ def _help_to_predict(party: PartySession) -> None:
     with join(party, predicts=True) as star:
         absent = frozenset(absent_names(config, star.facts.active))
         spec = replace(spec, roles=replace(spec.roles, absent=absent))
-        wait_s = math.inf if party.job.serves_on else config.runtime.idle_timeout_s
+        wait_s = math.inf if party.job.serves_on else config.waits.work.for_primary_s
         dealing = None
         if role == "dealer" and config.privacy.verify_clip:
             dealing = _dealing_for_checks(star, config, RoundKind.PREDICT, deadline_s=wait_s)

@@ -9,7 +9,7 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -163,6 +163,22 @@ class Message:
             )
         return value
 
+    def require_only(self, *, figures: Collection[str] = (), arrays: Collection[str] = ()) -> None:
+        """Refuse figures and arrays that its reader knows nothing of.
+
+        Args:
+            figures: Names of figures that it may have.
+            arrays: Names of arrays that it may have.
+
+        Raises:
+            ProtocolError: Naming the sender and one of them.
+        """
+        for what, known, own in (("figure", figures, self.meta), ("array", arrays, self.tensors)):
+            if foreign := own.keys() - set(known):
+                raise errors.ProtocolError(
+                    f"{self.place}: has the {what} {min(foreign)!r:.80}, which it never has"
+                )
+
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return the figure ``name`` of :attr:`meta` if it is a list of whole numbers.
 
@@ -193,9 +209,28 @@ class TypedMessage:
     WAY: ClassVar[str]
     """Sender and receiver, for example ``"primary to every secondary"``."""
 
+    def __init_subclass__(cls) -> None:
+        """Note whether messages of its kind hold anything."""
+        # A dataclass with slots is made anew, and has its fields by then.
+        if "__dataclass_fields__" in vars(cls):
+            _HOLDS[cls.KIND] = _HOLDS.get(cls.KIND, False) or bool(dataclasses.fields(cls))
+
     def to_message(self) -> Message:
         """Return it as it is sent; this one holds nothing but its kind."""
         return Message(kind=self.KIND)
+
+
+_HOLDS: dict[MessageKind, bool] = {}
+
+
+def require_empty(message: Message) -> None:
+    """Refuse contents of a message whose kind alone says all, for nobody need read such a one.
+
+    Raises:
+        ProtocolError: Naming the sender.
+    """
+    if not _HOLDS.get(message.kind, True):
+        message.require_only()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,14 +302,27 @@ class DeclaredMessage(TypedMessage):
         Raises:
             ProtocolError: Naming the sender, what was wanted and what came.
         """
-        sizes = dict(known)
+        fields, sizes = _declared(cls), dict(known)
+        names = [
+            (rule.name or name, _is_array(kind))
+            for name, kind, rule in fields
+            if name != "round_number"
+        ]
+        message.require_only(
+            figures=[name for name, array in names if not array],
+            arrays=[name for name, array in names if array],
+        )
         values = {
             name: message.round_number
             if name == "round_number"
             else _read(message, rule.name or name, kind, rule, sizes)
-            for name, kind, rule in _declared(cls)
+            for name, kind, rule in fields
         }
         return cls(**values)
+
+
+def _is_array(kind: Any) -> bool:
+    return kind is bytes or hasattr(kind, "dim_str")
 
 
 def _declared(cls: type[Any]) -> tuple[tuple[str, Any, _Wire], ...]:
@@ -387,6 +435,7 @@ class Ping(TypedMessage):
         Raises:
             ProtocolError: If it is malformed.
         """
+        message.require_only(figures=["full"])
         return cls(full="full" in message.meta and message.figure("full", bool))
 
 
@@ -456,20 +505,18 @@ class Failure(TypedMessage):
         return Message(kind=self.KIND, meta=meta)
 
     @classmethod
-    def from_message(
-        cls, message: Message, *, relayed: bool, receiver: str | None = None
-    ) -> "Failure":
+    def from_message(cls, message: Message, *, relayed: bool) -> "Failure":
         """Read an ABORT.
 
         Args:
             message: As it was received.
             relayed: Whether the sender may speak for others, which only the primary may; what a
-                secondary says is about itself, or about the primary, whom alone it talks to.
-            receiver: Who reads it.
+                secondary says of another party is its own report.
         """
+        message.require_only(figures=["party", "reason", "kind"])
         party, reason = message.figure("party", str), message.figure("reason", str)
         if not relayed:
-            reason = f"it reports of {party}: {reason}" if party == receiver else reason
+            reason = reason if party == message.sender else f"it reports of {party}: {reason}"
             party = message.sender
         reason = errors.shown(reason, _MAX_REASON)
         kind = message.figure("kind", str)
