@@ -118,10 +118,8 @@ class Welcome(TypedMessage):
         ):
             raise ProtocolError("the primary's row counts do not add up")
         names = callers(facts)
-        message.require_only(
-            figures=[field.name for field in fields(RunFacts)],
-            arrays=[f"{what}:{name}" for what in ("public", "signature") for name in names],
-        )
+        parts = [f"{part}:{name}" for part in ("public", "signature") for name in names]
+        message.require_only(*(field.name for field in fields(RunFacts)), *parts)
         keys = {
             name: (
                 _bytes(message, f"public:{name}", PUBLIC_BYTES),
@@ -234,7 +232,7 @@ class Mean(TypedMessage):
         Raises:
             ProtocolError: If a parameter is missing, of another shape, or not finite.
         """
-        message.require_only(arrays=shapes)
+        message.require_only(*shapes)
         values = {
             name: message.tensor(name, dtype=np.float32, shape=shape)
             for name, shape in shapes.items()

@@ -169,7 +169,9 @@ def look_at_peers(
             with SecondaryTransport(place, identity, pinned, config.ranks, limits=limits) as star:
                 star.connect(wait_s)
                 star.send(_own_facts(config).to_message())
-                answer = star.receive(CheckKind.PEER_FACTS, round_number=None, deadline_s=_ANSWER_S)
+                # The primary may wait as long for each of those that called before.
+                answer_s = _ANSWER_S * (1 + len(config.callers))
+                answer = star.receive(CheckKind.PEER_FACTS, round_number=None, deadline_s=answer_s)
                 yield from compared(config, answer)
     except errors.ConfigError as error:
         yield PeerFinding(what="port", text=str(error), exit_code=2)

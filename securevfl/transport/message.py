@@ -9,7 +9,7 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -163,21 +163,17 @@ class Message:
             )
         return value
 
-    def require_only(self, *, figures: Collection[str] = (), arrays: Collection[str] = ()) -> None:
-        """Refuse figures and arrays that its reader knows nothing of.
-
-        Args:
-            figures: Names of figures that it may have.
-            arrays: Names of arrays that it may have.
+    def require_only(self, *names: str) -> None:
+        """Refuse a figure or an array of any other name, and one of each that share a name.
 
         Raises:
-            ProtocolError: Naming the sender and one of them.
+            ProtocolError: Naming the sender and the name.
         """
-        for what, known, own in (("figure", figures, self.meta), ("array", arrays, self.tensors)):
-            if foreign := own.keys() - set(known):
-                raise errors.ProtocolError(
-                    f"{self.place}: has the {what} {min(foreign)!r:.80}, which it never has"
-                )
+        figures, arrays = self.meta.keys(), self.tensors.keys()
+        if foreign := (figures | arrays) - set(names) | figures & arrays:
+            raise errors.ProtocolError(
+                f"{self.place}: has {min(foreign)!r:.80}, which is none of its fields"
+            )
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return the figure ``name`` of :attr:`meta` if it is a list of whole numbers.
@@ -303,15 +299,8 @@ class DeclaredMessage(TypedMessage):
             ProtocolError: Naming the sender, what was wanted and what came.
         """
         fields, sizes = _declared(cls), dict(known)
-        names = [
-            (rule.name or name, _is_array(kind))
-            for name, kind, rule in fields
-            if name != "round_number"
-        ]
-        message.require_only(
-            figures=[name for name, array in names if not array],
-            arrays=[name for name, array in names if array],
-        )
+        own = (rule.name or name for name, _, rule in fields if name != "round_number")
+        message.require_only(*own)
         values = {
             name: message.round_number
             if name == "round_number"
@@ -319,10 +308,6 @@ class DeclaredMessage(TypedMessage):
             for name, kind, rule in fields
         }
         return cls(**values)
-
-
-def _is_array(kind: Any) -> bool:
-    return kind is bytes or hasattr(kind, "dim_str")
 
 
 def _declared(cls: type[Any]) -> tuple[tuple[str, Any, _Wire], ...]:
@@ -435,7 +420,7 @@ class Ping(TypedMessage):
         Raises:
             ProtocolError: If it is malformed.
         """
-        message.require_only(figures=["full"])
+        message.require_only("full")
         return cls(full="full" in message.meta and message.figure("full", bool))
 
 
@@ -513,7 +498,7 @@ class Failure(TypedMessage):
             relayed: Whether the sender may speak for others, which only the primary may; what a
                 secondary says of another party is its own report.
         """
-        message.require_only(figures=["party", "reason", "kind"])
+        message.require_only("party", "reason", "kind")
         party, reason = message.figure("party", str), message.figure("reason", str)
         if not relayed:
             reason = reason if party == message.sender else f"it reports of {party}: {reason}"

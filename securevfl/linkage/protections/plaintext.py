@@ -150,7 +150,7 @@ class LinkKeys(TypedMessage):
             lengths = message.tensor(f"lengths:{number}", dtype=np.int64, shape=(rows,))
             joined = message.tensor(f"text:{number}", dtype=np.uint8, shape=(None,)).tobytes()
             columns[name] = _texts(joined, lengths, sender=message.sender)
-        message.require_only(arrays=known)
+        message.require_only(*known)
         keys = KeyTable(name=message.sender, columns=columns)
         if not spec.are_numbers:
             return cls(keys=keys, scaler=None)

@@ -157,9 +157,7 @@ class Lists(TypedMessage):
         """
         apart = message.figure("apart", bool)
         pairs_due = spec.choice.links_per_record is not None and not spec.choice.fixed
-        message.require_only(
-            figures=["apart"], arrays=["starts", "records"] if pairs_due else ["indices"]
-        )
+        message.require_only("apart", *(("starts", "records") if pairs_due else ("indices",)))
         if pairs_due:
             starts = message.tensor("starts", dtype=np.int64, shape=(rows + 1,))
             numbers = message.tensor("records", dtype=np.int64, shape=(None,))

@@ -96,6 +96,28 @@ def test_every_bound_comes_from_the_table(room) -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
+def test_each_end_takes_its_own_bound(room) -> None:
+    """The primary's are the settings; a caller's are longer for it, and shorter for others."""
+    due = {
+        ("PrimaryChannels", "deadline_s"): {"primary_s"},
+        ("CallerChannels", "deadline_s"): {"for_primary_s", "deadline_s"},
+        ("CallerChannels", "between_s"): {"helper_s", "secondary_s", "between_s"},
+    }
+    found = [
+        f"{place}: {keyword.arg}={ast.unparse(keyword.value)}"
+        for place, call in calls(room)
+        for keyword in call.keywords
+        for bounds in [due.get((ast.unparse(call.func).rpartition(".")[2], keyword.arg or ""))]
+        if bounds is not None and not leaves(keyword.value) <= bounds
+    ]
+    assert found == []
+    for path in (PACKAGE / room).glob("*primary_party.py"):
+        assert "for_primary_s" not in path.read_text(encoding="utf-8")
+    for path in (PACKAGE / room).glob("*secondary_party.py"):
+        assert ".primary_s" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("room", ROOMS)
 def test_nothing_waits_without_an_end(room) -> None:
     """Neither for news, nor for a socket, a queue or a thread; ``", ".join(names)`` waits not."""
     found = [

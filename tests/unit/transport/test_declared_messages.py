@@ -95,8 +95,23 @@ def test_what_a_message_never_has_is_refused(read, what, name) -> None:
         more = replace(sent, meta={**sent.meta, name: 1})
     else:
         more = replace(sent, tensors={**sent.tensors, name: np.zeros(1, dtype=np.int64)})
-    with pytest.raises(ProtocolError, match=f"bank: .* has the {what} '{name}', which it never"):
+    with pytest.raises(ProtocolError, match=f"bank: .* has '{name}', which is none"):
         read_anyhow(read, more)
+
+
+@pytest.mark.parametrize("read", DECLARED, ids=lambda read: type(read.example).__name__)
+def test_a_figure_and_an_array_share_no_name(read) -> None:
+    """An array by the name of a figure would be one that nobody reads."""
+    sent = received(read.example.to_message())
+    arrays = dict.fromkeys(sent.meta, np.zeros(1, dtype=np.int64))
+    figures = dict.fromkeys(sent.tensors, 1)
+    for more in (
+        replace(sent, tensors={**sent.tensors, **arrays}),
+        replace(sent, meta={**sent.meta, **figures}),
+    ):
+        if more.meta.keys() & more.tensors.keys():
+            with pytest.raises(ProtocolError, match="which is none of its fields"):
+                type(read.example).from_message(more, **read.knows)
 
 
 def test_messages_that_hold_nothing_are_read_on_arrival() -> None:
