@@ -208,7 +208,7 @@ class TypedMessage:
     def __init_subclass__(cls) -> None:
         """Note whether messages of its kind hold anything."""
         # A dataclass with slots is made anew, and has its fields by then.
-        if "__dataclass_fields__" in vars(cls):
+        if dataclasses.is_dataclass(cls):
             _HOLDS[cls.KIND] = _HOLDS.get(cls.KIND, False) or bool(dataclasses.fields(cls))
 
     def to_message(self) -> Message:
