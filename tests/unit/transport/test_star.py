@@ -406,6 +406,18 @@ def test_a_secondary_cannot_speak_for_another(star):
             take(primary, "bank")
 
 
+@pytest.mark.parametrize("kind", [StarKind.DONE, StarKind.LEAVE, RoundKind.READY])
+def test_contents_of_a_message_that_has_none_are_refused(joined, kind):
+    """Those who wait for it look at its kind alone; it is refused where it arrives, by name."""
+    primary, ends = joined
+    more = {"zzz": np.zeros(3, dtype=np.int64)}
+    ends["rental"].send(Message(kind=kind, tensors=more), owned=True)
+    with pytest.raises(
+        ProtocolError, match=rf"^rental: {kind.name} of round 0: has 'zzz', which is"
+    ):
+        primary.receive("rental", kind, round_number=0, deadline_s=WAIT_S)
+
+
 def test_an_address_in_use_is_a_setting_to_be_fixed(star):
     """The second primary on an address is told so before anything else happens."""
     first = star.primary()
