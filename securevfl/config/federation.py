@@ -12,6 +12,7 @@ from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.presets import TopEstimator
 from securevfl.core.errors import ConfigError
+from securevfl.core.waits import Waits
 from securevfl.data.rows import SplitKind
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import FittingPlan
@@ -153,6 +154,18 @@ class FederationConfig:
     def continues_on_loss(self) -> bool:
         """Whether training continues without a secondary that is lost."""
         return self.runtime.on_loss == "continue"
+
+    @property
+    def waits(self) -> Waits:
+        """How long parties wait for one another."""
+        runtime = self.runtime
+        return Waits(
+            join_s=runtime.join_timeout_s,
+            return_s=0.0 if runtime.on_loss == "stop" else runtime.wait_s,
+            round_s=runtime.round_timeout_s,
+            idle_s=runtime.idle_timeout_s,
+            silence_s=runtime.silence_timeout_s,
+        )
 
     @property
     def helpers_stay(self) -> bool:
@@ -342,6 +355,6 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
         similarities=similarities,
         tells_rows=tells_rows(config),
         cache=linkage.cache,
-        idle_timeout_s=config.runtime.idle_timeout_s,
+        wait=config.waits.work,
         written=config.source["linkage"],
     )

@@ -277,10 +277,11 @@ class RuntimeSettings:
     """Wait until every party has joined."""
 
     round_timeout_s: checks.Positive = 120.0
-    """Wait for the next message of a round."""
+    """Wait of the primary for a round's messages; others wait thrice as long for it."""
 
     idle_timeout_s: checks.Positive = 3600.0
-    """Wait for the primary's next round while its heartbeats arrive."""
+    """Longest work without a message, or time without room; others wait ``round_timeout_s`` longer
+    for the primary."""
 
     silence_timeout_s: checks.Positive = 10.0
     """Time without a heartbeat after which a party is lost."""

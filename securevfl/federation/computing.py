@@ -102,6 +102,7 @@ class ComputingTensor(TypedMessage):
         Raises:
             ProtocolError: If it is of another step, type or shape: the parties run two programs.
         """
+        message.require_only("step", "values")
         if message.figure("step", int) != step:
             raise ProtocolError(
                 f"{message.sender}: sent step {message.meta['step']} of a program that is at "
@@ -142,6 +143,7 @@ class ComputingRequest(TypedMessage):
         Raises:
             ProtocolError: If it asks for nothing that could be dealt.
         """
+        message.require_only("requests")
         listed = message.figure("requests", list)
         return cls(requests=tuple(TupleRequest.from_json(one) for one in listed))
 

@@ -117,12 +117,15 @@ class Welcome(TypedMessage):
             or (facts.predicts and any((facts.rows, *others)))
         ):
             raise ProtocolError("the primary's row counts do not add up")
+        names = callers(facts)
+        parts = [f"{part}:{name}" for part in ("public", "signature") for name in names]
+        message.require_only(*(field.name for field in fields(RunFacts)), *parts)
         keys = {
             name: (
                 _bytes(message, f"public:{name}", PUBLIC_BYTES),
                 _bytes(message, f"signature:{name}", SIGNATURE_BYTES),
             )
-            for name in callers(facts)
+            for name in names
         }
         return cls(facts=facts, keys=keys)
 
@@ -229,6 +232,7 @@ class Mean(TypedMessage):
         Raises:
             ProtocolError: If a parameter is missing, of another shape, or not finite.
         """
+        message.require_only(*shapes)
         values = {
             name: message.tensor(name, dtype=np.float32, shape=shape)
             for name, shape in shapes.items()

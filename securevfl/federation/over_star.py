@@ -10,6 +10,7 @@ from torch import Tensor
 
 from securevfl.core.devices import reads
 from securevfl.core.errors import ProtocolError
+from securevfl.core.waits import Wait
 from securevfl.federation.messages import RoundKind, RoundPlan, Share
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan
 from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
@@ -125,7 +126,7 @@ class PeersOverStar(Peers):
         transport: PrimaryTransport,
         names: Mapping[int, str],
         *,
-        deadline_s: float,
+        wait: Wait,
         work_s: float | None = None,
     ) -> None:
         """Make it.
@@ -133,13 +134,15 @@ class PeersOverStar(Peers):
         Args:
             transport: The primary's end of the star.
             names: The secondaries by rank.
-            deadline_s: How long a secondary may take to send its words, in seconds.
-            work_s: How long it may take to answer a message, in seconds; None: ``deadline_s``.
+            wait: How long a secondary may take to take a message in, and to send its words.
+            work_s: How long it may take to answer a message, in seconds; None: as long.
         """
         self._transport = transport
         self._names = dict(names)
-        self._work_s = deadline_s if work_s is None else work_s
-        self._sum_to = CrypTenSumTo(PrimaryWire(transport, self._names, deadline_s), None)
+        self._wait_s = wait.primary_s
+        self._work_s = self._wait_s if work_s is None else work_s
+        wire = PrimaryWire(transport, self._names, self._wait_s)
+        self._sum_to = CrypTenSumTo(wire, None)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -157,7 +160,7 @@ class PeersOverStar(Peers):
             What :meth:`Peers.tell` reveals.
         """
         names = [self._names[rank] for rank in (self.ranks if ranks is None else ranks)]
-        self._transport.broadcast(names, message.to_message())
+        self._transport.broadcast(names, message.to_message(), deadline_s=self._wait_s)
 
     def ask(self, message: TypedMessage, answer: type[M], **known: Any) -> list[M]:
         """Send a message to every secondary, and wait for their answers.

@@ -111,6 +111,8 @@ class Memories(TypedMessage):
         Raises:
             ProtocolError: If one is missing or malformed.
         """
+        parts = ("nonce", "signature", "heads", "lines")
+        message.require_only(*(f"{part}:{name}" for part in parts for name in senders))
         memories, count = {}, len(parties)
         for name in senders:
             heads = message.tensor(f"heads:{name}", dtype=np.uint8, shape=(count, HASH_BYTES))
@@ -157,6 +159,8 @@ class Heads(TypedMessage):
         Raises:
             ProtocolError: If one is missing or malformed.
         """
+        parts = ("head", "lines", "signature", "proof")
+        message.require_only(*(f"{part}:{name}" for part in parts for name in senders))
         heads = {}
         for name in senders:
             since, lines = message.tensor(f"lines:{name}", dtype=np.int64, shape=(2,)).tolist()

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float32
 
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import LinksCounted
+from securevfl.core.waits import Wait
 from securevfl.linkage.links import Alignment, SimilarityScale
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.sampling import LinkSource
@@ -231,8 +232,8 @@ class LinkSpec:
     cache: str | None = None
     """Folder on every party's own machine that keeps links between runs."""
 
-    idle_timeout_s: float = 3600.0
-    """How long a party waits for another one's next message."""
+    wait: Wait = field(default_factory=lambda: Wait(primary_s=3600.0, for_primary_s=3720.0))
+    """Bounds of the wait for another party's next message."""
 
     written: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The ``[linkage]`` table as it was written: kept links belong to one such text."""

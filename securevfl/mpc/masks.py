@@ -253,7 +253,7 @@ class PairwiseMasks:
         self._keys = dict(pair_keys)
         self._degree = degree
         self._process = os.getpid()
-        self._used: set[int] = set()
+        self._last_round = -1
         self._lock = threading.Lock()
         self._prepared: dict[int, tuple[int, tuple[int, ...], Future[npt.NDArray[np.int64]]]] = {}
         self._transcripts = dict.fromkeys(pair_keys, _NO_TRANSCRIPT)
@@ -358,11 +358,12 @@ class PairwiseMasks:
     def _claim(self, round_number: int) -> None:
         if not 0 <= round_number < 2**63:
             raise ProtocolError(f"a round number must lie in [0, 2^63), got {round_number}")
-        if round_number in self._used:
+        # Rounds rise within a session: one number says which are used.
+        if round_number <= self._last_round:
             raise ProtocolError(
                 f"round {round_number}: its mask was used before; a retry must be a new round"
             )
-        self._used.add(round_number)
+        self._last_round = round_number
 
     def _mask(self, count: int, streams: _Streams) -> npt.NDArray[np.int64]:
         mask = np.zeros(count, np.int64)

@@ -465,7 +465,7 @@ def _help_to_predict(party: PartySession) -> None:
     with join(party, predicts=True) as star:
         absent = frozenset(absent_names(config, star.facts.active))
         spec = replace(spec, roles=replace(spec.roles, absent=absent))
-        wait_s = math.inf if party.job.serves_on else config.runtime.idle_timeout_s
+        wait_s = math.inf if party.job.serves_on else config.waits.work.for_primary_s
         next_one = partial(
             star.transport.receive,
             (RoundKind.PREDICT, StarKind.DONE),

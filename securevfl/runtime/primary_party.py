@@ -55,7 +55,7 @@ class PrimarySession:
         """Facts that all parties received; None until they are welcomed."""
         self.countersigning: Countersigning | None = None
         """None until the first ledger of the session is open at all parties."""
-        self._deadline_s = party.config.runtime.round_timeout_s
+        self._waits = party.config.waits
 
     def wait(self, callers: Collection[str], timeout_s: float, **enough: Any) -> Collection[str]:
         """Listen, and wait until the parties have joined.
@@ -76,11 +76,12 @@ class PrimarySession:
             timeout_s, on_join=lambda name: self.party.files.log("joined", name=name), **enough
         )
 
-    def greeting(self, name: str) -> Message:
-        """Return a party's greeting as it came; :func:`handshake.read_hello` reads it."""
-        return self.transport.receive(
-            name, RoundKind.HELLO, round_number=0, deadline_s=self._deadline_s
+    def greetings(self, names: Collection[str]) -> dict[str, Message]:
+        """Return parties' greetings as they came; :func:`handshake.read_hello` reads one."""
+        came = self.transport.receive_each(
+            names, RoundKind.HELLO, round_number=0, deadline_s=self._waits.answer.primary_s
         )
+        return {message.sender: message for message in came}
 
     def welcome(self, hellos: Mapping[str, Hello], facts: run_plan.RunFacts) -> None:
         """Send the parties the facts of the session and one another's keys.
@@ -89,13 +90,14 @@ class PrimarySession:
             To every caller: what :class:`securevfl.federation.messages.Welcome` says.
         """
         self.facts = facts
-        self.transport.widen(handshake.session_limits(self.party.config, facts))
+        limits = handshake.session_limits(self.party.config, facts, self.transport.limits)
+        self.transport.widen(limits)
         self.transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
 
     def wait_until_ready(self, callers: Collection[str]) -> None:
         """Wait until every party has said that its budget covers what was announced."""
         for _ in self.transport.receive_each(
-            list(callers), RoundKind.READY, round_number=0, deadline_s=self._deadline_s
+            callers, RoundKind.READY, round_number=0, deadline_s=self._waits.answer.primary_s
         ):
             pass
 
@@ -106,7 +108,7 @@ class PrimarySession:
             self.countersigning = Countersigning(
                 countersigner(self.party, self.facts, session=self.transport.session),
                 self.transport,
-                deadline_s=self._deadline_s,
+                deadline_s=self._waits.answer.primary_s,
                 log=self.party.files.log,
             )
             self.countersigning.start()
@@ -117,7 +119,7 @@ class PrimarySession:
         return PeersOverStar(
             self.transport,
             plan.secondaries,
-            deadline_s=self._deadline_s,
+            wait=self._waits.answer,
             work_s=work_s,
         )
 
@@ -165,8 +167,10 @@ def primary_session(
         party.pinned,
         new_session(),
         {name: rank for name, rank in config.ranks.items() if name not in without},
-        limits=handshake.transport_limits(config),
+        limits=handshake.transport_limits(config, work_s=config.waits.work.primary_s),
     ) as transport:
+        # Helpers wait until the run is over, and those that serve on for the next request.
+        transport.patient = frozenset(one.name for one in config.callers if one.is_helper)
         yield PrimarySession(party, transport)
 
 
@@ -216,9 +220,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
             table,
             run.primary,
             # Between two messages a secondary may go through all of its records.
-            PeersOverStar(
-                session.transport, plan.secondaries, deadline_s=config.runtime.idle_timeout_s
-            ),
+            PeersOverStar(session.transport, plan.secondaries, wait=config.waits.work),
             party.files,
             alignment=linked.alignment,
             run_folder=job.run_folder,
@@ -294,7 +296,7 @@ def _build(
         party.files,
         OtherParties(
             exchange=RoundExchange(
-                session.peers(plan, work_s=config.runtime.idle_timeout_s),
+                session.peers(plan, work_s=config.waits.work.primary_s),
                 plan.cut,
                 device=party.job.device,
             ),
@@ -381,12 +383,12 @@ def _hellos(
     party, stayed = session.party, presence.stayed
     config = party.config
     has_state, hellos = party.files.checkpoints.holds_state, {}
+    came = session.greetings(joined)
     for one in config.callers:
         if one.name not in joined:
             continue
-        message = session.greeting(one.name)
         try:
-            hello = handshake.read_hello(config, message)
+            hello = handshake.read_hello(config, came[one.name])
             handshake.require_one_run(config, {one.name: hello}, run=run, has_state=has_state)
         except (ConfigError, ProtocolError) as error:
             if one.is_helper or one.name in stayed:
@@ -505,8 +507,9 @@ def predicting(
     turned_away = [one.name for one in config.callers if one.name not in callers]
     with primary_session(party, without=turned_away) as session:
         opened(session.transport)
-        session.wait(callers, config.runtime.join_timeout_s)
-        hellos = {name: handshake.read_hello(config, session.greeting(name)) for name in callers}
+        session.wait(callers, config.waits.joining().primary_s)
+        came = session.greetings(callers)
+        hellos = {name: handshake.read_hello(config, came[name]) for name in callers}
         handshake.require_one_run(config, hellos, run=model.run)
         session.welcome(hellos, facts)
         predictions = PredictingPrimary(session, model)

@@ -106,13 +106,14 @@ def _as_primary(party: PartySession) -> None:
     callers = handshake.callers_of_program(config)
     with primary_session(party) as session:
         session.wait(callers, party.job.join_timeout_s)
-        hellos = {name: handshake.read_hello(config, session.greeting(name)) for name in callers}
+        came = session.greetings(callers)
+        hellos = {name: handshake.read_hello(config, came[name]) for name in callers}
         session.welcome(hellos, facts)
         channels = PrimaryChannels(
             session.transport,
             config.ranks,
             kinds=computing.AT_PRIMARY,
-            deadline_s=config.runtime.idle_timeout_s,
+            deadline_s=config.waits.work.primary_s,
         )
         _compute(party, table, channels, _keys_of_primary(channels, session), facts, session)
         for one in config.secondaries:
@@ -138,7 +139,8 @@ def _as_secondary(party: PartySession) -> None:
             config.ranks,
             star.sealed,
             kinds=computing.AT_SECONDARY,
-            deadline_s=config.runtime.idle_timeout_s,
+            deadline_s=config.waits.work.for_primary_s,
+            between_s=config.waits.work.secondary_s,
         )
         own = computing.ComputingKey(key=os.urandom(computing.KEY_BYTES))
         channels.send(own.to_message(), config.primary.name)
@@ -158,7 +160,8 @@ def _as_dealer(party: PartySession) -> None:
             config.ranks,
             star.sealed,
             kinds=computing.AT_DEALER,
-            deadline_s=config.runtime.idle_timeout_s,
+            deadline_s=config.waits.work.for_primary_s,
+            between_s=config.waits.work.helper_s,
         )
         context = computing.context_of(config, star.facts, star.transport.session)
         names = {config.ranks[one.name]: one.name for one in config.table_parties}

@@ -248,11 +248,11 @@ class PartyJob(RunOptions):
         Whoever comes back to a run that has gone on without it waits for an epoch to end. Whoever
         calls while one of its name is there waits until the primary would know that one for lost.
         """
-        runtime = self.config.runtime
+        waits = self.config.waits
         if self.may_be_second:
-            return 2 * runtime.silence_timeout_s
+            return waits.second_s
         back = self.after_loss or (self.resume and self.config.continues_on_loss)
-        return runtime.wait_s if back else runtime.join_timeout_s
+        return waits.return_s if back else waits.join_s
 
     @property
     def folder(self) -> Path:

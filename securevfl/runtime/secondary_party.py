@@ -86,7 +86,7 @@ class SecondarySession:
                 countersigner(party, star.facts, session=star.transport.session),
                 star.transport,
                 frozen=frozen,
-                deadline_s=party.config.runtime.idle_timeout_s,
+                deadline_s=party.config.waits.work.for_primary_s,
                 log=party.files.log,
             )
             self.countersigning.start()
@@ -233,7 +233,7 @@ def _aligned(session: SecondarySession, plan: RunPlan) -> RunPlan:
     message = session.star.transport.receive(
         messages.RoundKind.TRAINING_ROWS,
         round_number=0,
-        deadline_s=session.party.config.runtime.idle_timeout_s,
+        deadline_s=session.party.config.waits.work.for_primary_s,
     )
     told = messages.TrainingRows.from_message(message, most=plan.facts.train_rows)
     return replace(plan, training_rows=told.rows)
@@ -339,13 +339,13 @@ def _serve(
         secondary.validator.validate_rejoin()
         return StageEnd
 
-    runtime, ranks = plan.config.runtime, tuple(plan.secondaries)
+    waits, ranks = plan.config.waits, tuple(plan.secondaries)
     answering = partial(
         serve,
         transport=star.transport,
         sum_to=session.sum_to(plan),
         ranks=ranks,
-        deadline_s=runtime.idle_timeout_s,
+        deadline_s=waits.work.for_primary_s,
     )
     part = pretraining_secondary(
         plan, table, secondary, party.files, linked=linked, observe=party.observe
@@ -363,7 +363,8 @@ def _serve(
     if secondary.class_means is not None:
         fit = ClassMeansSecondary.over(star, plan, secondary.class_means)
         handlers[ClassMeansCall] = Handler(lambda _call, _reply: fit())
-    return not isinstance(answering(handlers, follow_s=runtime.round_timeout_s), messages.Rejoin)
+    ended = answering(handlers, follow_s=waits.answer.for_primary_s)
+    return not isinstance(ended, messages.Rejoin)
 
 
 # Serving a saved model.
@@ -410,8 +411,8 @@ class _Requests:
         """Answer until the primary is done."""
         session, transport = self._session, self._session.star.transport
         # A party that serves on waits for requests for ever; heartbeats find a lost primary.
-        job, runtime = session.party.job, session.party.config.runtime
-        idle_s = math.inf if job.serves_on else runtime.idle_timeout_s
+        job, work = session.party.job, session.party.config.waits.work
+        idle_s = math.inf if job.serves_on else work.for_primary_s
         while True:
             countersigning = session.countersigning
             kinds = (
@@ -461,7 +462,7 @@ class _Requests:
                 star.transport,
                 sum_to,
                 ranks=tuple(plan.secondaries),
-                deadline_s=config.runtime.idle_timeout_s,
+                deadline_s=config.waits.work.for_primary_s,
             )
             self._last_round = secondary.validator.last_round
         finally:

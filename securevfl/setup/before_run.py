@@ -154,7 +154,9 @@ def look_at_peers(
         To every peer: this party's version, its clock, and the federation file's digest.
     """
     assert config.primary.address is not None, "checked with the federation file"
-    primary, limits = config.primary.name, transport_limits(config)
+    primary, work = config.primary.name, config.waits.work
+    work_s = work.primary_s if identity.name == primary else work.for_primary_s
+    limits = transport_limits(config, work_s=work_s)
     place = parse_address(listen or config.primary.address)
     pinned = pinned_by(config)
     try:
@@ -167,7 +169,9 @@ def look_at_peers(
             with SecondaryTransport(place, identity, pinned, config.ranks, limits=limits) as star:
                 star.connect(wait_s)
                 star.send(_own_facts(config).to_message())
-                answer = star.receive(CheckKind.PEER_FACTS, round_number=None, deadline_s=_ANSWER_S)
+                # The primary may wait as long for each of those that called before.
+                answer_s = _ANSWER_S * (1 + len(config.callers))
+                answer = star.receive(CheckKind.PEER_FACTS, round_number=None, deadline_s=answer_s)
                 yield from compared(config, answer)
     except errors.ConfigError as error:
         yield PeerFinding(what="port", text=str(error), exit_code=2)

@@ -9,6 +9,7 @@ talks to the primary directly and to other callers through it. Both have the sam
 """
 
 import struct
+import time
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Mapping
@@ -25,7 +26,14 @@ from jaxtyping import UInt8
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import AuthenticationError, ProtocolError
 from securevfl.transport.framing import FrameReader, encode
-from securevfl.transport.message import DeclaredMessage, Message, MessageKind, StarKind, wire
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Message,
+    MessageKind,
+    StarKind,
+    require_empty,
+    wire,
+)
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 # Messages between two callers through the primary, which must not read them.
@@ -128,6 +136,7 @@ class SealedChannel:
             rest = rest[count:]
         if opened is None or len(rest) or self._reader.staged_bytes:
             raise ProtocolError(f"{self._peer}: sealed something that is not one message")
+        require_empty(opened)
         return opened
 
 
@@ -198,8 +207,15 @@ class _ChannelsOverStar(ABC):
         self._waiting: dict[str, deque[Message]] = defaultdict(deque)
         self._held: dict[str, int] = defaultdict(int)
 
-    def receive(self, name: str, *kinds: MessageKind) -> Message:
+    def receive(self, name: str, *kinds: MessageKind, begin: float | None = None) -> Message:
         """Return a party's next message; the primary relays sealed ones meanwhile.
+
+        What others send meanwhile makes the wait no longer.
+
+        Args:
+            name: The party, which is named if nothing comes in time.
+            kinds: What is due.
+            begin: Since when the wait counts, by ``time.monotonic``; None: from now on.
 
         Raises:
             ProtocolError: If another kind came, or a party failed.
@@ -208,8 +224,9 @@ class _ChannelsOverStar(ABC):
         Reveals:
             To callers: what was sealed for them. To a primary that relays it: sizes.
         """
+        begin = time.monotonic() if begin is None else begin
         while not self._waiting[name]:
-            self._take_in()
+            self._take_in(begin, name)
         message = self._waiting[name].popleft()
         self._held[name] -= message.held_bytes
         if message.kind not in kinds:
@@ -227,17 +244,18 @@ class _ChannelsOverStar(ABC):
         Reveals:
             What :meth:`receive` reveals.
         """
+        begin = time.monotonic()
         while not any(self._waiting.values()):
-            self._take_in()
+            self._take_in(begin)
         name = next(name for name, waiting in self._waiting.items() if waiting)
         return name, self.receive(name, *kinds)
 
     @abstractmethod
-    def _next(self) -> tuple[str, Message] | None:
+    def _next(self, begin: float, *turn_of: str) -> tuple[str, Message] | None:
         """Receive a message; return it with its sender, or None if it was passed on."""
 
-    def _take_in(self) -> None:
-        if (came := self._next()) is not None:
+    def _take_in(self, begin: float, *turn_of: str) -> None:
+        if (came := self._next(begin, *turn_of)) is not None:
             self._put(*came)
 
     def _put(self, sender: str, message: Message) -> None:
@@ -281,9 +299,13 @@ class PrimaryChannels(_ChannelsOverStar):
         """
         self._transport.broadcast(names, message)
 
-    def _next(self) -> tuple[str, Message] | None:
+    def _next(self, begin: float, *turn_of: str) -> tuple[str, Message] | None:
         came = self._transport.receive_any(
-            list(self._names.values()), self._kinds, deadline_s=self._deadline_s
+            list(self._names.values()),
+            self._kinds,
+            deadline_s=self._deadline_s,
+            begin=begin,
+            turn_of=turn_of,
         )
         if came.kind is not StarKind.SEALED:
             return came.sender, came
@@ -309,7 +331,8 @@ class CallerChannels(_ChannelsOverStar):
         sealed: Its ends of the session's sealed lines, by name of the other caller. They number
             what they carry, so a session has them once, however many stages it has.
         kinds: What may come at all.
-        deadline_s: Seconds to wait for a message.
+        deadline_s: Seconds to wait for a message of the primary, or of anybody.
+        between_s: Seconds to wait for one of another caller, which is named then.
     """
 
     def __init__(
@@ -320,8 +343,10 @@ class CallerChannels(_ChannelsOverStar):
         *,
         kinds: Kinds,
         deadline_s: float,
+        between_s: float,
     ) -> None:
         super().__init__(kinds, deadline_s=deadline_s)
+        self._between_s = between_s
         self._transport = transport
         self._primary = next(name for name, rank in ranks.items() if rank == PRIMARY_RANK)
         self._peers = {ranks[name]: name for name in sealed if name in ranks}
@@ -337,8 +362,15 @@ class CallerChannels(_ChannelsOverStar):
             direct = name == self._primary
             self._transport.send(message if direct else self._sealed[name].seal(message))
 
-    def _next(self) -> tuple[str, Message]:
-        came = self._transport.receive(self._kinds, round_number=0, deadline_s=self._deadline_s)
+    def _next(self, begin: float, *turn_of: str) -> tuple[str, Message]:
+        direct = not turn_of or self._primary in turn_of
+        came = self._transport.receive(
+            self._kinds,
+            round_number=0,
+            deadline_s=self._deadline_s if direct else self._between_s,
+            begin=begin,
+            turn_of=turn_of,
+        )
         if came.kind is not StarKind.SEALED:
             return self._primary, came
         peer = self._peers.get(SealedFrom.from_message(came).rank)

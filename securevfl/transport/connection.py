@@ -55,7 +55,9 @@ class TransportLimits:
     """Seconds to deliver the last messages when the federation ends or fails."""
 
     busy_timeout_s: float = 3600.0
-    """Seconds for which a party may say that it takes in nothing, because its own thread works."""
+    """Seconds of a session for which a party may have no room, because its own thread works, for
+    what waits to be sent to it; what it takes in at ``lowest_rate`` is given back. Nor does this
+    party wait longer for anybody while others wait for it."""
 
     max_message_bytes: int = 1 << 30
     """Largest body of one message; memory is set aside for it."""
@@ -116,14 +118,19 @@ class Connection:
         self.last_heard = self.last_sent = self.last_progress = self._began = time.monotonic()
         self._waiting_since: float | None = None
         self._sent_by_then = 0
+        self._without_room_s = 0.0
+        self._counted = self._began
+        self._counted_bytes = 0
         self.blocked = False
         """Whether the last write stopped because the network takes no more."""
         self.unread = False
         """Whether the last read stopped because its turn was over."""
         self.full = False
         """Whether the socket is left alone until its own thread has taken in what waits."""
-        self.peer_full_since: float | None = None
-        """Since when the party says that it leaves the socket alone; None: it does not."""
+        self.peer_full = False
+        """Whether the party says that it leaves the socket alone."""
+        self.waited_s = 0.0
+        """The transport's seconds of waiting by when a message last went to it, or came of it."""
         self.peer_left = False
         """Whether the party has said that it is done, or was sent away."""
         self.ended = False
@@ -163,20 +170,25 @@ class Connection:
     def excuse(self, now: float) -> None:
         """Count from now on what is not to be expected of the party meanwhile.
 
-        It is not listened to while too much of it waits, and may say the same of this party.
+        It is not listened to while too much of it waits, and may say the same of this party. Its
+        time without room is counted over all of the session: room for a moment gives back no more
+        than what it then takes in.
         """
         if self.full:
             self.last_heard = now
-        full_since = self.peer_full_since
-        if full_since is not None and now - full_since <= self.limits.busy_timeout_s:
+        if self.peer_full and self.has_output:
+            self._without_room_s += now - self._counted
+        taken = self.bytes_sent - self._counted_bytes
+        given_back_s = taken / max(1.0, self.limits.lowest_rate)
+        self._without_room_s = max(0.0, self._without_room_s - given_back_s)
+        self._counted, self._counted_bytes = now, self.bytes_sent
+        if self.peer_full and self._without_room_s <= self.limits.busy_timeout_s:
             self.last_progress, self._waiting_since = now, None
 
     def forgive(self, now: float) -> None:
         """Count from now on: it was this process that stood still."""
-        self.last_heard = self.last_progress = now
+        self.last_heard = self.last_progress = self._counted = now
         self._waiting_since = None
-        if self.peer_full_since is not None:
-            self.peer_full_since = now
 
     def drop_unsent(self) -> None:
         """Forget the messages that have not begun to be sent; one that has is finished."""
@@ -243,10 +255,7 @@ class Connection:
                 f"{self.peer}: sent {self._pings} heartbeats in {now - self._began:.0f} s, "
                 f"where {heartbeats:.0f} were due"
             )
-        if not full:
-            self.peer_full_since = None
-        elif self.peer_full_since is None:
-            self.peer_full_since = now
+        self.peer_full = full
 
     def read(self, now: float) -> list[Message]:
         """Take in what has arrived, for one turn.

@@ -163,6 +163,18 @@ class Message:
             )
         return value
 
+    def require_only(self, *names: str) -> None:
+        """Refuse a figure or an array of any other name, and one of each that share a name.
+
+        Raises:
+            ProtocolError: Naming the sender and the name.
+        """
+        figures, arrays = self.meta.keys(), self.tensors.keys()
+        if foreign := (figures | arrays) - set(names) | figures & arrays:
+            raise errors.ProtocolError(
+                f"{self.place}: has {min(foreign)!r:.80}, which is none of its fields"
+            )
+
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return the figure ``name`` of :attr:`meta` if it is a list of whole numbers.
 
@@ -193,9 +205,28 @@ class TypedMessage:
     WAY: ClassVar[str]
     """Sender and receiver, for example ``"primary to every secondary"``."""
 
+    def __init_subclass__(cls) -> None:
+        """Note whether messages of its kind hold anything."""
+        # A dataclass with slots is made anew, and has its fields by then.
+        if dataclasses.is_dataclass(cls):
+            _HOLDS[cls.KIND] = _HOLDS.get(cls.KIND, False) or bool(dataclasses.fields(cls))
+
     def to_message(self) -> Message:
         """Return it as it is sent; this one holds nothing but its kind."""
         return Message(kind=self.KIND)
+
+
+_HOLDS: dict[MessageKind, bool] = {}
+
+
+def require_empty(message: Message) -> None:
+    """Refuse contents of a message whose kind alone says all, for nobody need read such a one.
+
+    Raises:
+        ProtocolError: Naming the sender.
+    """
+    if not _HOLDS.get(message.kind, True):
+        message.require_only()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,12 +298,14 @@ class DeclaredMessage(TypedMessage):
         Raises:
             ProtocolError: Naming the sender, what was wanted and what came.
         """
-        sizes = dict(known)
+        fields, sizes = _declared(cls), dict(known)
+        own = (rule.name or name for name, _, rule in fields if name != "round_number")
+        message.require_only(*own)
         values = {
             name: message.round_number
             if name == "round_number"
             else _read(message, rule.name or name, kind, rule, sizes)
-            for name, kind, rule in _declared(cls)
+            for name, kind, rule in fields
         }
         return cls(**values)
 
@@ -387,6 +420,7 @@ class Ping(TypedMessage):
         Raises:
             ProtocolError: If it is malformed.
         """
+        message.require_only("full")
         return cls(full="full" in message.meta and message.figure("full", bool))
 
 
@@ -456,20 +490,18 @@ class Failure(TypedMessage):
         return Message(kind=self.KIND, meta=meta)
 
     @classmethod
-    def from_message(
-        cls, message: Message, *, relayed: bool, receiver: str | None = None
-    ) -> "Failure":
+    def from_message(cls, message: Message, *, relayed: bool) -> "Failure":
         """Read an ABORT.
 
         Args:
             message: As it was received.
             relayed: Whether the sender may speak for others, which only the primary may; what a
-                secondary says is about itself, or about the primary, whom alone it talks to.
-            receiver: Who reads it.
+                secondary says of another party is its own report.
         """
+        message.require_only("party", "reason", "kind")
         party, reason = message.figure("party", str), message.figure("reason", str)
         if not relayed:
-            reason = f"it reports of {party}: {reason}" if party == receiver else reason
+            reason = reason if party == message.sender else f"it reports of {party}: {reason}"
             party = message.sender
         reason = errors.shown(reason, _MAX_REASON)
         kind = message.figure("kind", str)

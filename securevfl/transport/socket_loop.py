@@ -36,6 +36,7 @@ from securevfl.transport.message import (
     Ping,
     SessionStart,
     StarKind,
+    require_empty,
 )
 
 _DRAIN_BYTES: Final = 1 << 16
@@ -227,13 +228,12 @@ class StarLoop:
             self._set_full(connection, full=True)
 
     def _take(self, connection: Connection, message: Message) -> None:
+        require_empty(message)
         if message.kind is StarKind.PING:
             connection.heard_ping(time.monotonic(), full=Ping.from_message(message).full)
             return
         if message.kind is StarKind.ABORT:
-            failure = Failure.from_message(
-                message, relayed=not self._relays, receiver=self._own_name
-            )
+            failure = Failure.from_message(message, relayed=not self._relays)
             self.fail(failure, heard=True)
         elif message.kind is StarKind.LEAVE:
             if connection.peer_left:

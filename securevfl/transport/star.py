@@ -4,6 +4,7 @@ Both ends share their verbs: send, receive with a deadline, abort, close.
 """
 
 import contextlib
+import math
 import secrets
 import socket
 import ssl
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from securevfl.core import checks, errors
 from securevfl.core.conventions import PRIMARY_RANK
@@ -30,6 +31,7 @@ from securevfl.transport.message import (
     FailureKind,
     Message,
     MessageKind,
+    SessionStart,
     StarKind,
     failure_kind,
     public_reason,
@@ -172,7 +174,7 @@ class Dialling:
     def _greet(self, connection: ssl.SSLSocket, reader: FrameReader) -> None:
         found = self.rank
         try:
-            found = _next_message(connection, reader).figure("rank", int)
+            found = SessionStart.from_message(_next_message(connection, reader)).rank
             if found != self.rank:
                 raise errors.ProtocolError(
                     f"{self.place}: takes this party for rank {found}, but the federation file "
@@ -269,6 +271,18 @@ def _next_message(connection: ssl.SSLSocket, reader: FrameReader) -> Message:
 # A wait wakes up this often even if a notification were lost; it costs nothing.
 LONGEST_NAP_S: Final = 1.0
 
+
+class _Turn(NamedTuple):
+    """A wait for those that have the turn."""
+
+    begin: float
+    """When it began, by ``time.monotonic``."""
+    until: float
+    """When it is over."""
+    within: str
+    """Its length, in words."""
+
+
 _Self = TypeVar("_Self", bound="Transport")
 Kinds = MessageKind | Collection[MessageKind]
 
@@ -306,6 +320,14 @@ class Transport:
         self._pinned = dict(pinned)
         self._limits = limits
         self._loop = StarLoop(own_name=identity.name, relays=is_primary, limits=limits)
+        self._waited_s = 0.0
+        self.patient: frozenset[str] = frozenset()
+        """Peers that wait for this party for as long as it takes."""
+
+    @property
+    def limits(self) -> TransportLimits:
+        """Deadlines, and the sizes that it began with."""
+        return self._limits
 
     @property
     def failure(self) -> Failure | None:
@@ -384,12 +406,20 @@ class Transport:
             raise errors.ProtocolError(f"{name}: has not joined")
         return connection
 
-    def _post(self, names: Sequence[str], encoded: EncodedMessage, *, owned: bool) -> None:
+    def _post(
+        self,
+        names: Sequence[str],
+        encoded: EncodedMessage,
+        *,
+        owned: bool,
+        deadline_s: float | None = None,
+    ) -> None:
         self.check()
         items = [(self._connection(name), Outgoing(encoded)) for name in names]
         self._queue(items)
         if encoded.borrows and not owned:
-            self._wait_sent(items)
+            most_s = self._limits.busy_timeout_s
+            self._wait_sent(items, most_s if deadline_s is None else deadline_s)
 
     def _queue(self, items: Sequence[tuple[Connection, Outgoing]]) -> None:
         for connection, item in items:
@@ -397,18 +427,56 @@ class Transport:
                 kind = item.encoded.kind.name
                 self._fail(connection.peer, f"left before {kind} was sent", "failed")
             connection.outgoing.append(item)
+            connection.waited_s = self._waited_s
         self._loop.wake()
 
-    def _wait_sent(self, items: Sequence[tuple[Connection, Outgoing]]) -> None:
-        # The loop finds a peer that takes nothing within the limit of silence.
-        with self._loop.changed:
+    def _wait_sent(self, items: Sequence[tuple[Connection, Outgoing]], deadline_s: float) -> None:
+        with self._turn_of({one.peer for one, _ in items}, deadline_s) as turn:
             while waiting := [pair for pair in items if not pair[1].sent]:
                 self.check()
-                for connection, item in waiting:
+                kind = waiting[0][1].encoded.kind.name
+                for connection, _ in waiting:
                     if connection.ended and connection.peer_left:
-                        due = item.encoded.kind.name
-                        self._fail(connection.peer, f"left before it took {due}", "failed")
-                self._loop.changed.wait(LONGEST_NAP_S)
+                        self._fail(connection.peer, f"left before it took {kind}", "failed")
+                self._wait(turn, {one.peer for one, _ in waiting}, f"did not take {kind} in")
+
+    @contextlib.contextmanager
+    def _turn_of(
+        self, names: Collection[str], deadline_s: float, *, begin: float | None = None
+    ) -> Iterator[_Turn]:
+        """Hold the lock while certain peers have the turn.
+
+        All waits since another peer was last in touch count together, for that one waits all the
+        while: this party's are over before its own is.
+
+        Args:
+            names: Who has the turn.
+            deadline_s: Seconds that it may take.
+            begin: Since when, by ``time.monotonic``; None: from now on.
+        """
+        now, busy_s = time.monotonic(), self._limits.busy_timeout_s
+        in_touch = [
+            one.waited_s
+            for one in list(self._loop.connections.values())
+            if not (one.peer in names or one.peer in self.patient or one.peer_left)
+        ]
+        others_s = busy_s - self._waited_s + min(in_touch, default=math.inf)
+        until = (now if begin is None else begin) + deadline_s
+        within = f"within {deadline_s:g} s"
+        if now + others_s < until:
+            until, within = now + others_s, f"by when others had waited for {busy_s:g} s"
+        try:
+            with self._loop.changed:
+                yield _Turn(begin=now, until=until, within=within)
+        finally:
+            self._waited_s += time.monotonic() - now
+
+    def _wait(self, turn: _Turn, late: Collection[str], text: str) -> None:
+        """Wait for news; when the turn is over, name those that are late, and what they did not."""
+        left = turn.until - time.monotonic()
+        if left <= 0:
+            self._fail(", ".join(sorted(late)), f"{text} {turn.within}", "timeout")
+        self._loop.changed.wait(min(left, LONGEST_NAP_S))
 
     def _receive_first(
         self,
@@ -418,6 +486,7 @@ class Transport:
         round_number: int | None,
         deadline_s: float,
         begin: float | None = None,
+        turn_of: Collection[str] = (),
     ) -> Message:
         """Return the next message of whichever party of ``names`` is first.
 
@@ -427,17 +496,19 @@ class Transport:
             round_number: The round it must belong to; None takes any.
             deadline_s: Seconds to wait.
             begin: Since when, by ``time.monotonic``; None: from now on.
+            turn_of: Those of the parties that must send something; default: all.
         """
-        deadline = (time.monotonic() if begin is None else begin) + deadline_s
         wanted = (kinds,) if isinstance(kinds, MessageKind) else tuple(kinds)
         connections = [self._connection(name) for name in names]
         due = " or ".join(kind.name for kind in wanted)
-        with self._loop.changed:
+        late = turn_of or names
+        with self._turn_of(late, deadline_s, begin=begin) as turn:
             while True:
                 self.check()
                 for connection in connections:
                     if connection.incoming:
                         message = connection.take()
+                        connection.waited_s = self._waited_s + time.monotonic() - turn.begin
                         if connection.full:
                             self._loop.wake()
                         self._expect(message, wanted, round_number)
@@ -445,12 +516,7 @@ class Transport:
                     # One that broke is named by the loop, with the reason, in a moment.
                     if connection.peer_left:
                         self._fail(connection.peer, f"left before it sent {due}", "failed")
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    missing = ", ".join(sorted(names))
-                    text = f"sent no {due} within {deadline_s:g} s"
-                    self._fail(missing, text, "timeout")
-                self._loop.changed.wait(min(left, LONGEST_NAP_S))
+                self._wait(turn, late, f"sent no {due}")
 
     def _expect(
         self, message: Message, wanted: tuple[MessageKind, ...], round_number: int | None
@@ -613,6 +679,7 @@ class PrimaryTransport(Transport):
         ``owned`` says that nobody will change them any more.
 
         Raises:
+            PartyTimeoutError: If it is not taken in within ``busy_timeout_s``.
             ProtocolError: Or the kind of it that fits the federation's failure.
 
         Reveals:
@@ -620,13 +687,26 @@ class PrimaryTransport(Transport):
         """
         self._post([name], encode(message), owned=owned)
 
-    def broadcast(self, names: Sequence[str], message: Message, *, owned: bool = False) -> None:
+    def broadcast(
+        self,
+        names: Sequence[str],
+        message: Message,
+        *,
+        owned: bool = False,
+        deadline_s: float | None = None,
+    ) -> None:
         """Send one message to several secondaries; see :meth:`send`.
+
+        Args:
+            names: The secondaries.
+            message: What is sent.
+            owned: Whether nobody will change its arrays any more.
+            deadline_s: Seconds that they may take to take it in; default: ``busy_timeout_s``.
 
         Reveals:
             To each of ``names``: the message, as its kind says; to others: its size.
         """
-        self._post(names, encode(message), owned=owned)
+        self._post(names, encode(message), owned=owned, deadline_s=deadline_s)
 
     def relay(self, name: str, message: Message, *, received: Message) -> None:
         """Pass on to one secondary what another one sent, without waiting until it is taken in.
@@ -671,8 +751,23 @@ class PrimaryTransport(Transport):
         """
         return self._receive_first([name], kind, round_number=round_number, deadline_s=deadline_s)
 
-    def receive_any(self, names: Sequence[str], kind: Kinds, *, deadline_s: float) -> Message:
+    def receive_any(
+        self,
+        names: Sequence[str],
+        kind: Kinds,
+        *,
+        deadline_s: float,
+        begin: float | None = None,
+        turn_of: Collection[str] = (),
+    ) -> Message:
         """Return the next message of the secondary that is first, of any round.
+
+        Args:
+            names: The secondaries.
+            kind: What is due; one kind or several.
+            deadline_s: Seconds to wait.
+            begin: Since when, by ``time.monotonic``; None: from now on.
+            turn_of: Those that are named if nothing comes, for it is their turn; default: all.
 
         Raises:
             ProtocolError: And its kinds, as :meth:`receive` does.
@@ -680,7 +775,14 @@ class PrimaryTransport(Transport):
         Reveals:
             Nothing; what came was revealed by its sender.
         """
-        return self._receive_first(names, kind, round_number=None, deadline_s=deadline_s)
+        return self._receive_first(
+            names,
+            kind,
+            round_number=None,
+            deadline_s=deadline_s,
+            begin=begin,
+            turn_of=turn_of,
+        )
 
     def receive_each(
         self, names: Sequence[str], kind: Kinds, *, round_number: int | None, deadline_s: float
@@ -772,12 +874,32 @@ class SecondaryTransport(Transport):
         """
         self._post([self.primary], encode(message), owned=owned)
 
-    def receive(self, kind: Kinds, *, round_number: int | None, deadline_s: float) -> Message:
-        """Return the primary's next message; see :meth:`PrimaryTransport.receive`.
+    def receive(
+        self,
+        kind: Kinds,
+        *,
+        round_number: int | None,
+        deadline_s: float,
+        begin: float | None = None,
+        turn_of: Collection[str] = (),
+    ) -> Message:
+        """Return the primary's next message; see :meth:`PrimaryTransport.receive_any`.
+
+        Args:
+            kind: What is due; one kind or several.
+            round_number: The round it must belong to; None takes any.
+            deadline_s: Seconds to wait.
+            begin: Since when, by ``time.monotonic``; None: from now on.
+            turn_of: Those whose messages it should pass on, if it is not the primary's own turn.
 
         Reveals:
             Nothing; what came was revealed by its sender.
         """
         return self._receive_first(
-            [self.primary], kind, round_number=round_number, deadline_s=deadline_s
+            [self.primary],
+            kind,
+            round_number=round_number,
+            deadline_s=deadline_s,
+            begin=begin,
+            turn_of=turn_of,
         )

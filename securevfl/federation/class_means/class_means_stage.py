@@ -141,6 +141,7 @@ class ClassMeansSeed(TypedMessage):
             ProtocolError: If it is not of a seed's length, or masks were dealt for other sums: the
                 primary, which asks the dealer for them, told it otherwise.
         """
+        message.require_only("seed", *asdict(what))
         seed = message.tensor("seed", dtype=np.uint8, shape=(dealt_sums.SEED_BYTES,))
         for name, own in asdict(what).items():
             theirs = message.figure(name, type(own))
@@ -288,9 +289,11 @@ class ClassMeansPrimary:
     @classmethod
     def over(cls, transport: PrimaryTransport, plan: RunPlan) -> "ClassMeansPrimary":
         """Return the part over the star."""
-        deadline_s = plan.config.runtime.idle_timeout_s
         lines = channels.PrimaryChannels(
-            transport, _ranks(plan.config), kinds=_AT_PRIMARY, deadline_s=deadline_s
+            transport,
+            _ranks(plan.config),
+            kinds=_AT_PRIMARY,
+            deadline_s=plan.config.waits.work.primary_s,
         )
         return cls(plan, lines)
 
@@ -533,5 +536,6 @@ def _caller_lines(
         _ranks(config),
         star.sealed,
         kinds=kinds,
-        deadline_s=config.runtime.idle_timeout_s,
+        deadline_s=config.waits.work.for_primary_s,
+        between_s=config.waits.work.secondary_s,
     )

@@ -329,16 +329,16 @@ def joined(
         the run and the epochs. To the other callers: that public key.
     """
     assert config.primary.address is not None, "checked with the federation file"
-    patience_s = config.runtime.join_timeout_s if patience_s is None else patience_s
+    wait = config.waits.joining(patience_s)
     transport = SecondaryTransport(
         parse_address(config.primary.address),
         identity,
         pinned,
         config.ranks,
-        limits=transport_limits(config),
+        limits=transport_limits(config, work_s=config.waits.work.for_primary_s),
     )
     with transport:
-        transport.connect(patience_s, returning=returning)
+        transport.connect(wait.primary_s, returning=returning)
         rank = config.ranks[identity.name]
         key = SessionKey(session=transport.session, rank=rank, name=identity.name)
         transport.send(
@@ -347,11 +347,11 @@ def joined(
             ).to_message()
         )
         message = transport.receive(
-            RoundKind.WELCOME, round_number=0, deadline_s=_until_welcome_s(config, patience_s)
+            RoundKind.WELCOME, round_number=0, deadline_s=wait.for_primary_s
         )
         facts, pair_keys = open_welcome(config, message, key=key, pinned=pinned)
         _require_same_purpose(config, facts, predicts=predicts)
-        transport.widen(session_limits(config, facts))
+        transport.widen(session_limits(config, facts, transport.limits))
         if not config.party(identity.name).is_helper:
             require_own_run(config, facts, run=run, epochs=epochs, pretrained=pretrained)
         names = {number: name for name, number in config.ranks.items()}
@@ -370,32 +370,26 @@ def joined(
         )
 
 
-def _until_welcome_s(config: FederationConfig, patience_s: float) -> float:
-    """Return how long a caller waits for the primary to have heard all others.
+def transport_limits(config: FederationConfig, *, work_s: float) -> TransportLimits:
+    """Return a transport's deadlines, and its sizes until WELCOME: greetings are small.
 
-    Longer than the primary itself waits for them, so that it is the primary that says who is
-    missing. It may be waiting for one that was lost, and then has more patience than a caller that
-    comes for the first time.
+    Args:
+        config: The federation file.
+        work_s: This end's longest wait for the other one, of ``config.waits.work``.
     """
-    runtime = config.runtime
-    others_s = patience_s if runtime.on_loss == "stop" else max(patience_s, runtime.wait_s)
-    return others_s + runtime.round_timeout_s
-
-
-def transport_limits(config: FederationConfig) -> TransportLimits:
-    """Return a transport's deadlines, and its sizes until WELCOME: greetings are small."""
-    runtime = config.runtime
     return TransportLimits(
-        silence_timeout_s=runtime.silence_timeout_s,
-        lowest_rate=runtime.lowest_rate,
-        busy_timeout_s=runtime.idle_timeout_s,
+        silence_timeout_s=config.waits.silence_s,
+        lowest_rate=config.runtime.lowest_rate,
+        busy_timeout_s=work_s,
         max_message_bytes=_GREETING_BYTES,
         max_waiting_bytes=_GREETING_BYTES,
     )
 
 
-def session_limits(config: FederationConfig, facts: RunFacts) -> TransportLimits:
-    """Return a transport's limits from WELCOME on.
+def session_limits(
+    config: FederationConfig, facts: RunFacts, greeting: TransportLimits
+) -> TransportLimits:
+    """Return a transport's limits from WELCOME on, from those until then.
 
     The largest message is what the file allows, or a share of a whole batch, or K links and up to
     16 key columns for each of the primary's rows but at most 1 GiB, whichever is more.
@@ -408,7 +402,7 @@ def session_limits(config: FederationConfig, facts: RunFacts) -> TransportLimits
         min(_MOST_BY_ROWS, _GREETING_BYTES + _BYTES_PER_NUMBER * lists),
     )
     return replace(
-        transport_limits(config),
+        greeting,
         max_message_bytes=largest,
         max_waiting_bytes=TransportLimits().max_waiting_bytes,
     )

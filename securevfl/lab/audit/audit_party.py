@@ -71,7 +71,7 @@ def _reveal(transport: PrimaryTransport, stages: Sequence[AuditStage], folder: P
     started = time.monotonic()
     for stage in stages:
         exchange = RoundExchange(
-            PeersOverStar(transport, names, deadline_s=deadline_s),
+            PeersOverStar(transport, names, wait=config.waits.work),
             stage.plan.cut,
             device=torch.device("cpu"),
             # One session, so no number may come again in its second stage.
@@ -123,8 +123,8 @@ def _serve(
                 transport,
                 sum_to,
                 ranks=tuple(stage.plan.secondaries),
-                deadline_s=config.runtime.idle_timeout_s,
-                follow_s=config.runtime.round_timeout_s,
+                deadline_s=config.waits.work.for_primary_s,
+                follow_s=config.waits.answer.for_primary_s,
             )
     finally:
         masks.close()

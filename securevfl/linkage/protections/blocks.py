@@ -372,6 +372,7 @@ class Turn(TypedMessage):
         Raises:
             ProtocolError: If it has fewer, or a figure is invalid.
         """
+        message.require_only("records", "tags")
         records = message.figure("records", int)
         if records < neighbours:
             raise ProtocolError(f"{name}: has {records} records, fewer than model.neighbours")

@@ -546,6 +546,7 @@ class EncryptedRows(TypedMessage):
         Raises:
             ProtocolError: If the key or the ciphertexts are not what was agreed on.
         """
+        message.require_only("modulus", "packs")
         raw = message.tensor("modulus", dtype=np.uint8, shape=(key_bits // 8,))
         modulus = int.from_bytes(raw.tobytes(), "big")
         if modulus.bit_length() != key_bits or modulus % 2 == 0:
@@ -608,6 +609,7 @@ class EncryptedDistances(TypedMessage):
         Raises:
             ProtocolError: If they are no ciphertexts of that modulus, or not as many as are due.
         """
+        message.require_only("answers")
         due = sum(own * others for own, others in zip(packs, records, strict=True))
         raw = message.tensor("answers", dtype=np.uint8, shape=(due, cipher_bytes(modulus)))
         answers = iter(unpack_numbers(raw[None], modulus)[0])

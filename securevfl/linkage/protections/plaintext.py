@@ -137,16 +137,20 @@ class LinkKeys(TypedMessage):
             ProtocolError: If columns are not what was agreed on.
         """
         columns: dict[str, np.ndarray] = {}
+        known = {"centre", "width"} if spec.are_numbers else set()
         for number, (name, kind) in enumerate(spec.kinds.items()):
             if kind == "number":
+                known.add(f"number:{number}")
                 gaps = spec.fields is not None
                 columns[name] = message.tensor(
                     f"number:{number}", dtype=np.float64, shape=(rows,), finite=not gaps
                 )
                 continue
+            known |= {f"lengths:{number}", f"text:{number}"}
             lengths = message.tensor(f"lengths:{number}", dtype=np.int64, shape=(rows,))
             joined = message.tensor(f"text:{number}", dtype=np.uint8, shape=(None,)).tobytes()
             columns[name] = _texts(joined, lengths, sender=message.sender)
+        message.require_only(*known)
         keys = KeyTable(name=message.sender, columns=columns)
         if not spec.are_numbers:
             return cls(keys=keys, scaler=None)

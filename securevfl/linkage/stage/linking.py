@@ -155,7 +155,7 @@ def link_as_primary(
     """
     spec, hides = place.spec, protection_of(place.spec)
     lines = PrimaryChannels(
-        transport, spec.roles.ranks, kinds=hides.kinds, deadline_s=spec.idle_timeout_s
+        transport, spec.roles.ranks, kinds=hides.kinds, deadline_s=spec.wait.primary_s
     )
     return hides.link_as_primary(
         place.with_lines(
@@ -190,7 +190,7 @@ def link_as_secondary(
     Reveals:
         What the protection's :meth:`Protection.link_as_secondary` says.
     """
-    lines = _caller_lines(place.spec, transport, sealed)
+    lines = _caller_lines(place.spec, transport, sealed, between_s=place.spec.wait.secondary_s)
     return protection_of(place.spec).link_as_secondary(
         place.with_lines(lines, rows=rows, session=transport.session, observe=observe)
     )
@@ -225,17 +225,25 @@ def help_to_link(
     Reveals:
         What the protection's :meth:`Protection.help_to_link` says.
     """
-    lines = _caller_lines(spec, transport, sealed)
+    lines = _caller_lines(spec, transport, sealed, between_s=spec.wait.helper_s)
     helper = LinkageHelper(spec=spec, rows=rows, lines=lines, cache=cache, take=take)
     return protection_of(spec).help_to_link(role, helper)
 
 
 def _caller_lines(
-    spec: LinkSpec, transport: SecondaryTransport, sealed: Mapping[str, SealedChannel]
+    spec: LinkSpec,
+    transport: SecondaryTransport,
+    sealed: Mapping[str, SealedChannel],
+    *,
+    between_s: float,
 ) -> CallerChannels:
-    kinds = protection_of(spec).kinds
     return CallerChannels(
-        transport, spec.roles.ranks, sealed, kinds=kinds, deadline_s=spec.idle_timeout_s
+        transport,
+        spec.roles.ranks,
+        sealed,
+        kinds=protection_of(spec).kinds,
+        deadline_s=spec.wait.for_primary_s,
+        between_s=between_s,
     )
 
 

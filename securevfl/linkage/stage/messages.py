@@ -156,7 +156,9 @@ class Lists(TypedMessage):
             ProtocolError: If they are not what was agreed on.
         """
         apart = message.figure("apart", bool)
-        if spec.choice.links_per_record is not None and not spec.choice.fixed:
+        pairs_due = spec.choice.links_per_record is not None and not spec.choice.fixed
+        message.require_only("apart", *(("starts", "records") if pairs_due else ("indices",)))
+        if pairs_due:
             starts = message.tensor("starts", dtype=np.int64, shape=(rows + 1,))
             numbers = message.tensor("records", dtype=np.int64, shape=(None,))
             if starts[0] != 0 or starts[-1] != len(numbers) or (np.diff(starts) < 0).any():

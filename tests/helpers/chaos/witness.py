@@ -9,15 +9,18 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from helpers.launched import processes_of
 
+from securevfl.transport.channels import SealedChannel
+from securevfl.transport.connection import Connection, Outgoing
 from securevfl.transport.framing import EncodedMessage
-from securevfl.transport.message import StarKind
+from securevfl.transport.message import Message, StarKind
+from securevfl.transport.star import Transport
 
 LAUNCHER: Final = "launcher"
 _MARK: Final = "struck-{}.json"
@@ -123,6 +126,27 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
+
+
+def watch_queue(note: Callable[..., None]) -> None:
+    """Call ``note`` before each message is sealed or queued, in the thread that sends it.
+
+    The thread that owns the sockets goes on meanwhile, and so do heartbeats.
+    """
+    queue, seal = Transport._queue, SealedChannel.seal
+
+    def noted(self: Transport, items: Sequence[tuple[Connection, Outgoing]]) -> None:
+        for _, item in items:
+            message = item.encoded
+            note(message.kind.name, round=message.round_number, session=self.session.hex())
+        queue(self, items)
+
+    def noted_inside(self: SealedChannel, message: Message) -> Message:
+        note(message.kind.name, round=message.round_number, session=self._session.hex())
+        return seal(self, message)
+
+    setattr(Transport, "_queue", noted)  # noqa: B010 - mypy would not have it otherwise
+    setattr(SealedChannel, "seal", noted_inside)  # noqa: B010
 
 
 def watch_frames(note: Callable[..., None]) -> None:

@@ -1,7 +1,8 @@
 """One party's process: the command line, watched, and what goes wrong within it.
 
 Where a fault falls, the process tells the stage and waits for its word: what happens there happens
-before the next message leaves, or before the next file is written.
+before the next message is queued, or before the next file is written. It is the party's own thread
+that waits, as one that computes does; the thread of its sockets goes on.
 """
 
 import ctypes
@@ -18,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from helpers.chaos.witness import watch_files, watch_frames
+from helpers.chaos.witness import watch_files, watch_queue
 
 from securevfl.cli.main import main
 from securevfl.report import page
 from securevfl.transport import framing
 from securevfl.transport.framing import EncodedMessage
+from securevfl.transport.message import StarKind
 
 Point = tuple[str, int]
 """What a party is about to do, and the how-manieth time."""
@@ -84,7 +86,7 @@ class Life:
             os.write(handle, f"{json.dumps({'what': what, 'count': point[1], **more})}\n".encode())
 
         _draw_nothing()
-        watch_frames(note)
+        watch_queue(note)
         _lie_in_frames()
         watch_files(note, Path(self.run), Path(self.home))
         if self.before:
@@ -140,12 +142,12 @@ _lies: list[_Lie] = []
 
 
 def _lie_in_frames() -> None:
-    """Let the next frame be another one, once a lie is told."""
+    """Let the next frame but a heartbeat's be another one, once a lie is told."""
     watched = EncodedMessage.frame
 
     def frame(self: EncodedMessage, **more: Any) -> list[memoryview]:
         buffers = watched(self, **more)
-        if not _lies:
+        if not _lies or self.kind is StarKind.PING:
             return buffers
         return [memoryview(_lies.pop()(self, b"".join(buffers), **more))]
 

@@ -53,7 +53,7 @@ def ask(one: Built, folder: Path, active: tuple[int, ...], purpose: Purpose) -> 
             ends["bank-1"],
             sum_to,
             ranks=tuple(one.plan.secondaries),
-            deadline_s=one.plan.config.runtime.idle_timeout_s,
+            deadline_s=one.plan.config.waits.work.for_primary_s,
         )
         primary.broadcast(["bank-1"], asked.to_message())
         try:

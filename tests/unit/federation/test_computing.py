@@ -71,7 +71,9 @@ def run(star: Star, lies: Callable[[list[Letter]], list[Letter]], *, quick: bool
                         peer=peer,
                         peer_rank=rank,
                     )
-            return CallerChannels(ends[name], RANKS, sealed, kinds=kinds, deadline_s=wait_s)
+            return CallerChannels(
+                ends[name], RANKS, sealed, kinds=kinds, deadline_s=wait_s, between_s=wait_s
+            )
 
         def compute(name: str) -> Any:
             lines, rank = channels(name, computing.AT_SECONDARY), RANKS[name]

@@ -295,7 +295,7 @@ class Quiet:
 
 
 @pytest.mark.parametrize(
-    ("on_loss", "seconds"), [("stop", "12"), ("wait", "907"), ("continue", "907")]
+    ("on_loss", "seconds"), [("stop", "19"), ("wait", "914"), ("continue", "914")]
 )
 def test_the_primary_gives_up_first_and_says_who_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_loss: str, seconds: str
@@ -315,12 +315,12 @@ def test_the_primary_gives_up_first_and_says_who_is_missing(
 def test_before_welcome_only_small_messages_are_taken(config, tmp_path: Path) -> None:
     """2 MB of a member that has only come are refused; from WELCOME on they are taken."""
     star = make_star(tmp_path / "star")
-    limits = handshake.transport_limits(config)
+    limits = handshake.transport_limits(config, work_s=WAIT_S)
     share = Message(kind=RoundKind.SHARE, tensors={"words": np.zeros(250_000, dtype=np.int64)})
     for welcome in (False, True):
         with star.joined(limits=limits) as (primary, ends):
             if welcome:
-                primary.widen(handshake.session_limits(config, FACTS))
+                primary.widen(handshake.session_limits(config, FACTS, limits))
             ends["rental"].send(share, owned=True)
             if welcome:
                 primary.receive("rental", RoundKind.SHARE, round_number=0, deadline_s=WAIT_S)
@@ -335,7 +335,8 @@ def test_the_largest_message_follows_from_the_file_and_hardly_from_the_primary(c
     """The file's figure counts; rows that the primary claims ask for 1 GiB at most."""
     runtime = dataclasses.replace(config.runtime, largest_message_mib=7)
     small = dataclasses.replace(config, runtime=runtime)
-    assert handshake.session_limits(small, FACTS).max_message_bytes == 7 << 20
+    greeting = handshake.transport_limits(small, work_s=WAIT_S)
+    assert handshake.session_limits(small, FACTS, greeting).max_message_bytes == 7 << 20
     claimed = dataclasses.replace(FACTS, rows=1 << 60)
-    assert handshake.session_limits(small, claimed).max_message_bytes == 1 << 30
-    assert handshake.transport_limits(small).max_message_bytes == 1 << 20
+    assert handshake.session_limits(small, claimed, greeting).max_message_bytes == 1 << 30
+    assert greeting.max_message_bytes == 1 << 20

@@ -12,6 +12,7 @@ from helpers.lying_primary import PARTIES, RUN, Played, Promise, world
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
+from securevfl.core.waits import Wait
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan, Share
 from securevfl.federation.over_star import PeersOverStar
@@ -44,9 +45,11 @@ class Star(PrimaryTransport):
         self.plans: dict[int, RoundPlan] = {}
         self.events: list[tuple[str, int]] = []
 
-    def broadcast(self, names: Sequence[str], message: Message, *, owned: bool = False) -> None:
+    def broadcast(
+        self, names: Sequence[str], message: Message, *, owned: bool = False, deadline_s: float
+    ) -> None:
         """Note an announced round."""
-        del names, owned
+        del names, owned, deadline_s
         plan = RoundPlan.from_message(message)
         self.plans[plan.round_number] = plan
         self.events.append(("announced", plan.round_number))
@@ -78,7 +81,7 @@ class Book(Ledger):
 
 
 def exchange(star: Star) -> RoundExchange:
-    peers = PeersOverStar(star, {1: "a", 2: "b"}, deadline_s=1.0)
+    peers = PeersOverStar(star, {1: "a", 2: "b"}, wait=Wait(primary_s=1.0, for_primary_s=2.0))
     return RoundExchange(peers, CUT, device=torch.device("cpu"))
 
 

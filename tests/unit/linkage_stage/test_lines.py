@@ -48,7 +48,7 @@ def ends() -> tuple[dict[str, SealedChannel], dict[str, SealedChannel]]:
 
 
 def lines(transport: Relayed, sealed, ranks=RANKS) -> CallerChannels:
-    return CallerChannels(transport, ranks, sealed, kinds=KINDS, deadline_s=1.0)
+    return CallerChannels(transport, ranks, sealed, kinds=KINDS, deadline_s=1.0, between_s=1.0)
 
 
 def test_two_stages_of_a_session_never_seal_under_one_number() -> None:

@@ -88,6 +88,25 @@ def test_a_round_is_used_once() -> None:
         party.prepare(1, COUNT, RANKS)
 
 
+def test_what_is_remembered_of_rounds_does_not_grow() -> None:
+    """Rounds rise within a session, so the last one says which are used."""
+    party = masks_of()[1]
+
+    def remembered() -> int:
+        return sum(len(one) for one in vars(party).values() if isinstance(one, dict | list | set))
+
+    mask(party, 1)
+    after_one = remembered()
+    for number in range(2, 40):
+        mask(party, number)
+    assert remembered() == after_one
+    with pytest.raises(ProtocolError, match="round 17: its mask was used before"):
+        mask(party, 17)
+    mask(party, 100)
+    with pytest.raises(ProtocolError, match="round 99: its mask was used before"):
+        mask(party, 99)
+
+
 def test_an_active_set_does_not_make_a_round_new() -> None:
     """The same round with fewer parties would reuse the keys of those that stay."""
     party = masks_of()[1]

@@ -59,13 +59,13 @@ def test_what_nobody_asked_for_stays_at_its_sender(star) -> None:
         wait_until(primary, lambda: rental.full or len(rental.incoming) == MANY)
         assert 0 < rental.waiting_bytes <= MOST_HELD
         at_rental = connection_of(ends["rental"], "agency")
-        wait_until(ends["rental"], lambda: at_rental.peer_full_since is not None)
+        wait_until(ends["rental"], lambda: at_rental.peer_full)
         ends["bank"].send(share(7))
         assert take(primary, "bank", 7).tensors["words"][0] == 7
         for number in range(MANY):
             assert take(primary, "rental", number).tensors["words"][-1] == number
             assert rental.waiting_bytes <= MOST_HELD
-        wait_until(ends["rental"], lambda: at_rental.peer_full_since is None)
+        wait_until(ends["rental"], lambda: not at_rental.peer_full)
         assert primary.failure is None
 
 
@@ -248,6 +248,36 @@ def test_a_full_peer_is_not_lost_but_not_for_ever(alone) -> None:
     assert ended
     assert 100 < ended[0] <= 112
     assert alone.loop.failure.party == "rental"
+    assert "took in" in alone.loop.failure.reason
+
+
+@pytest.mark.parametrize("every", [2, 7, 50])
+def test_room_for_a_moment_gives_no_more_time(alone, every) -> None:
+    """Its seconds without room are counted over the whole session, not from each word anew."""
+    alone.connection.outgoing.append(Outgoing(encode(share(1, count=1))))
+    ended: list[int] = []
+    for second in range(300):
+        alone.beat(second, full=second % every != 0)
+        if alone.at(second) is not None:
+            ended.append(second)
+    assert ended
+    # Every second one with room is none without: then it takes twice as long.
+    assert 100 < ended[0] <= 112 * every / (every - 1) + 1
+    assert alone.loop.failure.party == "rental"
+
+
+def test_what_is_taken_in_gives_time_back(alone) -> None:
+    """A party that computes for long between two large messages has as long for the next one."""
+    alone.connection.outgoing.append(Outgoing(encode(share(1, count=1))))
+    for second in range(500):
+        alone.beat(second, full=True)
+        if second % 90 == 89:  # 100 kB at 1,000 bytes a second are 100 s
+            alone.connection.bytes_sent += 100_000
+        assert alone.at(second) is None
+    for second in range(500, 620):
+        alone.beat(second, full=True)
+        alone.at(second)
+    assert alone.loop.failure is not None
     assert "took in" in alone.loop.failure.reason
 
 

@@ -1,15 +1,24 @@
 """Messages that declare their fields: sent and read alike, and refused where anything differs."""
 
+import dataclasses
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
-from helpers.fuzzing.messages import READS
+from helpers.fuzzing.messages import READS, Read
 from jaxtyping import Float32, Int64, UInt64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.transport.message import DeclaredMessage, Message, StarKind, wire
+from securevfl.transport import message as message_module
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Leave,
+    Message,
+    StarKind,
+    require_empty,
+    wire,
+)
 
 DECLARED = [read for read in READS if isinstance(read.example, DeclaredMessage)]
 FIGURES = [
@@ -67,11 +76,57 @@ def test_an_array_of_another_shape_or_type_is_refused(read, name, harm) -> None:
         type(read.example).from_message(received(replace(sent, tensors=tensors)), **read.knows)
 
 
+def read_anyhow(read, message: Message) -> None:
+    """Read a message as it is read on its way; one that holds nothing is read on arrival."""
+    require_empty(message)
+    if read.example.KIND is not StarKind.LEAVE:
+        type(read.example).from_message(message, **read.knows)
+
+
+@pytest.mark.parametrize(
+    "read", [*READS, Read(Leave(), {})], ids=lambda read: type(read.example).__name__
+)
+@pytest.mark.parametrize("what", ["figure", "array"])
+@pytest.mark.parametrize("name", ["zzz", "round_number", "public:zzz", "head:zzz", "number:99"])
+def test_what_a_message_never_has_is_refused(read, what, name) -> None:
+    """Of every kind, by a name of its own, and of the sender."""
+    sent = received(read.example.to_message())
+    if what == "figure":
+        more = replace(sent, meta={**sent.meta, name: 1})
+    else:
+        more = replace(sent, tensors={**sent.tensors, name: np.zeros(1, dtype=np.int64)})
+    with pytest.raises(ProtocolError, match=f"bank: .* has '{name}', which is none"):
+        read_anyhow(read, more)
+
+
+@pytest.mark.parametrize("read", DECLARED, ids=lambda read: type(read.example).__name__)
+def test_a_figure_and_an_array_share_no_name(read) -> None:
+    """An array by the name of a figure would be one that nobody reads."""
+    sent = received(read.example.to_message())
+    arrays = dict.fromkeys(sent.meta, np.zeros(1, dtype=np.int64))
+    figures = dict.fromkeys(sent.tensors, 1)
+    for more in (
+        replace(sent, tensors={**sent.tensors, **arrays}),
+        replace(sent, meta={**sent.meta, **figures}),
+    ):
+        if more.meta.keys() & more.tensors.keys():
+            with pytest.raises(ProtocolError, match="which is none of its fields"):
+                type(read.example).from_message(more, **read.knows)
+
+
+def test_messages_that_hold_nothing_are_read_on_arrival() -> None:
+    """Their receivers wait for the kind alone, in many places."""
+    bare = {kind.name for kind, holds in message_module._HOLDS.items() if not holds}
+    holding = {read.example.KIND.name for read in READS if dataclasses.fields(read.example)}
+    assert bare >= {"DONE", "READY", "LEAVE", "CLASS_MEANS_DONE", "COMPUTING_DONE"}
+    assert bare == {read.example.KIND.name for read in READS} - holding | {"LEAVE"}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Everything(DeclaredMessage):
     """A message with every rule there is."""
 
-    KIND: ClassVar = StarKind.DONE
+    KIND: ClassVar = StarKind.SEALED
     WAY: ClassVar = "nobody to nobody"
 
     round_number: int = 3
@@ -148,7 +203,7 @@ def test_a_value_outside_its_bounds_is_refused(changed, words) -> None:
         if key in arrays:
             raw = isinstance(value, bytes)
             arrays[key] = np.frombuffer(value, dtype=np.uint8) if raw else value
-    with pytest.raises(ProtocolError, match=f"bank: DONE of round 3: .*{words}"):
+    with pytest.raises(ProtocolError, match=f"bank: SEALED of round 3: .*{words}"):
         Everything.from_message(replace(sent, meta=fields, tensors=arrays), **KNOWN)
 
 

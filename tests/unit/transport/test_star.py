@@ -21,7 +21,8 @@ from securevfl.core.errors import (
     ProtocolError,
 )
 from securevfl.federation.messages import RoundKind
-from securevfl.transport.connection import Outgoing, TransportLimits
+from securevfl.transport.channels import PrimaryChannels, SealedTo
+from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.framing import EncodedMessage, FrameReader, encode
 from securevfl.transport.identity import Identity, certificate_pem, tls_context
 from securevfl.transport.message import Failure, Message, StarKind
@@ -206,6 +207,100 @@ def test_a_missed_deadline_names_the_party_and_what_was_due(joined):
     assert_all_know(primary, ends, PartyTimeoutError, "rental: sent no SHARE within 0.3 s")
 
 
+@pytest.mark.parametrize("toggled", [False, True])
+def test_who_takes_a_message_too_slowly_is_named_by_the_primary(star, monkeypatch, toggled):
+    """A secondary says that it has no room, and takes that back for a moment now and then.
+
+    The other one has its message, and waits for the primary's next; it hears who holds it up.
+    """
+    room = Connection.has_room.fget
+    held, calls = [], itertools.count()
+
+    def has_room(self):
+        if self not in held:
+            return room(self)
+        return toggled and not next(calls) % 50
+
+    monkeypatch.setattr(Connection, "has_room", property(has_room))
+    limits = TransportLimits(silence_timeout_s=5.0, busy_timeout_s=PATIENCE_S)
+    plan = Message(kind=PLAN, tensors={"rows": np.zeros(3_000_000, dtype=np.int64)})
+    with star.joined(limits=limits) as (primary, ends):
+        held.append(ends["rental"]._loop.connections["agency"])
+        waiting = threading.Thread(
+            target=lambda: outcomes.append(together([lambda: second_plan(ends["bank"])])[0])
+        )
+        outcomes: list[object] = []
+        waiting.start()
+        primary.send("bank", plan)
+        began = time.monotonic()
+        with pytest.raises(PartyTimeoutError, match=r"^rental: did not take PLAN in within 1 s$"):
+            primary.broadcast(["rental"], plan, deadline_s=1.0)
+        assert time.monotonic() - began < SOON_S
+        waiting.join(PATIENCE_S)
+    (outcome,) = outcomes
+    assert isinstance(outcome, PartyTimeoutError)
+    assert str(outcome) == "rental: did not take PLAN in within 1 s"
+
+
+def second_plan(end) -> None:
+    for _ in range(2):
+        end.receive(PLAN, round_number=0, deadline_s=WAIT_S)
+
+
+def test_those_that_wait_together_wait_no_longer_than_one(star):
+    """Two that hold the primary up in turn are found before the third loses its patience."""
+    limits = TransportLimits(silence_timeout_s=5.0, busy_timeout_s=1.2)
+    with star.joined(limits=limits) as (primary, ends):
+
+        def late() -> None:
+            time.sleep(0.8)  # the wait itself is what is tested
+            ends["rental"].send(words(1))
+
+        sender = threading.Thread(target=late)
+        sender.start()
+        began = time.monotonic()
+        take(primary, "rental")
+        with pytest.raises(
+            PartyTimeoutError, match=r"^rental: sent no SHARE by when others had waited for 1\.2 s$"
+        ):
+            take(primary, "rental")
+        waited = time.monotonic() - began
+        sender.join(PATIENCE_S)
+    assert 1.2 <= waited < 1.2 + SOON_S
+
+
+def test_a_patient_peer_puts_no_end_to_a_wait(star):
+    """A helper that waits until the run is over, for example."""
+    with star.joined(limits=TransportLimits(silence_timeout_s=5.0, busy_timeout_s=0.2)) as ends:
+        primary, _ = ends
+        primary.patient = frozenset({"bank"})
+        with pytest.raises(PartyTimeoutError, match=r"^rental: sent no SHARE within 0\.6 s$"):
+            take(primary, "rental", deadline_s=0.6)
+
+
+def test_what_others_send_meanwhile_makes_a_wait_no_longer(star):
+    """A secondary whose letters the primary relays cannot hold the primary up, or who is named."""
+    with star.joined() as (primary, ends):
+        kinds = (SHARE, StarKind.SEALED)
+        lines = PrimaryChannels(primary, RANKS, kinds=kinds, deadline_s=1.0)
+        stop = threading.Event()
+
+        def write_letters() -> None:
+            letter = SealedTo(rank=RANKS["rental"], sealed=np.zeros(16, dtype=np.uint8))
+            with suppress(ProtocolError):
+                while not stop.wait(0.1):
+                    ends["bank"].send(letter.to_message())
+
+        writer = threading.Thread(target=write_letters)
+        writer.start()
+        began = time.monotonic()
+        with pytest.raises(PartyTimeoutError, match=r"^rental: sent no SHARE or SEALED within 1 s"):
+            lines.receive("rental", SHARE)
+        assert time.monotonic() - began < SOON_S
+        stop.set()
+        writer.join(PATIENCE_S)
+
+
 def test_a_secondary_that_waits_in_vain_says_so(joined):
     """A secondary's missed deadline is told to all, in its own name."""
     primary, ends = joined
@@ -305,8 +400,22 @@ def test_a_secondary_cannot_speak_for_another(star):
     with star.joined(session=session, limits=CALM) as (primary, ends):
         false = Failure(party="bank", reason="went bankrupt\x1b[2J").to_message()
         inject(ends["rental"], encode(false).frame(session=session, sender_rank=1, sequence=0))
-        with pytest.raises(PartyFailedError, match=r"^rental: went bankrupt \[2J$"):
+        with pytest.raises(
+            PartyFailedError, match=r"^rental: it reports of bank: went bankrupt \[2J$"
+        ):
             take(primary, "bank")
+
+
+@pytest.mark.parametrize("kind", [StarKind.DONE, StarKind.LEAVE, RoundKind.READY])
+def test_contents_of_a_message_that_has_none_are_refused(joined, kind):
+    """Those who wait for it look at its kind alone; it is refused where it arrives, by name."""
+    primary, ends = joined
+    more = {"zzz": np.zeros(3, dtype=np.int64)}
+    ends["rental"].send(Message(kind=kind, tensors=more), owned=True)
+    with pytest.raises(
+        ProtocolError, match=rf"^rental: {kind.name} of round 0: has 'zzz', which is"
+    ):
+        primary.receive("rental", kind, round_number=0, deadline_s=WAIT_S)
 
 
 def test_an_address_in_use_is_a_setting_to_be_fixed(star):
