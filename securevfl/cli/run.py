@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from securevfl.core import command_line as given
+from securevfl.core import interrupts
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory, loading
 
@@ -223,6 +224,7 @@ def party(
                 )
                 _run_to_the_end(job, as_json=as_json)
     except SecureVflError as error:
+        interrupts.check()
         origin = getattr(error, "party", None) if isinstance(error, ProtocolError) else None
         report_failure(party=origin or name, reason=str(error), exit_code=error.exit_code)
         raise

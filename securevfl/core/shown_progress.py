@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from securevfl.core import logs, progress
+from securevfl.core import interrupts, logs, progress
 from securevfl.core.formatting import epsilon_in_words, written
 
 _QUIET_SECONDS = 5.0
@@ -59,7 +59,8 @@ class RunProgress:
         self._progress.stop()
 
     def __call__(self, event: progress.ProgressEvent) -> None:
-        """Take one event of a run."""
+        """Take one event of a run; raise KeyboardInterrupt if an interrupt is noted."""
+        interrupts.check()
         logs.log_event(event)
         self._note(event)
         match event:

@@ -440,7 +440,8 @@ def help_party(group: WorkerGroup, *, device: torch.device) -> None:
     from securevfl.federation.rounds.party_workers import WorkerProcess
 
     # A helper has nothing to save: it ends at once, even while it waits.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     WorkerProcess(group, device=device).work()
 
 

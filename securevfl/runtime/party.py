@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.config.sections import IN_MEMORY
-from securevfl.core import errors, files
+from securevfl.core import errors, files, interrupts
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
@@ -248,19 +248,20 @@ def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterato
     table = job.data_root / party.data if in_file else None
     with PartyFiles(job.folder, config, party=job.name, resume=job.resume, table=table) as own:
         try:
-            require_covered_channels(config)
-            require_helpers(config)
-            require_precision(config, job.device)
-            session = PartySession(
-                job=job,
-                identity=identity or Identity.load(job.identity_folder, job.name),
-                pinned=pinned_identities(config),
-                files=own,
-            )
-            for text in expiring(session.identity, session.identity.trusted):
-                own.log("warning", text=text)
-                session.observe(Warned(text=text))
-            yield session
+            with interrupts.reported():
+                require_covered_channels(config)
+                require_helpers(config)
+                require_precision(config, job.device)
+                session = PartySession(
+                    job=job,
+                    identity=identity or Identity.load(job.identity_folder, job.name),
+                    pinned=pinned_identities(config),
+                    files=own,
+                )
+                for text in expiring(session.identity, session.identity.trusted):
+                    own.log("warning", text=text)
+                    session.observe(Warned(text=text))
+                yield session
         except (errors.SecureVflError, KeyboardInterrupt) as error:
             _log_failure(own, error)
             raise
@@ -343,7 +344,7 @@ def serve_sessions(party: PartySession, session: Callable[[], None]) -> None:
         try:
             session()
         except _COMES_BACK as error:
-            if not party.job.serves_on:
+            if interrupts.is_noted() or not party.job.serves_on:
                 raise
             party.files.log("waiting", reason=type(error).__name__)
             if not party.config.party(party.job.name).is_helper:
