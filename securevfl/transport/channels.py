@@ -26,7 +26,7 @@ from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import AuthenticationError, ProtocolError
 from securevfl.transport.framing import FrameReader, encode
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, StarKind, wire
-from securevfl.transport.star import PrimaryTransport, SecondaryTransport
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport, Transport
 
 # Messages between two callers through the primary, which must not read them.
 
@@ -170,6 +170,14 @@ class Channels(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raise the federation's failure if there is one; for long computations between waits.
+
+        Raises:
+            ProtocolError: A party failed, was silent or lied.
+        """
+        ...
+
 
 M = TypeVar("M", bound=DeclaredMessage)
 
@@ -192,7 +200,8 @@ def receive_from(lines: Channels, name: str, kind: type[M], **known: Any) -> M:
 class _ChannelsOverStar(ABC):
     """Channels over the star, and what has come of one party while another's message was due."""
 
-    def __init__(self, kinds: Kinds, *, deadline_s: float) -> None:
+    def __init__(self, transport: Transport, kinds: Kinds, *, deadline_s: float) -> None:
+        self.check = transport.check
         self._kinds = kinds
         self._deadline_s = deadline_s
         self._waiting: dict[str, deque[Message]] = defaultdict(deque)
@@ -268,7 +277,7 @@ class PrimaryChannels(_ChannelsOverStar):
         kinds: Kinds,
         deadline_s: float,
     ) -> None:
-        super().__init__(kinds, deadline_s=deadline_s)
+        super().__init__(transport, kinds, deadline_s=deadline_s)
         self._transport = transport
         self._names = {rank: name for name, rank in ranks.items() if rank}
         self._ranks = ranks
@@ -321,7 +330,7 @@ class CallerChannels(_ChannelsOverStar):
         kinds: Kinds,
         deadline_s: float,
     ) -> None:
-        super().__init__(kinds, deadline_s=deadline_s)
+        super().__init__(transport, kinds, deadline_s=deadline_s)
         self._transport = transport
         self._primary = next(name for name, rank in ranks.items() if rank == PRIMARY_RANK)
         self._peers = {ranks[name]: name for name in sealed if name in ranks}
