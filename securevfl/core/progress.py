@@ -115,6 +115,19 @@ class CiphertextsMade(PartDone):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KeysAnnounced:
+    """A secondary has announced how many keys it brings to private set intersection."""
+
+    EVENT: ClassVar[str] = "keys-announced"
+
+    name: str
+    keys: int
+    """Different keys, or guesses: so many it can test."""
+    rows: int
+    """The primary's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LinksCounted:
     """A secondary is linked: counts for that secondary, and for a simulation."""
 
@@ -255,6 +268,7 @@ ProgressEvent = (
     | Stage
     | LinksMade
     | CiphertextsMade
+    | KeysAnnounced
     | LinksCounted
     | RowsAligned
     | RowsReleased
@@ -281,6 +295,11 @@ def told(event: ProgressEvent) -> dict[str, Any]:
     """Return an event's figures by name, without those that are not known."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def announced_in_words(name: str, keys: int, rows: int) -> str:
+    """Return how many keys a secondary has announced, and how many rows there are, in one line."""
+    return f"keys of {name}: {keys:,} announced, for {rows:,} rows"
 
 
 def links_in_words(counts: LinksCounted) -> str:

@@ -69,6 +69,7 @@ class RunProgress:
                 | progress.SessionLost()
                 | progress.PresenceChanged()
                 | progress.SpendingPlanned()
+                | progress.KeysAnnounced()
                 | progress.LinksCounted()
                 | progress.RowsAligned()
             ):
@@ -172,6 +173,7 @@ def _sentence(
     | progress.SessionLost
     | progress.PresenceChanged
     | progress.SpendingPlanned
+    | progress.KeysAnnounced
     | progress.LinksCounted
     | progress.RowsAligned,
 ) -> str:
@@ -193,6 +195,8 @@ def _sentence(
             return presence_in_words(event)
         case progress.SpendingPlanned():
             return spending_in_words(event)
+        case progress.KeysAnnounced():
+            return progress.announced_in_words(event.name, event.keys, event.rows)
         case progress.LinksCounted():
             return progress.links_in_words(event).partition("; ")[0]
         case progress.RowsAligned():
