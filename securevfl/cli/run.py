@@ -208,7 +208,8 @@ def party(
                 job = PartyJob(
                     config=config,
                     name=name,
-                    run_folder=run_folder_for(config, out, resume=resume),
+                    # A party that never came as far as to begin a run has not left its folder.
+                    run_folder=run_folder_for(config, out, resume=resume and out is None),
                     identity_folder=identity,
                     data_root=data_root or federation.parent,
                     device=torch_device,

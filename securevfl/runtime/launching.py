@@ -556,7 +556,7 @@ def _run_session(party: PartySession) -> _Ended:
         "start",
         role=job.config.party(job.name).role,
         digest=job.config.digest,
-        resume=job.resume,
+        resume=party.files.resume,
     )
     if job.after_loss:
         give_back_memory()

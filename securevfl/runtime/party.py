@@ -18,6 +18,7 @@ from securevfl.core.formatting import finite_or_none
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
 from securevfl.data.tables import PartyTable
+from securevfl.federation.checkpoint import is_unused
 from securevfl.federation.class_means.class_means_stage import deal_over_star
 from securevfl.federation.messages import PredictRequest, Ready, RoundKind
 from securevfl.federation.run_plan import RunFacts, RunPlan
@@ -125,7 +126,7 @@ class PartySession:
         Raises:
             ConfigError: If it should resume a run, and the folder holds none.
         """
-        if not self.job.resume:
+        if not self.files.resume:
             return ""
         for text in self.files.checkpoints.resume():
             self.files.log("warning", text=text)
@@ -246,7 +247,11 @@ def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterato
     files.require_writable_folder(job.folder)
     in_file = not party.is_helper and party.data != IN_MEMORY
     table = job.data_root / party.data if in_file else None
-    with PartyFiles(job.folder, config, party=job.name, resume=job.resume, table=table) as own:
+    begins = job.resume and is_unused(job.folder)
+    if begins and not (party.is_helper or job.after_loss):
+        job.observe(Warned(text=f"{job.name}: no run has begun in {job.run_folder}: it begins now"))
+    resume = job.resume and not begins
+    with PartyFiles(job.folder, config, party=job.name, resume=resume, table=table) as own:
         try:
             with interrupts.reported():
                 require_covered_channels(config)
