@@ -297,11 +297,6 @@ def told(event: ProgressEvent) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def announced_in_words(name: str, keys: int, rows: int) -> str:
-    """Return how many keys a secondary has announced, and how many rows there are, in one line."""
-    return f"keys of {name}: {keys:,} announced, for {rows:,} rows"
-
-
 def links_in_words(counts: LinksCounted) -> str:
     """Return how many rows and records are linked, and how near, in one line."""
     text = (

@@ -196,7 +196,7 @@ def _sentence(
         case progress.SpendingPlanned():
             return spending_in_words(event)
         case progress.KeysAnnounced():
-            return progress.announced_in_words(event.name, event.keys, event.rows)
+            return f"keys of {event.name}: {event.keys:,} announced, for {event.rows:,} rows"
         case progress.LinksCounted():
             return progress.links_in_words(event).partition("; ")[0]
         case progress.RowsAligned():

@@ -251,7 +251,7 @@ class Keyholder:
                 for start in range(0, len(units), lanes.count)
                 for axis in units[start : start + lanes.count].T.tolist()
             )
-        tasks = [(self._public, part) for part in _parts(plain, _ENCRYPTIONS_A_TASK)]
+        tasks = [(self._public, part) for part in parts_of(plain, _ENCRYPTIONS_A_TASK)]
         made = (one for part in apply(_encrypted, tasks) for one in part)
         packed = []
         for units in blocks:
@@ -385,7 +385,8 @@ def _places(packs: int, records: int) -> list[tuple[int, int]]:
     ]
 
 
-def _parts(values: list[Any], size: int) -> list[list[Any]]:
+def parts_of(values: list[Any], size: int) -> list[list[Any]]:
+    """Return consecutive parts of a list, of so many values but for the last."""
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 

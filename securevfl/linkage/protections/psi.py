@@ -42,7 +42,6 @@ import hashlib
 import itertools
 import secrets
 import struct
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
@@ -57,7 +56,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.metrics.texts import exact_texts, numbered_keys
 from securevfl.linkage.protections import protection
-from securevfl.linkage.protections.paillier import Apply, on_cores
+from securevfl.linkage.protections.paillier import Apply, on_cores, parts_of
 from securevfl.linkage.protections.plaintext import KeysAsTheyAre
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
@@ -68,17 +67,11 @@ from securevfl.transport.message import DeclaredMessage, TypedMessage, wire
 
 _LABEL: Final = b"securevfl/linkage/psi/v2"
 
-_SUITE: Final = b"OPRFV1-\0-ristretto255-SHA512"
-"""[RFC9497]'s context string: mode OPRF."""
-
-_TO_GROUP: Final = b"HashToGroup-" + _SUITE
-_TO_GROUP_PRIME: Final = _TO_GROUP + bytes([len(_TO_GROUP)])
+_TO_GROUP: Final = b"HashToGroup-OPRFV1-\0-ristretto255-SHA512" + bytes([40])
+"""[RFC9497]'s tag of HashToGroup in mode OPRF, and its length."""
 
 _POINT: Final = 32
 """Bytes of a point, of a scalar."""
-
-_INPUT: Final = 64
-"""Bytes of an input."""
 
 _VALUE: Final = 16
 """Bytes of the function's value."""
@@ -95,9 +88,6 @@ _BATCH: Final = 32
 _AHEAD: Final = 2 * _BATCH
 """Blocks that a secondary sends before it takes the first one's answer."""
 
-_FEWEST_ALLOWED: Final = 100_000
-_KEYS_A_ROW: Final = 100
-
 
 def most_keys(rows: int) -> int:
     """Return the default of ``linkage.most_keys``: the most keys that a secondary may announce.
@@ -108,7 +98,7 @@ def most_keys(rows: int) -> int:
     Args:
         rows: The primary's, of training.
     """
-    return max(_FEWEST_ALLOWED, _KEYS_A_ROW * rows)
+    return max(100_000, 100 * rows)
 
 
 # Messages: each carries some points of a table, or values.
@@ -152,8 +142,8 @@ class EvaluatedPoints(DeclaredMessage):
 
 def point_of(message: bytes) -> bytes:
     """Return H1 of an input: HashToGroup, by expand_message_xmd with SHA-512."""
-    first = hashlib.sha512(bytes(128) + message + b"\0\x40\0" + _TO_GROUP_PRIME).digest()
-    wide = hashlib.sha512(first + b"\1" + _TO_GROUP_PRIME).digest()
+    first = hashlib.sha512(bytes(128) + message + b"\0\x40\0" + _TO_GROUP).digest()
+    wide = hashlib.sha512(first + b"\1" + _TO_GROUP).digest()
     return bytes(_rbcl().crypto_core_ristretto255_from_hash(wide))
 
 
@@ -192,7 +182,7 @@ def inverted(scalars: Sequence[bytes]) -> list[bytes]:
 def _inputs(context: bytes, texts: Sequence[str | None]) -> list[bytes]:
     """Return the input of each key; a missing one is random, and has no other's value."""
     return [
-        secrets.token_bytes(_INPUT)
+        secrets.token_bytes(64)
         if text is None
         # A lone surrogate is no UTF-8, but may stand in a text that Python read.
         else hashlib.sha512(context + text.encode(errors="surrogatepass")).digest()
@@ -258,10 +248,6 @@ def _sizes(count: int) -> list[int]:
     return [min(_BLOCK, count - start) for start in range(0, count, _BLOCK)]
 
 
-def _parts(values: list[Any], size: int) -> list[list[Any]]:
-    return [values[start : start + size] for start in range(0, len(values), size)]
-
-
 def _array(content: bytes, width: int) -> UInt8[np.ndarray, "_ _"]:
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, width)
 
@@ -314,7 +300,7 @@ class Psi(KeysAsTheyAre):
             have equal keys.
         """
         spec, lines, names = party.spec, party.lines, party.spec.roles.present
-        parts = _parts(exact_texts(spec.keys, party.keys), _BLOCK)
+        parts = parts_of(exact_texts(spec.keys, party.keys), _BLOCK)
         announced, linked = dict[str, int](), []
         # A secondary whose keys were evaluated before in this session asks for no more.
         keys = {n: party.memory[n][0] if n in party.memory else _scalar() for n in names}
@@ -346,8 +332,8 @@ class Psi(KeysAsTheyAre):
             raise ProtocolError(f"{name}: announces {count:,} keys, and {refusal}")
         party.observe(KeysAnnounced(name=name, keys=count, rows=party.rows))
         pace = Pace(party.observe, CiphertextsMade, name=name)
-        for sizes in _parts(_sizes(count), _BATCH):
-            tasks = []
+        for sizes in parts_of(_sizes(count), _BATCH):
+            tasks = list[tuple[bytes, bytes]]()
             for size in sizes:
                 block = receive_from(party.lines, name, BlindedPoints) if done or tasks else came
                 if (block.count, len(block.points)) != (count, size):
@@ -391,26 +377,26 @@ class Psi(KeysAsTheyAre):
         padding = max(1, spec.hiding.pad_to or len(keys)) - len(keys)
         sent: list[str | None] = [*keys, *[None] * padding]
         secrets.SystemRandom().shuffle(sent)
-        context, parts = _context(party, party.keys.name), _parts(sent, _BLOCK)
+        context, parts = _context(party, party.keys.name), parts_of(sent, _BLOCK)
         pace = Pace(party.observe, CiphertextsMade, name=party.keys.name)
-        tasks, values, done = [], list[bytes](), 0
+        inverses, answers, values = list[bytes](), list[bytes](), list[bytes]()
 
-        def take_answer(part: list[str | None], inverses: bytes) -> None:
-            block = receive_from(lines, primary, EvaluatedPoints, points=len(part))
-            tasks.append((context, part, inverses, block.points.tobytes()))
+        def take_answer() -> None:
+            size = len(parts[len(answers)])
+            block = receive_from(lines, primary, EvaluatedPoints, points=size)
+            answers.append(block.points.tobytes())
+            pace(min(len(answers) * _BLOCK, len(sent)), 2 * len(sent))
 
         with on_cores(-1, after=_IN_PLACE, check=lines.check) as apply:
-            due = deque[tuple[list[str | None], bytes]]()
-            made = apply(blind, [(context, part) for part in parts])
-            for part, (points, inverses) in zip(parts, made, strict=True):
-                if len(due) == _AHEAD:
-                    take_answer(*due.popleft())
+            for points, inverse in apply(blind, [(context, part) for part in parts]):
+                if len(inverses) == len(answers) + _AHEAD:
+                    take_answer()
                 block = BlindedPoints(count=len(sent), points=_array(points, _POINT))
                 lines.send(block.to_message(), primary)
-                due.append((part, inverses))
-                pace(done := done + len(part), 2 * len(sent))
-            for waiting in due:
-                take_answer(*waiting)
+                inverses.append(inverse)
+            while len(answers) < len(parts):
+                take_answer()
+            tasks = zip(itertools.repeat(context), parts, inverses, answers, strict=False)
             for block in apply(unblind, tasks):
                 values += _each(block, _VALUE)
                 pace(len(sent) + len(values), 2 * len(sent))
@@ -424,17 +410,11 @@ class Psi(KeysAsTheyAre):
 
 def _not_agreed(spec: LinkSpec, count: int, *, rows: int) -> str | None:
     """Return which setting a number of announced keys breaks, and how; None if none."""
-    agreed, most = spec.hiding.pad_to, spec.hiding.most_keys
+    agreed, most = spec.hiding.pad_to, spec.hiding.most_keys or most_keys(rows)
     if agreed is not None:
         return None if count == agreed else f"linkage.pad_to is {agreed:,}"
-    if count <= (most or most_keys(rows)):
-        return None
-    if most is not None:
-        return f"linkage.most_keys allows {most:,}"
-    return (
-        f"linkage.most_keys allows {most_keys(rows):,} for {rows:,} rows unless it is set; agree "
-        f"on a larger one if the table is that large"
-    )
+    allows = f"linkage.most_keys allows {most:,} for {rows:,} rows; agree on another, or on pad_to"
+    return None if count <= most else allows
 
 
 def _different(spec: LinkSpec, own: KeyTable, *, rows: int) -> list[str]:
