@@ -35,23 +35,23 @@ def timed(step: Callable[[], T]) -> tuple[T, float]:
 
 def ours(mine: list[str], theirs: list[str]) -> dict[str, Any]:
     """Return what the protection costs."""
-    context = os.urandom(16)
-    own, other = psi._secret(), psi._secret()
-    rows, first = timed(lambda: psi.raised(own, psi.hashed(mine, context)))
+    context, key = os.urandom(16), psi._scalar()
+    rows, first = timed(lambda: psi.evaluate((key, context, mine)))
     shuffled = random.sample(theirs, len(theirs))
-    records, second = timed(lambda: psi.raised(other, psi.hashed(shuffled, context)))
-    returned, third = timed(lambda: psi.raised(own, records))
+    (points, inverses), second = timed(lambda: psi.blind((context, shuffled)))
+    answers, third = timed(lambda: psi.evaluate_blinded((key, points)))
 
     def match() -> int:
-        keys = dict(zip(psi._each(returned), shuffled, strict=True))
-        return sum(point in keys for point in psi._each(psi.raised(other, rows)))
+        values = psi.unblind((context, shuffled, inverses, answers))
+        keys = dict(zip(psi._each(values, psi._VALUE), shuffled, strict=True))
+        return sum(value in keys for value in psi._each(rows, psi._VALUE))
 
     found, fourth = timed(match)
     return {
         "found": found,
         "primary s": first + third,
         "secondary s": second + fourth,
-        "MB": (len(rows) + len(records) + len(returned)) / 1e6,
+        "MB": (len(rows) + len(points) + len(answers)) / 1e6,
     }
 
 

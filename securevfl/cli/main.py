@@ -18,7 +18,7 @@ from securevfl.cli.identity_command import app as identity_app
 from securevfl.cli.ledger_command import app as ledger_app
 from securevfl.cli.run import app as run_app
 from securevfl.cli.start import app as start_app
-from securevfl.core import logs
+from securevfl.core import interrupts, logs
 from securevfl.core.errors import SecureVflError, missing_extra, of_this_machine
 from securevfl.exporting.model_commands import app as model_app
 from securevfl.lab.commands import app as lab_app
@@ -139,14 +139,18 @@ def main() -> None:
     """Run the command line; a user's mistake ends in one line and an exit code, never a traceback.
 
     Exit codes: 0 done; 2 wrong input; 3 a party was lost or refused; 4 the privacy budget forbids
-    it, or what a run left does not hold; 141 nobody reads the output any more, as after `| head`;
-    1 a bug.
+    it, or what a run left does not hold; 130 SIGINT or SIGTERM has interrupted it; 141 nobody reads
+    the output any more, as after `| head`; 1 a bug.
     """
     _show_every_name(sys.stdout, sys.stderr)
     try:
         if sys.argv[1:2] != ["party"]:
             require_one_process(" ".join(sys.argv[1:2]))
-        _run()
+        with interrupts.noted():
+            _run()
+    except KeyboardInterrupt:
+        _say("interrupted")
+        sys.exit(_INTERRUPTED)
     except SecureVflError as error:
         logs.log_refusal(error)
         _say(" ".join(str(error).splitlines()))

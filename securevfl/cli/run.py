@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from securevfl.core import command_line as given
+from securevfl.core import interrupts
 from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory, loading
 
@@ -207,7 +208,8 @@ def party(
                 job = PartyJob(
                     config=config,
                     name=name,
-                    run_folder=run_folder_for(config, out, resume=resume),
+                    # A party that never came as far as to begin a run has not left its folder.
+                    run_folder=run_folder_for(config, out, resume=resume and out is None),
                     identity_folder=identity,
                     data_root=data_root or federation.parent,
                     device=torch_device,
@@ -223,6 +225,7 @@ def party(
                 )
                 _run_to_the_end(job, as_json=as_json)
     except SecureVflError as error:
+        interrupts.check()
         origin = getattr(error, "party", None) if isinstance(error, ProtocolError) else None
         report_failure(party=origin or name, reason=str(error), exit_code=error.exit_code)
         raise

@@ -246,10 +246,13 @@ class FederationConfig:
     def model_digest(self) -> str:
         """Like :attr:`settings_digest`, of what a kept model rests on alone.
 
-        How long parties wait, what predictions may spend and what a comparison trains may change.
+        How long parties wait, what predictions may spend and what a comparison trains may change;
+        and how many keys a secondary may announce, whose table grows.
         """
         left_out = ("methods", "prediction", "runtime")
         kept = {name: table for name, table in self.source.items() if name not in left_out}
+        linkage = self.source.get("linkage", {})
+        kept["linkage"] = {name: value for name, value in linkage.items() if name != "most_keys"}
         return _digest({**kept, "party": _without_places(self.source)})
 
 
@@ -326,6 +329,7 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
             cell=linkage.cell,
             key_bits=linkage.key_bits,
             pad_to=linkage.pad_to,
+            most_keys=linkage.most_keys,
         ),
         choice=spec.ChoiceSpec(
             neighbours=config.model.neighbours,

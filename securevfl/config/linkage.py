@@ -96,6 +96,10 @@ class LinkageSettings:
     """For ``psi``: how many different keys every secondary announces, more than any has. By default
     the primary learns how many there are."""
 
+    most_keys: checks.Keys | None = None
+    """For ``psi`` without ``pad_to``: the most keys that a secondary may announce, and so test.
+    Default: 100 for each of the primary's rows, at least 100,000."""
+
     similarity_noise: checks.NonNegative | None = None
     """sigma of the noise on similarities, in units of sigma_0."""
 
@@ -157,8 +161,11 @@ class LinkageSettings:
         if self.cell is not None and not protection.takes_cells:
             takers = _quoted(other.name for other in PROTECTIONS.values() if other.takes_cells)
             raise ConfigError(f"cell: goes with protection = {takers} alone")
-        if self.pad_to is not None and self.protection != "psi":
-            raise ConfigError('pad_to: goes with protection = "psi" alone')
+        for name in ("pad_to", "most_keys"):
+            if getattr(self, name) is not None and self.protection != "psi":
+                raise ConfigError(f'{name}: goes with protection = "psi" alone')
+        if None not in (self.pad_to, self.most_keys):
+            raise ConfigError("most_keys: pad_to is the number itself; give one of them")
         if self.cache is not None and not protection.keeps_links:
             raise ConfigError(f'cache: no link is kept with protection = "{self.protection}"')
         if self.secret is not None and not protection.needs_secret:

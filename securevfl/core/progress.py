@@ -115,6 +115,19 @@ class CiphertextsMade(PartDone):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KeysAnnounced:
+    """A secondary has announced how many keys it brings to private set intersection."""
+
+    EVENT: ClassVar[str] = "keys-announced"
+
+    name: str
+    keys: int
+    """Different keys, or guesses: so many it can test."""
+    rows: int
+    """The primary's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LinksCounted:
     """A secondary is linked: counts for that secondary, and for a simulation."""
 
@@ -255,6 +268,7 @@ ProgressEvent = (
     | Stage
     | LinksMade
     | CiphertextsMade
+    | KeysAnnounced
     | LinksCounted
     | RowsAligned
     | RowsReleased

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from securevfl.core import logs, progress
+from securevfl.core import interrupts, logs, progress
 from securevfl.core.formatting import epsilon_in_words, written
 
 _QUIET_SECONDS = 5.0
@@ -59,7 +59,8 @@ class RunProgress:
         self._progress.stop()
 
     def __call__(self, event: progress.ProgressEvent) -> None:
-        """Take one event of a run."""
+        """Take one event of a run; raise KeyboardInterrupt if an interrupt is noted."""
+        interrupts.check()
         logs.log_event(event)
         self._note(event)
         match event:
@@ -68,6 +69,7 @@ class RunProgress:
                 | progress.SessionLost()
                 | progress.PresenceChanged()
                 | progress.SpendingPlanned()
+                | progress.KeysAnnounced()
                 | progress.LinksCounted()
                 | progress.RowsAligned()
             ):
@@ -171,6 +173,7 @@ def _sentence(
     | progress.SessionLost
     | progress.PresenceChanged
     | progress.SpendingPlanned
+    | progress.KeysAnnounced
     | progress.LinksCounted
     | progress.RowsAligned,
 ) -> str:
@@ -192,6 +195,8 @@ def _sentence(
             return presence_in_words(event)
         case progress.SpendingPlanned():
             return spending_in_words(event)
+        case progress.KeysAnnounced():
+            return f"keys of {event.name}: {event.keys:,} announced, for {event.rows:,} rows"
         case progress.LinksCounted():
             return progress.links_in_words(event).partition("; ")[0]
         case progress.RowsAligned():

@@ -469,6 +469,7 @@ def save_primary(
             label_scaler=base.label_scaler_of(table, primary.data.split, primary.head),
             threshold=primary.threshold if choice is None else choice.threshold,
             metrics=metrics,
+            rows=table.num_rows,
             base=None if choice is None else choice.base,
             alone=None if choice is None else choice.alone.best.model,
             scale=primary.scale,

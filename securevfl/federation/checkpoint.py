@@ -242,6 +242,15 @@ def has_begun(folder: Path) -> bool:
     return (folder / _RUN).exists()
 
 
+def is_unused(folder: Path) -> bool:
+    """Return whether no run has begun in a party's folder, so that nothing was released for one.
+
+    A run's id is there before the first release, and a damaged file may be all that is left of it.
+    """
+    states = StateFolder(folder, settings_digest="").names()
+    return not states and not (folder / "ledger.json").exists()
+
+
 class Checkpoints:
     """The checkpoint files in one party's folder."""
 

@@ -33,7 +33,7 @@ from securevfl.models.alone.choice import Model, Used, model_bytes, model_of
 from securevfl.models.tasks import HALF, TaskHead
 from securevfl.version import __version__
 
-FORMAT: Final = 9
+FORMAT: Final = 10
 """Of the files that this program writes, and the only one that it reads."""
 
 FOLDER: Final = "model"
@@ -59,6 +59,8 @@ class PrimaryPart:
     """Above which probability a row counts as one of the second class, of two."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """Of the test rows of training."""
+    rows: int
+    """Rows of the training table."""
     base: Model | None = None
     """What the top model's outputs are added to; None where there is no base."""
     alone: Model | None = None
@@ -169,6 +171,7 @@ class SavedModel(Described):
                 "label_scaler": None if part.label_scaler is None else part.label_scaler.as_json(),
                 "threshold": part.threshold,
                 "metrics": dict(part.metrics),
+                "rows": part.rows,
                 "keys": None,
                 "base": _written(folder, "base", part.base),
                 "alone": None if part.alone is part.base else _written(folder, "alone", part.alone),
@@ -231,8 +234,8 @@ def load_model(folder: Path, config: FederationConfig, *, party: str) -> SavedMo
     if model.digest != config.model_digest:
         raise ConfigError(
             f"model {folder}: was trained under other settings than the federation file has now; "
-            f"only [prediction], [runtime], [methods], addresses and identities may change. Take "
-            f"federation.toml of its run"
+            f"only [prediction], [runtime], [methods], linkage.most_keys, addresses and identities "
+            f"may change. Take federation.toml of its run"
         )
     return model
 
@@ -245,6 +248,7 @@ class _PlainPart:
     classes: tuple[str | bool | int | float, ...] | None
     threshold: float
     metrics: dict[str, float | None]
+    rows: int
     scale: float
     used: Used
 

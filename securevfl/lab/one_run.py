@@ -17,7 +17,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.methods import IN_ONE_PLACE, baseline_settings, method_family
 from securevfl.config.reading import linkable_config, method_source_of, parse_federation
 from securevfl.config.rules import require_trainable
-from securevfl.core import files
+from securevfl.core import files, interrupts
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
@@ -235,7 +235,8 @@ def attempt(
         Everything is in one process: a study protects nobody's table.
     """
     try:
-        return train_run(task, tables, study=study, device=device, observe=observe)
+        with interrupts.reported():
+            return train_run(task, tables, study=study, device=device, observe=observe)
     except SecureVflError as error:
         return RunFailure(reason=f"seed {task.run.seed}: {error}")
     except Exception as error:  # noqa: BLE001, other runs go on

@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType
 from typing import Any, Final
 
+from securevfl.core import interrupts
 from securevfl.core.files import plain
 from securevfl.core.memory import peak_memory_bytes
 
@@ -85,15 +85,8 @@ def end_with_launcher() -> None:
     """
     if not is_launched():
         return
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts.note_signals()
     threading.Thread(target=_follow, name="securevfl-lifeline", daemon=True).start()
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    # Once: the launcher's signal and the lifeline's come together, and the second would cut off
-    # the farewell that the first asked for.
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _follow() -> None:
@@ -103,4 +96,6 @@ def _follow() -> None:
     hard_end = threading.Timer(_FAREWELL_S, os._exit, args=(1,))
     hard_end.daemon = True
     hard_end.start()
-    os.kill(os.getpid(), signal.SIGTERM)
+    # The launcher's own signal may have come first: a second would cut off the farewell.
+    if not interrupts.is_noted():
+        os.kill(os.getpid(), signal.SIGTERM)

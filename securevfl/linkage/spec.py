@@ -115,6 +115,9 @@ class HidingSpec:
     pad_to: int | None = None
     """Keys that a secondary announces in private set intersection; None: as many as it has."""
 
+    most_keys: int | None = None
+    """The most keys that a secondary may announce; None: by the primary's rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceSpec:
@@ -260,6 +263,9 @@ class LinkedPrimary:
 
     similarities: Float32[np.ndarray, "rows secondaries links"] | None = None
     """One a link, NaN where a slot holds no record; None if the family reads none."""
+
+    announced: Mapping[str, int] | None = None
+    """How many keys each secondary announced in private set intersection."""
 
     alignment: Alignment | None = None
     """Which rows are linked, at which secondary; None where no model needs it."""

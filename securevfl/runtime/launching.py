@@ -440,7 +440,8 @@ def help_party(group: WorkerGroup, *, device: torch.device) -> None:
     from securevfl.federation.rounds.party_workers import WorkerProcess
 
     # A helper has nothing to save: it ends at once, even while it waits.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     WorkerProcess(group, device=device).work()
 
 
@@ -555,7 +556,7 @@ def _run_session(party: PartySession) -> _Ended:
         "start",
         role=job.config.party(job.name).role,
         digest=job.config.digest,
-        resume=job.resume,
+        resume=party.files.resume,
     )
     if job.after_loss:
         give_back_memory()

@@ -13,11 +13,12 @@ from typing import Final, Literal
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_covered_channels, require_helpers
 from securevfl.config.sections import IN_MEMORY
-from securevfl.core import errors, files
+from securevfl.core import errors, files, interrupts
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
 from securevfl.data.tables import PartyTable
+from securevfl.federation.checkpoint import is_unused
 from securevfl.federation.class_means.class_means_stage import deal_over_star
 from securevfl.federation.messages import PredictRequest, Ready, RoundKind
 from securevfl.federation.run_plan import RunFacts, RunPlan
@@ -121,7 +122,7 @@ class PartySession:
         Raises:
             ConfigError: If it should resume a run, and the folder holds none.
         """
-        if not self.job.resume:
+        if not self.files.resume:
             return ""
         for text in self.files.checkpoints.resume():
             self.files.log("warning", text=text)
@@ -242,21 +243,26 @@ def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterato
     files.require_writable_folder(job.folder)
     in_file = not party.is_helper and party.data != IN_MEMORY
     table = job.data_root / party.data if in_file else None
-    with PartyFiles(job.folder, config, party=job.name, resume=job.resume, table=table) as own:
+    begins = job.resume and is_unused(job.folder)
+    if begins and not (party.is_helper or job.after_loss):
+        job.observe(Warned(text=f"{job.name}: no run has begun in {job.run_folder}: it begins now"))
+    resume = job.resume and not begins
+    with PartyFiles(job.folder, config, party=job.name, resume=resume, table=table) as own:
         try:
-            require_covered_channels(config)
-            require_helpers(config)
-            require_precision(config, job.device)
-            session = PartySession(
-                job=job,
-                identity=identity or Identity.load(job.identity_folder, job.name),
-                pinned=pinned_identities(config),
-                files=own,
-            )
-            for text in expiring(session.identity, session.identity.trusted):
-                own.log("warning", text=text)
-                session.observe(Warned(text=text))
-            yield session
+            with interrupts.reported():
+                require_covered_channels(config)
+                require_helpers(config)
+                require_precision(config, job.device)
+                session = PartySession(
+                    job=job,
+                    identity=identity or Identity.load(job.identity_folder, job.name),
+                    pinned=pinned_identities(config),
+                    files=own,
+                )
+                for text in expiring(session.identity, session.identity.trusted):
+                    own.log("warning", text=text)
+                    session.observe(Warned(text=text))
+                yield session
         except (errors.SecureVflError, KeyboardInterrupt) as error:
             _log_failure(own, error)
             raise
@@ -339,7 +345,7 @@ def serve_sessions(party: PartySession, session: Callable[[], None]) -> None:
         try:
             session()
         except _COMES_BACK as error:
-            if not party.job.serves_on:
+            if interrupts.is_noted() or not party.job.serves_on:
                 raise
             party.files.log("waiting", reason=type(error).__name__)
             if not party.config.party(party.job.name).is_helper:

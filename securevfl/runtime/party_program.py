@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, Unpack
 
 from securevfl.config.reading import parse_federation
-from securevfl.core import errors, files
+from securevfl.core import errors, files, interrupts
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.launch import child, process, spawn
@@ -205,6 +205,7 @@ def launch(program: Callable[[ThisParty], T], *, parties: int | None = None) -> 
         )
         child.report(_RETURNED, value=value)
     except errors.SecureVflError as error:
+        interrupts.check()
         origin = getattr(error, "party", None) or f"rank-{here.rank}"
         child.report_failure(party=origin, reason=str(error), exit_code=error.exit_code)
         if child.is_launched():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.sections import PartySettings
+from securevfl.core.checks import MOST_KEYS
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, Stage, Warned, unheard
@@ -31,6 +32,7 @@ from securevfl.federation.saved_model import PrimaryPart, SavedModel
 from securevfl.federation.session.membership import absent_names, in_blocks
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
+from securevfl.linkage.protections.psi import most_keys
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
@@ -163,14 +165,18 @@ def prediction_spec(
 ) -> LinkSpec:
     """Return how a party links new rows: as in training, scaled as then, and kept nowhere.
 
+    A few new rows say nothing of how many keys a secondary may announce: rows of training do.
+
     Args:
         config: The federation file.
         model: The party's.
         active: Ranks of the secondaries that take part; None: all.
     """
     spec = link_spec(config)
+    trained = MOST_KEYS if model.primary is None else most_keys(model.primary.rows)
     return replace(
         spec,
+        hiding=replace(spec.hiding, most_keys=spec.hiding.most_keys or trained),
         # Of one row, a refusal would tell the primary that it has no link.
         choice=replace(spec.choice, least_linked=None),
         roles=replace(spec.roles, absent=frozenset(absent_names(config, active))),

@@ -260,6 +260,7 @@ def _link(session: PrimarySession, plan: run_plan.RunPlan, table: PartyTable) ->
         "linked",
         protection=party.config.linkage.protection,
         learned=reveals_of(place.spec, "primary"),
+        **({} if linked.announced is None else {"announced_keys": dict(linked.announced)}),
     )
     return linked
 
@@ -321,7 +322,7 @@ def _greet(
 ) -> run_plan.RunFacts:
     """Wait for the parties, and agree with them where the run starts."""
     party = session.party
-    config, resume, checkpoints = party.config, party.job.resume, party.files.checkpoints
+    config, resume, checkpoints = party.config, party.files.resume, party.files.checkpoints
     least = config.least_in_training
     joined = session.wait(
         [one.name for one in config.callers],

@@ -678,6 +678,7 @@ class PrimaryRun:
             pretraining=self.pretraining,
             alignment=self.alignment,
             links=self.links,
+            announced_keys=self.linked.announced,
             absences=None
             if self._others.presence is None
             else self._others.presence.absences() or None,

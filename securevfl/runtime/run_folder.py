@@ -154,6 +154,8 @@ class RunFigures:
     """In a simulation, by secondary: how many rows and records are linked, and how near, with the
     fields of :class:`securevfl.core.progress.LinksCounted`. Between processes each secondary alone
     knows its own; its log has them."""
+    announced_keys: Mapping[str, int] | None = None
+    """How many keys each secondary announced in private set intersection, between processes."""
     absences: Sequence[Mapping[str, Any]] | None = None
     """Secondaries that were absent: ``party``, ``from_epoch``, and ``to_epoch``, None if it did not
     come back before the end. After the last epoch come the test rows."""

@@ -261,7 +261,7 @@ def _build(
     if own:
         # With the encoder of its last epoch, however far the others have gone since.
         checkpoints.load(own, partial(secondary.resume, epoch))
-    elif party.job.resume:
+    elif party.files.resume:
         checkpoints.forget_after(0)
         if not plan.frozen:
             secondary.validator.start_after(epoch)

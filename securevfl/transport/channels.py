@@ -34,7 +34,7 @@ from securevfl.transport.message import (
     require_empty,
     wire,
 )
-from securevfl.transport.star import PrimaryTransport, SecondaryTransport
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport, Transport
 
 # Messages between two callers through the primary, which must not read them.
 
@@ -179,6 +179,14 @@ class Channels(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raise the federation's failure if there is one; for long computations between waits.
+
+        Raises:
+            ProtocolError: A party failed, was silent or lied.
+        """
+        ...
+
 
 M = TypeVar("M", bound=DeclaredMessage)
 
@@ -201,7 +209,8 @@ def receive_from(lines: Channels, name: str, kind: type[M], **known: Any) -> M:
 class _ChannelsOverStar(ABC):
     """Channels over the star, and what has come of one party while another's message was due."""
 
-    def __init__(self, kinds: Kinds, *, deadline_s: float) -> None:
+    def __init__(self, transport: Transport, kinds: Kinds, *, deadline_s: float) -> None:
+        self.check = transport.check
         self._kinds = kinds
         self._deadline_s = deadline_s
         self._waiting: dict[str, deque[Message]] = defaultdict(deque)
@@ -286,7 +295,7 @@ class PrimaryChannels(_ChannelsOverStar):
         kinds: Kinds,
         deadline_s: float,
     ) -> None:
-        super().__init__(kinds, deadline_s=deadline_s)
+        super().__init__(transport, kinds, deadline_s=deadline_s)
         self._transport = transport
         self._names = {rank: name for name, rank in ranks.items() if rank}
         self._ranks = ranks
@@ -345,7 +354,7 @@ class CallerChannels(_ChannelsOverStar):
         deadline_s: float,
         between_s: float,
     ) -> None:
-        super().__init__(kinds, deadline_s=deadline_s)
+        super().__init__(transport, kinds, deadline_s=deadline_s)
         self._between_s = between_s
         self._transport = transport
         self._primary = next(name for name, rank in ranks.items() if rank == PRIMARY_RANK)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin,
 import numpy as np
 import numpy.typing as npt
 
-from securevfl.core import errors
+from securevfl.core import errors, interrupts
 
 # The position of a type in this tuple is its code on the wire: append, never reorder.
 DTYPES: Final = tuple(np.dtype(name) for name in ("<i8", "<i4", "u1", "<f4", "<f8", "?"))
@@ -517,6 +517,7 @@ def failure_kind(error: BaseException) -> FailureKind:
 
     An operator who interrupts a party, or makes room on its machine, can start it again.
     """
+    error = interrupts.behind(error)
     known = errors.of_this_machine(error) or error
     mendable = isinstance(known, KeyboardInterrupt | errors.StorageError | errors.OutOfMemoryError)
     return "lost" if mendable else "failed"
@@ -527,6 +528,7 @@ def public_reason(error: BaseException) -> str:
 
     An error that was not raised on purpose may quote a table in its text, so only its kind is told.
     """
+    error = interrupts.behind(error)
     if isinstance(error, KeyboardInterrupt):
         return "was interrupted by its operator"
     known = error if isinstance(error, errors.SecureVflError) else errors.of_this_machine(error)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
-from securevfl.core import checks, errors
+from securevfl.core import checks, errors, interrupts
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.framing import SESSION_BYTES, EncodedMessage, FrameReader, encode
@@ -371,7 +371,9 @@ class Transport:
 
         Raises:
             ProtocolError: Or the kind of it that fits: a party failed, was silent, lied.
+            KeyboardInterrupt: If an interrupt is noted, which something has swallowed.
         """
+        interrupts.check()
         if self._loop.failure is not None:
             raise self._loop.failure.error()
 

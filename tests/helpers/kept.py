@@ -76,7 +76,7 @@ def kept(config: FederationConfig, name: str, *, seed: int = 0) -> SavedModel:
         noise_share_std=0.0,
         ledger_head="",
         weights=half.state_dict(),
-        primary=PrimaryPart(head=head, classes=classes, label_scaler=label)
+        primary=PrimaryPart(head=head, classes=classes, label_scaler=label, rows=60)
         if party.role == "primary"
         else None,
     )

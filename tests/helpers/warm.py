@@ -31,6 +31,12 @@ class Program:
         self._process.start()
 
     @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process.pid is not None, "started"
+        return self._process.pid
+
+    @property
     def returncode(self) -> int | None:
         """Its exit code, or minus the number of the signal that ended it; None while it runs."""
         return self._process.exitcode

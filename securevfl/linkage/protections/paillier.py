@@ -36,9 +36,13 @@ import math
 import multiprocessing
 import os
 import secrets
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -48,7 +52,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8, UInt64
 
 from securevfl.core import checks
-from securevfl.core.errors import DataError, ProtocolError, of_an_extra
+from securevfl.core.errors import DataError, OutOfMemoryError, ProtocolError, of_an_extra
 from securevfl.core.progress import CiphertextsMade, Pace
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.protections import blockwise
@@ -62,39 +66,76 @@ Apply = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """Applies a function to every task and yields the results in the tasks' order, as ``map`` does."""
 
 
+_AWAKE_S: Final = 1.0
+"""Seconds between two calls of a check, while a worker's result is waited for."""
+
+
 @contextmanager
-def on_cores(workers: int, *, after: int = 0) -> Iterator[Apply]:
+def on_cores(
+    workers: int, *, after: int = 0, check: Callable[[], None] = lambda: None
+) -> Iterator[Apply]:
     """Give a map over tasks, in this process or in several, which end with the context.
 
     Args:
         workers: Processes; 1 works in this one, -1 takes every core.
         after: Tasks that are done in this process before any other is started: a few take less
             time than processes take to start.
+        check: Called before each task and each second of a wait; what it raises ends the map.
 
     Raises:
         ConfigError: If there are no workers.
+        OutOfMemoryError: By the map, if a worker was killed.
     """
     if workers != -1:
         checks.at_least(1, workers=workers)
     number = (os.cpu_count() or 1) if workers == -1 else workers
     seen, pool = 0, None
-    with ExitStack() as running:
 
-        def apply(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterable[Any]:
-            nonlocal seen, pool
-            given = list(tasks)
-            seen += len(given)
-            if number == 1 or seen <= after:
-                return map(function, given)
-            if pool is None:
-                # Freshly started processes share no locks or random state with this one. Each
-                # reads its tasks from a pipe that only this process writes to: when this one is
-                # killed, they find the pipe closed and end.
-                context = multiprocessing.get_context("spawn")
-                pool = running.enter_context(context.Pool(number))
-            return pool.imap(function, given)
+    def apply(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+        nonlocal seen, pool
+        given = list(tasks)
+        seen += len(given)
+        if number == 1 or seen <= after:
+            for task in given:
+                check()
+                yield function(task)
+            return
+        if pool is None:
+            # Freshly started processes share no locks or random state with this one.
+            context = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(number, context, initializer=_end_with_parent)
+        try:
+            for future in [pool.submit(function, task) for task in given]:
+                while not wait([future], timeout=_AWAKE_S).done:
+                    check()
+                yield future.result()
+        except BrokenProcessPool:
+            raise OutOfMemoryError(
+                "a worker process was killed: not enough memory? Make room, and go on with --resume"
+            ) from None
 
+    try:
         yield apply
+    finally:
+        if pool is not None:
+            # At once, a stopped one too: nobody waits for what they are at.
+            processes = list(pool._processes.values())
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.kill()
+
+
+def _end_with_parent() -> None:
+    """Let this worker end when the process that started it does, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker"
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 # Squared distances under Paillier encryption: the primary holds the key, the secondary computes.
@@ -210,7 +251,7 @@ class Keyholder:
                 for start in range(0, len(units), lanes.count)
                 for axis in units[start : start + lanes.count].T.tolist()
             )
-        tasks = [(self._public, part) for part in _parts(plain, _ENCRYPTIONS_A_TASK)]
+        tasks = [(self._public, part) for part in parts_of(plain, _ENCRYPTIONS_A_TASK)]
         made = (one for part in apply(_encrypted, tasks) for one in part)
         packed = []
         for units in blocks:
@@ -344,7 +385,8 @@ def _places(packs: int, records: int) -> list[tuple[int, int]]:
     ]
 
 
-def _parts(values: list[Any], size: int) -> list[list[Any]]:
+def parts_of(values: list[Any], size: int) -> list[list[Any]]:
+    """Return consecutive parts of a list, of so many values but for the last."""
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
@@ -652,7 +694,7 @@ class Paillier(blockwise.Blockwise):
         """
         lines, holder = party.lines, Keyholder(bits=party.spec.hiding.key_bits)
         encrypted: dict[bytes, PackedRows] = {}
-        with on_cores(-1, after=_IN_PLACE_TASKS) as apply:
+        with on_cores(-1, after=_IN_PLACE_TASKS, check=lines.check) as apply:
 
             def share(
                 name: str, shapes: Shapes, rows: list[np.ndarray], tell: blockwise.Progress
@@ -688,7 +730,7 @@ class Paillier(blockwise.Blockwise):
         spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
         fresh: FreshObfuscators | None = None
 
-        with on_cores(-1, after=_IN_PLACE_TASKS) as apply:
+        with on_cores(-1, after=_IN_PLACE_TASKS, check=lines.check) as apply:
 
             def share(shapes: Shapes, records: list[np.ndarray], due: int) -> list[ShareWords]:
                 nonlocal fresh

@@ -66,8 +66,8 @@ class LinkingKind(MessageKind):
     """Secondary to primary: which rows have a link, where only aligned rows are learned from."""
 
     LINK_POINTS = 62
-    """Between the primary and a secondary: keys as points of a group, under secrets of one or of
-    both."""
+    """Between the primary and a secondary: a pseudorandom function's values at the primary's keys;
+    a secondary's keys as blinded points of a group, and these times the function's key."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)

@@ -69,7 +69,7 @@ from securevfl.linkage.protections.blocks import (
 from securevfl.linkage.protections.hashes import Codes
 from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
 from securevfl.linkage.protections.plaintext import LinkKeys
-from securevfl.linkage.protections.psi import RecordPoints, ReturnedPoints, RowPoints
+from securevfl.linkage.protections.psi import BlindedPoints, EvaluatedPoints, RowValues
 from securevfl.linkage.protections.shares import DealerTurn, Dealt, MaskedKeys
 from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.stage.linking import METRICS
@@ -216,9 +216,9 @@ READS: Final = (
         records=[2],
         modulus=_MODULUS,
     ),
-    _read(RowPoints(points=_POINTS), points=2),
-    _read(RecordPoints(count=2, points=_POINTS)),
-    _read(ReturnedPoints(points=_POINTS), points=2),
+    _read(RowValues(values=_POINTS[:, :16]), values=2),
+    _read(BlindedPoints(count=2, points=_POINTS)),
+    _read(EvaluatedPoints(points=_POINTS), points=2),
     _read(DealerTurn(secondary=1, sizes=_SIZES), ranks=[1, 2]),
     _read(Dealt(mask=_WORDS, product=_WORDS.ravel()), count=2, key_dim=3, pairs=6),
     _read(MaskedKeys(keys=_WORDS), count=2, key_dim=3),

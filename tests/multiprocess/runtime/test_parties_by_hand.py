@@ -1,12 +1,18 @@
 """Parties on machines of their own: every organisation types its own commands."""
 
 import json
+import os
+import signal
+import time
 import tomllib
 
 import pytest
 from helpers.command_line import securevfl
 from helpers.federations import save, write_federation
+from helpers.patience import PATIENCE_S
 from helpers.warm import Program
+
+from securevfl.transport.identity import provision
 
 pytestmark = pytest.mark.multiprocess
 
@@ -56,6 +62,42 @@ def test_two_organisations_meet_with_kits_of_their_own(tmp_path, capfd, port):
     assert "Nothing bounds what a partner may find out" in own.read_text(encoding="utf-8")
     assert str(own) in typed("report", homes["bank-1"] / "run")
     assert [folder.name for folder in (homes["bank-1"] / "run" / "parties").iterdir()] == ["bank-1"]
+
+
+def test_a_party_by_hand_is_interrupted_by_sigterm(tmp_path, capfd, port):
+    """As systemd stops it: it tells the others. Both were started to resume what never began."""
+    path = write_federation(tmp_path, secondaries=1, training={"epochs": 10_000, "batch_size": 8})
+    source = tomllib.loads(path.read_text(encoding="utf-8"))
+    source["party"][0]["address"] = f"127.0.0.1:{port}"
+    for party, pinned in zip(
+        source["party"], provision(NAMES, tmp_path / "ids").values(), strict=True
+    ):
+        party["identity"] = pinned
+    save(tmp_path, source)
+    runs = {
+        name: Program(
+            *("securevfl.cli.main", "party", path, "--name", name, "--resume"),
+            *("--identity", tmp_path / "ids" / name, "--out", tmp_path / f"run-{name}"),
+        )
+        for name in NAMES
+    }
+    begun = tmp_path / "run-bank-1" / "parties" / "bank-1" / "run.pt"
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not begun.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)  # nothing else tells a test that a party of its own has begun
+        os.kill(runs["bank-1"].pid, signal.SIGTERM)
+        ended = {name: run.ended() for name, run in runs.items()}
+    finally:
+        for run in runs.values():
+            run.kill()
+    assert {name: code for name, (code, _) in ended.items()} == {"agency": 3, "bank-1": 130}, ended
+    assert ended["bank-1"][1].splitlines()[-1] == "securevfl: interrupted"
+    assert ended["agency"][1].splitlines()[-1] == (
+        "securevfl: bank-1: was interrupted by its operator"
+    )
+    for name in NAMES:
+        assert f"{name}: no run has begun in" in ended[name][1]
 
 
 def of(home):

@@ -1,6 +1,6 @@
 """Protected linkage, its parties as threads: same links, no plain keys on any line."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -293,7 +293,8 @@ def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyP
     asked: list[tuple[int, int]] = []
 
     @contextmanager
-    def in_place(workers: int, *, after: int) -> Iterator[Any]:
+    def in_place(workers: int, *, after: int, check: Callable[[], None]) -> Iterator[Any]:
+        check()
         asked.append((workers, after))
         yield map
 

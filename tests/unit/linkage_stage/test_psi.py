@@ -1,6 +1,8 @@
 """Private set intersection: the links of shown keys, a number for the primary, and liars."""
 
+import functools
 import hashlib
+import operator
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -17,9 +19,10 @@ from helpers.linking import hidden_spec, link_spec
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers, require_linkable
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
+from securevfl.core.progress import KeysAnnounced
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.protections import psi
-from securevfl.linkage.protections.psi import RecordPoints, ReturnedPoints, RowPoints
+from securevfl.linkage.protections.psi import BlindedPoints, EvaluatedPoints, RowValues
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.stage.messages import Linked, LinkingKind
@@ -65,7 +68,8 @@ def sent(wires: Wires, sender: str, receiver: str) -> list[Message]:
 
 
 def points_of(messages: Sequence[Message]) -> list[bytes]:
-    return [row.tobytes() for one in messages for row in one.tensors["points"]]
+    """Return the points of messages, or the values of those that carry rows."""
+    return [row.tobytes() for one in messages for rows in one.tensors.values() for row in rows]
 
 
 @pytest.mark.parametrize("pad_to", [None, 40])
@@ -136,35 +140,81 @@ def test_two_runs_and_two_secondaries_have_no_point_in_common() -> None:
 
 
 def test_points_are_those_of_the_standard() -> None:
-    """[RFC9496] appendix A.3, its first hash to the group; and powers commute."""
+    """[RFC9496] appendix A.3, its first hash to the group; and multiples commute."""
     text = b"Ristretto is traditionally a short shot of espresso coffee"
-    assert hashlib.sha512(text).hexdigest().startswith("5d1be09e3d0c82fc538112490e35701979d99e06")
-    point = psi.hashed([text[5:].decode()], text[:5])
+    wide = hashlib.sha512(text).digest()
+    assert wide.hex().startswith("5d1be09e3d0c82fc538112490e35701979d99e06")
+    point = rbcl.crypto_core_ristretto255_from_hash(wide)
     assert point.hex() == "3066f82a1a747d45120d1740f14358531a8f04bbffe6a819f86dfe50f44a0a46"
-    one, other = psi._secret(), psi._secret()
-    assert psi.raised(one, psi.raised(other, point)) == psi.raised(other, psi.raised(one, point))
+    one, other = psi._scalar(), psi._scalar()
+    twice = [
+        psi.multiplied([a], psi.multiplied([b], [point])) for a, b in ((one, other), (other, one))
+    ]
+    assert twice[0] == twice[1]
+
+
+KEY = bytes.fromhex("5ebcea5ee37023ccb9fc2d2019f9d7737be85591ae8652ffa9ef0f4d37063b0e")
+BLIND = bytes.fromhex("64d37aed22a27f5191de1c1d69fadb899d8862b58eb4220029e036ec4c1f6706")
+VECTORS = [
+    (
+        "00",
+        "609a0ae68c15a3cf6903766461307e5c8bb2f95e7e6550e1ffa2dc99e412803c",
+        "7ec6578ae5120958eb2db1745758ff379e77cb64fe77b0b2d8cc917ea0869c7e",
+        "527759c3d9366f277d8c6020418d96bb393ba2afb20ff90df23fb7708264e2f3"
+        "ab9135e3bd69955851de4b1f9fe8a0973396719b7912ba9ee8aa7d0b5e24bcf6",
+    ),
+    (
+        "5a" * 17,
+        "da27ef466870f5f15296299850aa088629945a17d1f5b7f5ff043f76b3c06418",
+        "b4cbf5a4f1eeda5a63ce7b77c7d23f461db3fcab0dd28e4e17cecb5c90d02c25",
+        "f4a74c9c592497375e796aa837e907b1a045d34306a749db9f34221f7e750cb4"
+        "f2a6413a6bf6fa5e19ba6348eb673934a722a7ede2e7621306d18951e7cf2c73",
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "blinded", "evaluated", "output"), VECTORS)
+def test_the_function_is_that_of_the_standard(
+    message: str, blinded: str, evaluated: str, output: str
+) -> None:
+    """[RFC9497] appendix A.1.1: ristretto255, SHA-512, mode OPRF."""
+    given = bytes.fromhex(message)
+    [point] = psi.multiplied([BLIND], [psi.point_of(given)])
+    assert point.hex() == blinded
+    [answer] = psi.multiplied([KEY], [point])
+    assert answer.hex() == evaluated
+    [unblinded] = psi.multiplied(psi.inverted([BLIND]), [answer])
+    assert psi.output_of(given, unblinded).hex() == output
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_inverses_of_a_batch(count: int) -> None:
+    scalars = [psi._scalar() for _ in range(count)]
+    for scalar, inverse in zip(scalars, psi.inverted(scalars), strict=True):
+        assert rbcl.crypto_core_ristretto255_scalar_invert(scalar) == inverse
 
 
 def test_a_hand_made_primary_meets_a_secondary() -> None:
-    """By the formulas alone: what is sent is a H(x), and what comes back is b H(y)."""
+    """By the formulas alone: F(x) is what is sent, and k b H(y) what comes back."""
     spec = of_bank(neighbours=2)
-    wires, secret = Wires(), rbcl.crypto_core_ristretto255_scalar_random()
-    context = b"securevfl/linkage/psi/v1" + SESSION + (4).to_bytes(4, "big") + b"bank"
+    wires, secret = Wires(), psi._scalar()
+    context = b"securevfl/linkage/psi/v2" + SESSION + (4).to_bytes(4, "big") + b"bank"
 
     def power(point: bytes) -> bytes:
         return bytes(rbcl.crypto_scalarmult_ristretto255(secret, point))
 
+    def value(key: str) -> bytes:
+        message = hashlib.sha512(context + f"{len(key)}:{key}1:1".encode()).digest()
+        point = power(psi.point_of(message))
+        framed = b"\0\x40" + message + b"\0\x20" + point + b"Finalize"
+        return hashlib.sha512(framed).digest()[:16]
+
     def primary() -> int:
         lines = wires.of("agency")
-        hashes = [
-            rbcl.crypto_core_ristretto255_from_hash(
-                hashlib.sha512(context + f"{len(x)}:{x}1:1".encode()).digest()
-            )
-            for x in ("b", "zz")
-        ]
-        lines.send(RowPoints(points=array([power(one) for one in hashes])).to_message(), "bank")
+        rows = np.frombuffer(value("b") + value("zz"), dtype=np.uint8).reshape(-1, 16)
+        lines.send(RowValues(values=rows).to_message(), "bank")
         came = points_of([lines.receive("bank", LinkingKind.LINK_POINTS)])
-        lines.send(ReturnedPoints(points=array([power(one) for one in came])).to_message(), "bank")
+        lines.send(EvaluatedPoints(points=array([power(one) for one in came])).to_message(), "bank")
         lines.receive("bank", LinkingKind.LINKED)
         return len(came)
 
@@ -186,54 +236,125 @@ def random_points(count: int) -> list[bytes]:
 
 
 NEUTRAL = bytes(32)
-LIES: dict[str, tuple[Callable[[], list[RecordPoints]], str]] = {
+LIES: dict[str, tuple[Callable[[], list[BlindedPoints]], str]] = {
     "neutral": (lambda: records([*random_points(2), NEUTRAL]), "no point of the group"),
     "no point": (lambda: records([*random_points(2), b"\xff" * 32]), "no point of the group"),
-    "repeated": (lambda: records(random_points(1) * 2), "sent a point twice"),
-    "fewer": (lambda: [RecordPoints(count=3, points=array(random_points(2)))], "other points than"),
-    "none": (lambda: [RecordPoints(count=0, points=array([]))], "count"),
-    "too many": (lambda: [RecordPoints(count=2**40, points=array(random_points(1)))], "count"),
+    "fewer": (lambda: [BlindedPoints(count=3, points=array(random_points(2)))], "other points tha"),
+    "more": (lambda: [BlindedPoints(count=1, points=array(random_points(2)))], "other points than"),
+    "none": (lambda: [BlindedPoints(count=0, points=array([]))], "count"),
+    "too many": (lambda: [BlindedPoints(count=2**40, points=array(random_points(1)))], "count"),
 }
 
 
-def records(points: list[bytes]) -> list[RecordPoints]:
-    return [RecordPoints(count=len(points), points=array(points))]
+def records(points: list[bytes]) -> list[BlindedPoints]:
+    return [BlindedPoints(count=len(points), points=array(points))]
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_a_secondary_that_lies_is_refused(name: str) -> None:
-    """Before the primary has computed anything with its secret that goes back."""
-    make, message = LIES[name]
-    spec = of_bank()
+def told_by(spec: LinkSpec, sent_by_bank: list[BlindedPoints], ids: str = "abc") -> Any:
+    """Return what a primary of these rows makes of a hand-made secondary, and what travelled."""
     wires = Wires()
 
     def secondary() -> None:
         lines = wires.of("bank")
         lines.receive("agency", LinkingKind.LINK_POINTS)
-        for one in make():
+        for one in sent_by_bank:
             lines.send(one.to_message(), "agency")
+        lines.send(Linked().to_message(), "agency")
 
-    party = data_party(spec, keys("agency", "abc"), wires.of("agency"), rows=3)
+    party = data_party(spec, keys("agency", ids), wires.of("agency"), rows=len(ids))
     found = run_all(
         {"bank": secondary, "agency": lambda: protection_of(spec).link_as_primary(party)}
     )
-    assert isinstance(found["agency"], ProtocolError), found["agency"]
-    assert message in str(found["agency"])
+    return found["agency"], wires
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_secondary_that_lies_is_refused(name: str) -> None:
+    """Before the primary has computed anything with its key that goes back."""
+    make, message = LIES[name]
+    told, wires = told_by(of_bank(), make())
+    assert isinstance(told, ProtocolError), told
+    assert message in str(told)
     assert len(sent(wires, "agency", "bank")) == 1
 
 
-@pytest.mark.parametrize("lie", ["neutral rows", "one point for all", "fewer rows"])
-def test_a_primary_that_lies_is_refused(lie: str) -> None:
+def test_points_that_add_up_and_points_sent_twice_tell_no_more_than_one_key_each() -> None:
+    """The sum of all hashes, answered, is the value of no row, of no key, and of no list."""
+    spec, suspects = of_bank(), "abc"
+    context = b"securevfl/linkage/psi/v2" + SESSION + (4).to_bytes(4, "big") + b"bank"
+    inputs = psi._inputs(context, [f"1:{key}1:1" for key in suspects])
+    add = rbcl.crypto_core_ristretto255_add
+    total = functools.reduce(add, [psi.point_of(one) for one in inputs])
+    told, wires = told_by(spec, records([total, psi.point_of(inputs[0]), psi.point_of(inputs[0])]))
+    assert told.announced == {"bank": 3}
+
+    rows, answers = sent(wires, "agency", "bank")
+    values, points = points_of([rows]), points_of([answers])
+    assert {len(value) for value in values} == {16}
+    # One announced key is found, as it should be; the sum fits neither a row nor all rows.
+    assert values[0] == psi.output_of(inputs[0], points[1])[:16]
+    assert points[1] == points[2]
+    others = [psi.output_of(one, points[0])[:16] for one in [*inputs, b"".join(inputs), b""]]
+    assert not set(others) & set(values)
+    numbers = [int.from_bytes(value, "big") for value in values]
+    sums = {sum(numbers) % 2**128, functools.reduce(operator.xor, numbers)}
+    assert not sums & {int.from_bytes(one, "big") for one in [*others, points[0][:16]]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "message"),
+    [
+        ({"pad_to": 4}, 5, "bank: announces 5 keys, and linkage.pad_to is 4"),
+        ({"pad_to": 4}, 3, "bank: announces 3 keys, and linkage.pad_to is 4"),
+        ({"most_keys": 4}, 5, "bank: announces 5 keys, and linkage.most_keys allows 4"),
+        (
+            {},
+            100_001,
+            "bank: announces 100,001 keys, and linkage.most_keys allows 100,000 for 3 rows",
+        ),
+        ({"pad_to": 4}, 4, None),
+        ({"most_keys": 4}, 4, None),
+    ],
+)
+def test_a_secondary_announces_what_was_agreed(
+    changes: dict[str, int], count: int, message: str | None
+) -> None:
+    """It is refused by its name, with the setting and both numbers, before anything goes back."""
     spec = of_bank()
-    wires = Wires()
+    spec = replace(spec, hiding=replace(spec.hiding, **changes))
+    points = random_points(min(count, 10))
+    told, wires = told_by(spec, [BlindedPoints(count=count, points=array(points))])
+    if message is None:
+        assert told.announced == {"bank": count}
+        return
+    assert isinstance(told, ProtocolError), told
+    assert str(told).startswith(message)
+    assert len(sent(wires, "agency", "bank")) == 1
+
+
+def test_the_primary_is_shown_how_many_keys_were_announced() -> None:
+    told: list[Any] = []
+    found, _ = link_as_threads(psi_spec(), tables(), told=told)
+    shown = {one.name: (one.keys, one.rows) for one in told if isinstance(one, KeysAnnounced)}
+    assert shown == {"bank": (11, 22), "shop": (11, 22)}
+    assert found["agency"].announced == {"bank": 11, "shop": 11}
+
+
+@pytest.mark.parametrize("lie", ["neutral", "no point", "fewer rows", "fewer points"])
+@pytest.mark.parametrize("at", range(4))
+def test_a_primary_that_lies_is_refused(lie: str, at: int) -> None:
+    """Wherever the lie stands: at padding too, or an end would show which points are padding."""
+    spec, wires = of_bank(pad_to=4), Wires()
 
     def primary() -> None:
         lines = wires.of("agency")
-        rows = {"neutral rows": [NEUTRAL] * 3, "fewer rows": random_points(2)}
-        points = rows.get(lie, random_points(3))
-        lines.send(RowPoints(points=array(points)).to_message(), "bank")
+        rows = np.zeros((2 if lie == "fewer rows" else 3, 16), dtype=np.uint8)
+        lines.send(RowValues(values=rows).to_message(), "bank")
         lines.receive("bank", LinkingKind.LINK_POINTS)
-        lines.send(ReturnedPoints(points=array(random_points(1) * 3)).to_message(), "bank")
+        points = random_points(3 if lie == "fewer points" else 4)
+        if lie in ("neutral", "no point"):
+            points[at] = NEUTRAL if lie == "neutral" else b"\xff" * 32
+        lines.send(EvaluatedPoints(points=array(points)).to_message(), "bank")
 
     party = data_party(spec, keys("bank", "abc"), wires.of("bank"), rows=3)
     found = run_all(
@@ -241,6 +362,48 @@ def test_a_primary_that_lies_is_refused(lie: str) -> None:
     )
     assert isinstance(found["bank"], ProtocolError), found["bank"]
     assert not any(one.kind is Linked.KIND for _, _, one in wires.travelled)
+
+
+def test_wrong_answers_link_nobody() -> None:
+    """Points of another session's key, or in another order, are values of no row."""
+    spec, wires = of_bank(), Wires()
+    context = b"securevfl/linkage/psi/v2" + SESSION + (4).to_bytes(4, "big") + b"bank"
+    key = psi._scalar()
+
+    def primary() -> None:
+        lines = wires.of("agency")
+        values = psi.evaluate((key, context, ["1:a1:1", "1:b1:1"]))
+        rows = np.frombuffer(values, dtype=np.uint8).reshape(-1, 16)
+        lines.send(RowValues(values=rows).to_message(), "bank")
+        came = points_of([lines.receive("bank", LinkingKind.LINK_POINTS)])
+        answers = psi.multiplied([key] * 2, came)[::-1]
+        lines.send(EvaluatedPoints(points=array(answers)).to_message(), "bank")
+        lines.receive("bank", LinkingKind.LINKED)
+
+    party = data_party(spec, keys("bank", "ab"), wires.of("bank"), rows=2)
+    found = run_all(
+        {"agency": primary, "bank": lambda: protection_of(spec).link_as_secondary(party)}
+    )
+    assert not found["bank"].source.link(np.arange(2)).present.any()
+
+
+def test_a_long_table_is_answered_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither side holds more than two batches of the other's points; none waits for the other."""
+    monkeypatch.setattr(psi, "_BLOCK", 2)
+    monkeypatch.setattr(psi, "_BATCH", 2)
+    monkeypatch.setattr(psi, "_AHEAD", 4)
+    monkeypatch.setattr(psi, "_IN_PLACE", 1000)
+    ids = [f"id {number}" for number in range(61)]
+    found, wires = link_as_threads(
+        of_bank(), {"agency": keys("agency", ids[::-1]), "bank": keys("bank", ids)}
+    )
+    assert found["bank"].source.link(np.arange(61)).indices[:, 0].tolist() == [*range(60, -1, -1)]
+    ahead, most = 0, 0
+    for sender, _, message in wires.travelled:
+        if message.kind is LinkingKind.LINK_POINTS and "points" in message.tensors:
+            ahead += 1 if sender == "bank" else -1
+            most = max(most, ahead)
+    assert most <= 4
 
 
 def test_a_table_with_more_keys_than_it_may_announce_is_refused() -> None:
@@ -259,12 +422,25 @@ def test_more_keys_than_a_run_takes_are_refused_without_a_setting_that_nobody_wr
     assert str(found["bank"]).endswith("11 are different, and one run takes 5")
 
 
+def test_an_honest_table_over_the_bound_says_so_itself_and_so_does_a_simulation() -> None:
+    spec = psi_spec()
+    spec = replace(spec, hiding=replace(spec.hiding, most_keys=10))
+    found, wires = link_as_threads(spec, tables())
+    assert isinstance(found["bank"], DataError)
+    assert "11 are different, and linkage.most_keys allows 10 for 22 rows" in str(found["bank"])
+    assert sent(wires, "bank", "agency") == []
+    with pytest.raises(DataError, match=r"linkage\.most_keys allows 10"):
+        Linker(spec, tables()["agency"], secret=SECRET)(tables()["bank"])
+
+
 @pytest.mark.parametrize(
     ("linkage", "message"),
     [
         ({"metric": "euclidean", "protection": "psi"}, "finds equal keys alone"),
         ({"metric": "exact", "protection": "hashes", "pad_to": 9}, 'goes with protection = "psi"'),
         ({"metric": "exact", "protection": "psi", "pad_to": 0}, "pad_to"),
+        ({"metric": "exact", "protection": "none", "most_keys": 9}, 'goes with protection = "psi"'),
+        ({"metric": "exact", "protection": "psi", "pad_to": 9, "most_keys": 9}, "one of them"),
         ({"metric": "exact", "protection": "psi", "cache": "kept"}, "no link is kept"),
     ],
 )
@@ -289,7 +465,7 @@ def test_it_needs_no_other_party(tmp_path: Path) -> None:
 def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rbcl", None)
     with pytest.raises(ConfigError, match=r"pip install 'securevfl\[psi\]'"):
-        psi.hashed(["a"], b"")
+        psi.point_of(b"")
 
 
 def test_a_session_of_predictions_tests_no_more_keys_than_were_announced() -> None:

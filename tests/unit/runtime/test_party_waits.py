@@ -8,6 +8,7 @@ from helpers.jobs import secondary_job
 
 from securevfl.core.errors import (
     BudgetExceededError,
+    ConfigError,
     PartyAbsentError,
     PartyFailedError,
     PartyLostError,
@@ -15,7 +16,7 @@ from securevfl.core.errors import (
     PartyTwiceError,
     SecureVflError,
 )
-from securevfl.core.progress import ProgressEvent, SessionLost
+from securevfl.core.progress import ProgressEvent, SessionLost, Warned
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.runtime import launching
 from securevfl.runtime.party import PartySession
@@ -132,3 +133,42 @@ def test_a_run_that_is_lost_too_often_ends(tmp_path: Path, monkeypatch: pytest.M
     ):
         run(secondary_job(tmp_path, **WAITS), sessions, monkeypatch)
     assert len(sessions.jobs) == 4
+
+
+class Resumed(Sessions):
+    """Sessions that look for the run which they go on with."""
+
+    def __call__(self, life: PartySession) -> RejoinDue | None:
+        self.found = (life.resumed_run(), life.files.resume, life.job.returning)
+        return super().__call__(life)
+
+
+def test_a_resumed_party_begins_where_nothing_was_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that always resumes gets a run that died before it began to begin."""
+    job = replace(secondary_job(tmp_path), resume=True)
+    sessions = Resumed(None)
+    run(job, sessions, monkeypatch)
+    assert sessions.found == ("", False, True)
+    [warned] = sessions.told
+    assert isinstance(warned, Warned)
+    assert warned.text == f"bank-1: no run has begun in {job.run_folder}: it begins now"
+
+    Checkpoints(job.folder, settings_digest=job.config.settings_digest).begin("1" * 32)
+    sessions = Resumed(None)
+    run(job, sessions, monkeypatch)
+    assert sessions.found == ("1" * 32, True, True)
+    assert sessions.told == []
+
+
+@pytest.mark.parametrize("left", ["run.pt", "epoch-1.pt", "ledger.json"])
+def test_a_resumed_party_does_not_begin_anew_where_a_run_was_lost(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged file, or the place of a ledger, says that something may have been released."""
+    job = replace(secondary_job(tmp_path), resume=True)
+    job.folder.mkdir(parents=True)
+    (job.folder / left).write_text("{}")
+    with pytest.raises(ConfigError, match="holds nothing that 'bank-1' could go on with"):
+        run(job, Resumed(None), monkeypatch)

@@ -2,12 +2,15 @@
 
 import errno
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from helpers.jobs import secondary_job
 
-from securevfl.core.errors import SecureVflError, StorageError
+from securevfl.core import interrupts
+from securevfl.core.errors import DataError, SecureVflError, StorageError
 from securevfl.runtime import launching, party
 from securevfl.runtime.run_options import PartyJob
 
@@ -67,3 +70,18 @@ def test_a_log_that_takes_no_line_hides_nothing(job, monkeypatch):
     )
     with pytest.raises(SecureVflError, match="the true reason"):
         launching.run_party(job)
+
+
+def test_an_error_of_an_interrupted_party_is_the_interrupt(job, monkeypatch):
+    """A library that turns the signal into an error of its own does not blame the table."""
+
+    def live(_life):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise DataError("base.estimator: can't be fitted") from None
+
+    monkeypatch.setattr(launching, "_role_of", lambda _job: live)
+    with interrupts.noted(), pytest.raises(KeyboardInterrupt):
+        launching.run_party(job)
+    assert last_line(job)["error"] == "KeyboardInterrupt"
