@@ -13,10 +13,12 @@ from securevfl.core.files import EventLog
 from securevfl.data.tables import KeyTable
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.run_plan import PredictionBudget, RunPlan, prediction_budget
-from securevfl.ledger.book import Outlook
+from securevfl.ledger.book import Outlook, ProgramUse
 from securevfl.ledger.ledger import Book, Ledger, LedgerFile, ledger_of_table, require_rows
 
 LOG_FILE: Final = "log.jsonl"
+LEDGER_PLACE: Final = "ledger.json"
+"""Names the place of a party's ledger, in its folder."""
 
 
 @dataclass(eq=False)
@@ -99,6 +101,7 @@ class PartyFiles:
         if not self.resume:
             self.checkpoints.require_unused()
         ledger = self._ledger = self._opened(self.ledger_path(), plan)
+        ledger.at_home = self.resume and self._is_home(ledger.path)
         # Who holds the ledger is this party's only process.
         files.remove_unfinished(self.folder)
         if not self.resume:
@@ -125,6 +128,39 @@ class PartyFiles:
             settings=self.config.settings_digest,
             model=model,
         )
+
+    def _is_home(self, path: Path | None) -> bool:
+        """Return whether this party's earlier sessions had their ledger there."""
+        place = self.folder / LEDGER_PLACE
+        if path is None or not place.exists():
+            return False
+        return files.read_json(place).get("ledger") == str(path.resolve())
+
+    def book_program(self, use: ProgramUse) -> None:
+        """Book a program before it runs, in every ledger that the table has.
+
+        The table's ledger is held from now on: a run beside the program is refused, and a limit.
+
+        Args:
+            use: The program, and who takes part.
+
+        Raises:
+            BudgetExceededError: If the owner of the table does not allow it; nothing is written
+                then.
+            ConfigError: If a run is at work on this table.
+            PrivacyError: If a ledger was altered.
+            StorageError: If the disk takes no more.
+        """
+        with contextlib.ExitStack() as opened:
+            held = [self.hold_ledger()]
+            # What a program reads of a primary's table is its own rows, too.
+            path = self.ledger_path("pretraining-ledger")
+            if path.exists():
+                held.append(opened.enter_context(contextlib.closing(LedgerFile(path))))
+            for file in held:
+                file.book.require_program(self.party)
+            for file in held:
+                file.append(use.line())
 
     def hold_ledger(self) -> LedgerFile:
         """Keep the ledger for this process from now on, before anything is asked for.
@@ -211,7 +247,8 @@ class PartyFiles:
         _trace: TracebackType | None,
     ) -> None:
         try:
-            if error is None and self._ledger is not None:
-                self._ledger.file.require_in_place()
+            file = self._held if self._ledger is None else self._ledger.file
+            if error is None and file is not None:
+                file.require_in_place()
         finally:
             self.close()
