@@ -356,8 +356,6 @@ class Ledger:
         self.party = party
         self.records: RecordCounts | None = None
         """What counts a secondary's records, where each has a number of releases."""
-        self.at_home = False
-        """Whether an earlier session of the run had its ledger at the same place."""
         self._file = file if isinstance(file, LedgerFile) else LedgerFile(file, durable=durable)
         self._book = self._file.book
         self.others = self._book.others  # as the file was when it was opened
@@ -651,8 +649,7 @@ class Ledger:
         *earlier, _ = self._sessions
         restored = [one.lost for one in earlier if one.spent][-1:] == [True]
         if not (restored or self._file.chain.contains(head)):
-            if self.at_home:
-                self._file.note_head(head)
+            self._file.note_head(head)
             raise PrivacyError(
                 f"ledger {self.path}: lacks releases that the checkpoint knows of; it was cut or "
                 f"exchanged, and what was spent cannot be known. Restore it from a copy; if that "

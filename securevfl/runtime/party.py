@@ -24,7 +24,7 @@ from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.handshake import Joined, joined
 from securevfl.federation.session.membership import absent_names, idle_helpers
-from securevfl.federation.session.party_files import LEDGER_PLACE, LOG_FILE, PartyFiles
+from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.ledger.countersigning import Countersigner, Occasion
 from securevfl.linkage.protections.protection import Take, take_nothing
 from securevfl.linkage.stage.link_cache import LinkCache
@@ -177,7 +177,7 @@ def countersigner(party: PartySession, facts: RunFacts, *, session: bytes) -> Co
     _keep_identities(party)
     if ledger.path is not None:
         files.write_json(
-            party.job.folder / LEDGER_PLACE,
+            party.job.folder / "ledger.json",
             {"ledger": str(ledger.path.resolve()), "run": facts.run},
         )
     return Countersigner(

@@ -17,8 +17,6 @@ from securevfl.ledger.book import Outlook, ProgramUse
 from securevfl.ledger.ledger import Book, Ledger, LedgerFile, ledger_of_table, require_rows
 
 LOG_FILE: Final = "log.jsonl"
-LEDGER_PLACE: Final = "ledger.json"
-"""Names the place of a party's ledger, in its folder."""
 
 
 @dataclass(eq=False)
@@ -101,7 +99,6 @@ class PartyFiles:
         if not self.resume:
             self.checkpoints.require_unused()
         ledger = self._ledger = self._opened(self.ledger_path(), plan)
-        ledger.at_home = self.resume and self._is_home(ledger.path)
         # Who holds the ledger is this party's only process.
         files.remove_unfinished(self.folder)
         if not self.resume:
@@ -128,13 +125,6 @@ class PartyFiles:
             settings=self.config.settings_digest,
             model=model,
         )
-
-    def _is_home(self, path: Path | None) -> bool:
-        """Return whether this party's earlier sessions had their ledger there."""
-        place = self.folder / LEDGER_PLACE
-        if path is None or not place.exists():
-            return False
-        return files.read_json(place).get("ledger") == str(path.resolve())
 
     def book_program(self, use: ProgramUse) -> None:
         """Book a program before it runs, in every ledger that the table has.
