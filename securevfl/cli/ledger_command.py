@@ -4,6 +4,7 @@ Imports neither torch nor CrypTen but to verify, and the accountants only to ans
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from securevfl.core.command_line import AsJson
-from securevfl.core.errors import PrivacyError
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import epsilon_in_words
 from securevfl.core.memory import loading
 
@@ -45,15 +46,19 @@ OfPretraining = Annotated[
 @app.command()
 def show(table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False) -> None:
     """Show a table's runs, what each spent, the total for each unit, and the owner's limit."""
-    from securevfl.ledger.ledger import ledger_of_table, summary_of
+    from securevfl.ledger.ledger import LedgerFile, ledger_of_table, summary_of
 
     path = ledger_of_table(table, book=_book(pretraining))
+    if not path.exists():
+        LedgerFile(path).close()  # refuses where a run has noted that there was one
     summary = summary_of(path) if path.exists() else None
     if as_json:
         nothing: dict[str, Any] = {
             "ledger": None,
             "runs": [],
             "units": [],
+            "programs": [],
+            "programs_allowed": True,
             "labels": None,
             "head": None,
         }
@@ -68,34 +73,81 @@ def show(table: TableFile, pretraining: OfPretraining = False, as_json: AsJson =
 def limit(
     table: TableFile,
     epsilon: Annotated[
-        float, typer.Option(help="What all runs on the table may spend together, > 0.")
-    ],
+        float | None, typer.Option(help="What all runs on the table may spend together, > 0.")
+    ] = None,
     unit: Annotated[
         Literal["secondary-record", "linked-row", "entity"],
         typer.Option(help="What is hidden; runs with a unit that has no limit are then refused."),
     ] = "secondary-record",
     delta: Annotated[float, typer.Option(help="At which epsilon is taken, in (0, 1).")] = 1e-5,
+    programs: Annotated[
+        Literal["allow", "refuse"] | None,
+        typer.Option(
+            help="Whether programs (securevfl mpc) may read the table, which no epsilon bounds; "
+            "until it is said, a limit refuses them."
+        ),
+    ] = None,
     pretraining: OfPretraining = False,
     as_json: AsJson = False,
 ) -> None:
-    """Limit what all runs on a table may spend together.
+    """Limit what all runs on a table may spend together, and whether programs may read it.
 
     The limit is a line of the table's ledger. The newest one for a unit holds, so that the owner
     can raise or lower it by the same command; earlier ones stay to be read.
     """
     from securevfl.ledger.book import Limit
-    from securevfl.ledger.ledger import ledger_of_table, set_limit
+    from securevfl.ledger.ledger import allow_programs, ledger_of_table, set_limit
 
-    wanted = Limit(unit=unit, epsilon=epsilon, delta=delta)
-    spent = set_limit(ledger_of_table(table, book=_book(pretraining)), wanted)
+    if epsilon is None and programs is None:
+        raise ConfigError("ledger limit: give --epsilon, --programs, or both")
+    wanted = None if epsilon is None else Limit(unit=unit, epsilon=epsilon, delta=delta)
+    path = ledger_of_table(table, book=_book(pretraining))
+    if programs is not None:
+        allow_programs(path, allowed=programs == "allow")
+    spent = None if wanted is None else set_limit(path, wanted)
     if as_json:
-        print(json.dumps({"table": str(table), **asdict(spent)}))
+        told = {} if spent is None else asdict(spent)
+        print(json.dumps({"table": str(table), "programs": programs, **told}))
         return
+    if programs is not None:
+        print(f"{table}: programs may {'' if programs == 'allow' else 'not '}read it")
+    if spent is not None:
+        _print_limit(table, spent)
+
+
+def _print_limit(table: Path, spent: "UnitSpent") -> None:
     runs = f"{spent.runs} {'run has' if spent.runs == 1 else 'runs have'}"
     print(
-        f"{table}: all runs together may spend epsilon = {epsilon:g} at delta = {delta:g} (unit "
-        f"{unit}); {runs} spent {epsilon_in_words(spent.epsilon)}"
+        f"{table}: all runs together may spend epsilon = {spent.limit:g} at delta = "
+        f"{spent.delta:g} (unit {spent.unit}); {runs} spent {epsilon_in_words(spent.epsilon)}"
     )
+
+
+@app.command()
+def restored(table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False) -> None:
+    """Book what a ledger may lack that was restored from a copy.
+
+    All that may have been released since the copy was made counts in full: of each run that it
+    knows, the training (unless all parties have signed its end) and the predictions of its model.
+    Runs that began later are in no line: restore the newest copy there is, as parties/NAME of the
+    last run folder has one. The command books again each time it is given.
+
+    Afterwards, parties that remember the lost lines stop the next run. Each of them decides for
+    itself to go on: securevfl ledger forget.
+    """
+    from securevfl.ledger.ledger import book_restored, ledger_of_table
+
+    booked = book_restored(ledger_of_table(table, book=_book(pretraining)))
+    if as_json:
+        print(json.dumps({"table": str(table), "booked": [asdict(one) for one in booked]}))
+        return
+    if not booked:
+        print(f"{table}: its ledger lacks nothing that is known of; nothing was booked")
+    for one in booked:
+        print(
+            f"{table}: booked epsilon = {epsilon_in_words(one.epsilon)} at delta = {one.delta:g} "
+            f"(unit {one.unit}) for what {one.federation} may have released of it"
+        )
 
 
 @app.command()
@@ -104,10 +156,11 @@ def forget(
     party: Annotated[str, typer.Option("--party", help="Whose ledger is to be forgotten.")],
     as_json: AsJson = False,
 ) -> None:
-    """Accept another party's next ledger without its history, for a new table.
+    """Accept another party's next ledger without its history: a new table, or a restored ledger.
 
-    Ask that party first: no later check covers what it spent before. The line
-    that says so stays in the ledger of one's own TABLE.
+    Ask that party first, and whether it has booked what was lost (securevfl ledger restored): no
+    later check covers what it spent before. The line that says so stays in the ledger of one's own
+    TABLE.
     """
     from securevfl.ledger.countersigning import forget_party
     from securevfl.ledger.ledger import ledger_of_table
@@ -187,22 +240,33 @@ def _print_summary(table: Path, summary: "LedgerSummary") -> None:
         Console(width=_WIDTH).print(runs)
     else:
         console.print(f"{table}: no run has released anything of it", soft_wrap=True)
-    for unit in summary.units:
-        console.print(_total(unit), markup=False, highlight=False, soft_wrap=True)
-    if len(summary.units) > 1:
-        console.print("Totals of different units stand side by side; they do not add up.")
-    if summary.labels is not None:
-        text = _labels(summary.labels)
+    for text in _lines(summary):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    for label, text in (("ledger", summary.ledger), ("head", summary.head)):
-        console.print(f"{label}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _lines(summary: "LedgerSummary") -> Iterator[str]:
+    """Yield what follows the table of runs."""
+    restored = ", ".join(one.run[:_RUN_DIGITS] for one in summary.runs if one.lost)
+    if restored:
+        yield f"booked in full when the ledger was restored: {restored}"
+    yield from map(_total, summary.units)
+    if len(summary.units) > 1:
+        yield "Totals of different units stand side by side; they do not add up."
+    for use in summary.programs:
+        about = f"{use.time[:_DATE]}, with {', '.join(use.peers)}"
+        yield f"program {use.program[:_RUN_DIGITS]} ({about}): without bound"
+    if not summary.programs_allowed:
+        yield "programs may not read the table"
+    if summary.labels is not None:
+        yield _labels(summary.labels)
+    yield f"ledger: {summary.ledger}"
+    yield f"head: {summary.head}"
 
 
 def _total(unit: "UnitSpent") -> str:
     limit = "no limit"
     if unit.limit is not None:
-        left = None if unit.epsilon is None else max(0.0, unit.limit - unit.epsilon)
-        limit = f"limit {unit.limit:g}" + ("" if left is None else f", left {left:.4g}")
+        limit = f"limit {unit.limit:g}, left {unit.left:.4g}"
     runs = f"{unit.runs} run{'' if unit.runs == 1 else 's'}"
     return (
         f"total of {runs} ({unit.unit}): epsilon {epsilon_in_words(unit.epsilon)}, "

@@ -323,7 +323,8 @@ def _claim(epsilon: float) -> str:
 
 def _total(epsilon: float) -> str:
     if epsilon == math.inf:
-        return "For all runs on this table together there is no bound: one of them added no noise."
+        why = "one of them added no noise, or was a program"
+        return f"For all runs on this table together there is no bound: {why}."
     return f"For all runs on this table together the factor is {_factor(epsilon)}."
 
 

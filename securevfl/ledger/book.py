@@ -4,30 +4,38 @@ A run is all sessions with one id: the first, and those that resumed it. Runs ad
 run's sessions; but sessions of a frozen run that continue one and the same release (the same
 links, secret sample and encoder) are parts of one fixed answer, and cost what the answer costs.
 Requests for predictions of a model whose secondaries count the releases of each record are parts of
-one adaptive answer: together they cost what the promised number of releases costs.
+one adaptive answer: together they cost what the promised number of releases costs. No epsilon
+bounds a program that has read the table. Where a ledger was restored from a copy, each promise that
+may have been used since counts once more, in full.
 """
 
 import math
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Int64
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
 from securevfl.core.settings import read_settings
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import GaussianRelease, Release
+from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.labels import LabelRelease
 from securevfl.dp.privacy import Privacy, UnitName
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, OtherLedgers
+from securevfl.ledger.countersigning import COUNTERSIGNED, END, FORGOTTEN, OtherLedgers
 
 LABELS: Final = "labels"
 """Kind of a line about labels that secondaries are sent."""
+PROGRAM: Final = "program"
+"""Kind of a line about a program that reads the table."""
+RESTORED: Final = "restored"
+"""Kind of a line that books what may be missing in a copy."""
 
 # How often each row was released, and row ids in few characters.
 
@@ -130,6 +138,9 @@ class Session:
     """Rows that a frozen session released, in ranges with both ends in them."""
     labels: list[LabelRelease] = field(default_factory=list)
     """Releases of the primary's labels to secondaries: another promise, never in epsilon."""
+    lost: bool = False
+    """Whether it stands for all that may have been released of a run or a model and is in no line:
+    its ledger was restored from a copy."""
     _known: tuple[tuple[int, ...], list[Release]] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -185,6 +196,8 @@ class Session:
         only_fitted = self.release is None and self.rounds == 0
         return (
             self.frozen
+            and not self.lost
+            and not later.lost
             and later.release is not None
             and self.run == later.run
             and (only_fitted or self.release == later.release)
@@ -205,6 +218,13 @@ class Session:
         return self._known[1]
 
     def _events(self) -> list[Release]:
+        if self.lost and self.model:
+            # Requests that nobody knows of, within what all of a model may spend.
+            privacy = self.plan.privacy
+            sound = privacy.accounting == "sound"
+            epsilon = (sound and privacy.epsilon) or self.plan.epsilon(self.noise_share_std)
+            multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=privacy.delta)
+            return [GaussianRelease(noise_multiplier=multiplier)]
         # A release of a fitted encoder has its fitting behind it, in any session.
         fitting = self.plan.fitting_releases() if self.spent else []
         if self.rounds == 0:
@@ -218,6 +238,33 @@ class Session:
                 passes=self.passes,
             ),
         ]
+
+    def promise(self, *, run: str, model: str, time: str) -> "Session":
+        """Return a session that released all that was promised of this one's run or model.
+
+        Args:
+            run: Its own id; this one's for the training of a run.
+            model: Id of the run whose model predicted; empty for training.
+            time: When it is booked, in UTC.
+        """
+        privacy, plan = self.plan.privacy, self.plan
+        # Predictions that only their number bounds may have shown anything.
+        sound = privacy.epsilon is not None and privacy.accounting == "sound"
+        bounded = sound or not self.model or self.counts_records
+        own = Session(
+            **{name: getattr(self, name) for name in ("federation", "settings", "party", "plan")},
+            run=run,
+            model=model,
+            time=time,
+            lost=True,
+            noise_share_std=self.noise_share_std if bounded else 0.0,
+            labels=[] if model else list(self.labels),
+        )
+        if model:
+            return own.with_more(rounds=1, rows=0, passes=0)
+        return own.with_more(
+            rounds=plan.rounds, rows=plan.row_releases, passes=plan.releases_per_row
+        )
 
     def opening(self) -> dict[str, Any]:
         """Return its ``open`` line."""
@@ -255,6 +302,28 @@ class Limit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramUse:
+    """A program that read a table: what it opens to others, no epsilon bounds."""
+
+    run: str
+    """Id of the session in which it ran."""
+    federation: str
+    """Its federation's name."""
+    party: str
+    """What the federation calls the table's party."""
+    program: str
+    """Digest of the program."""
+    peers: Mapping[str, str]
+    """Public identity of each other party that took part, by name."""
+    time: str
+    """When it was booked, in UTC."""
+
+    def line(self) -> dict[str, Any]:
+        """Return its ``program`` line."""
+        return {"kind": PROGRAM, "version": VERSION, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
     """What a run may spend, and what was spent on the same table before it."""
 
@@ -279,8 +348,16 @@ class LedgerBook:
         """In the order in which they began."""
         self.limits: dict[str, Limit] = {}
         """The newest by unit."""
+        self.programs: list[ProgramUse] = []
+        """In the order in which they ran."""
+        self.programs_allowed: bool | None = None
+        """Whether the owner lets programs read the table; None: unless there is a limit."""
         self.others = OtherLedgers()
         """What is remembered of other parties' ledgers."""
+        self._met: set[str] = set()
+        """Runs that parties have countersigned at any point."""
+        self._ended: set[str] = set()
+        """Those that they have countersigned to the end."""
 
     def read(self, entries: Iterable[Mapping[str, Any]], *, where: str) -> None:
         """Take in all lines of a file.
@@ -324,10 +401,66 @@ class LedgerBook:
         return found
 
     def total(self, unit: str, *, delta: float) -> float:
-        """Return epsilon of everything that was spent for a unit, at ``delta``; rounded up."""
+        """Return epsilon of everything that was spent for a unit, at ``delta``; rounded up.
+
+        It is infinite where a program has read the table.
+        """
+        return math.inf if self.programs else self._of_runs(unit, delta=delta)
+
+    def _of_runs(self, unit: str, *, delta: float) -> float:
         return epsilon_of_sessions(
             [one for one in self.sessions if one.plan.privacy.unit == unit], delta=delta
         )
+
+    def left(self, unit: str) -> float | None:
+        """Return what a unit's limit leaves, of which programs that are allowed take nothing."""
+        limit = self.limits.get(unit)
+        if limit is None:
+            return None
+        counts = self.programs and not self.programs_allowed
+        spent = math.inf if counts else self._of_runs(unit, delta=limit.delta)
+        return max(0.0, limit.epsilon - spent)
+
+    @property
+    def allows_programs(self) -> bool:
+        """Whether the owner lets programs read the table: unless it has a limit, or says so."""
+        return not self.limits if self.programs_allowed is None else self.programs_allowed
+
+    def require_program(self, party: str) -> None:
+        """Refuse a program that the table's owner does not let read it.
+
+        Args:
+            party: What the federation calls the table's party.
+
+        Raises:
+            BudgetExceededError: If the owner refuses programs, or has set a limit and not allowed
+                them beside it.
+        """
+        if self.allows_programs:
+            return
+        why = "refuses programs" if self.programs_allowed is False else "has set a limit"
+        raise BudgetExceededError(
+            f"{party}: the owner of this table {why}, and no epsilon bounds what a program reveals "
+            f"of it; only the owner can allow it: securevfl ledger limit TABLE --programs allow"
+        )
+
+    def open_promises(self) -> list[dict[str, str]]:
+        """Return what may have been released since this file was copied, as lines have it.
+
+        Of each run that began: its training, unless its end is countersigned here, and all
+        predictions of its model. Of each model that was asked: all its predictions. A run whose
+        session neither met the others nor charged anything began only if it is the last one.
+        """
+        own = [one for one in self.sessions if not one.lost]
+        runs = {
+            one.run: one.run not in self._ended
+            for one in own
+            if not one.model and (one.spent or one.run in self._met or one is own[-1])
+        }
+        models = {**runs, **{one.model: True for one in own if one.model}}
+        return [{"run": run, "model": ""} for run, trains in runs.items() if trains] + [
+            {"run": secrets.token_hex(16), "model": model} for model in models
+        ]
 
     def limit_covers(self, after: Session) -> bool:
         """Return whether the owner's limit allows the newest session to become ``after``."""
@@ -346,6 +479,8 @@ class LedgerBook:
         limit = self.limits.get(unit)
         if limit is None:
             return None
+        if self.programs and not self.programs_allowed:
+            return math.inf
         *earlier, _ = [one for one in self.sessions if one.plan.privacy.unit == unit]
         return epsilon_of_sessions([*earlier, after], delta=limit.delta)
 
@@ -364,11 +499,12 @@ class LedgerBook:
         epsilon = epsilon_of_sessions([*mine, whole], delta=privacy.delta)
         # A resumed run asks before every release, and stops within its budget.
         epsilon = epsilon if budget is None else min(epsilon, budget)
+        programs = math.inf if self.programs else 0.0
         return Outlook(
             epsilon=epsilon,
-            total_before=epsilon_of_sessions(before, delta=privacy.delta),
-            runs_before=len({one.run for one in before if one.spent}),
-            total=epsilon_of_sessions([*before, *mine, whole], delta=privacy.delta),
+            total_before=max(programs, epsilon_of_sessions(before, delta=privacy.delta)),
+            runs_before=len({one.run for one in before if one.spent}) + len(self.programs),
+            total=max(programs, epsilon_of_sessions([*before, *mine, whole], delta=privacy.delta)),
             unit=privacy.unit,
             delta=privacy.delta,
             limit=self.limits.get(privacy.unit),
@@ -414,9 +550,30 @@ class LedgerBook:
         limit = read_settings(Limit, {name: entry[name] for name in names}, where="limit")
         self.limits[limit.unit] = limit
 
+    def _program(self, entry: Mapping[str, Any]) -> None:
+        self.programs.append(
+            ProgramUse(**{one.name: entry[one.name] for one in fields(ProgramUse)})
+        )
+
+    def _programs(self, entry: Mapping[str, Any]) -> None:
+        self.programs_allowed = entry["allowed"] is True
+
+    def _restored(self, entry: Mapping[str, Any]) -> None:
+        for one in entry["promises"]:
+            run, model = str(one["run"]), str(one["model"])
+            known = [other for other in self.sessions if not other.lost]
+            # A model that was not asked before the copy was made counts as its training does.
+            asked = [other for other in known if model and other.model == model]
+            last = (asked or [other for other in known if other.run == (model or run)])[-1]
+            self.sessions.append(last.promise(run=run, model=model, time=str(entry["time"])))
+
     def _of_others(self, entry: Mapping[str, Any]) -> None:
         """Take in what concerns other parties' ledgers: it charges nothing."""
         self.others.take(entry)
+        if entry["kind"] == COUNTERSIGNED:
+            self._met.add(str(entry["run"]))
+            if entry["point"] == END:
+                self._ended.add(str(entry["run"]))
 
 
 _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
@@ -426,13 +583,27 @@ _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
     "release": LedgerBook._release,
     LABELS: LedgerBook._labels,
     "limit": LedgerBook._limit,
+    PROGRAM: LedgerBook._program,
+    "programs": LedgerBook._programs,
+    RESTORED: LedgerBook._restored,
     COUNTERSIGNED: LedgerBook._of_others,
     FORGOTTEN: LedgerBook._of_others,
 }
 """What each kind of line adds to a book."""
 
-_FIRST: Final = ("open", "limit")
-"""Kinds that a ledger may start with; they carry the format's version."""
+_FIRST: Final = ("open", "limit", PROGRAM, "programs", RESTORED)
+"""Kinds that are no part of a run before them, as a ledger's first line is; they carry the format's
+version."""
+
+
+def run_after(entry: Mapping[str, Any], run: str) -> str:
+    """Return whose lines follow from this one on; empty: no run's.
+
+    Args:
+        entry: A line.
+        run: Id of the run whose lines came before it.
+    """
+    return str(entry.get("run", "")) if entry["kind"] in _FIRST else run
 
 
 def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
@@ -465,8 +636,8 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
     counted: dict[str, list[Session]] = {}
     for part in (one for own in parts.values() for one in own):
         if part.counts_records:
-            counted.setdefault(part.model, []).append(part)
-        elif part.model:
+            counted.setdefault(part.run if part.lost else part.model, []).append(part)
+        elif part.model and not part.lost:
             # Requests are many and alike: equal releases are composed as one made so often.
             asked.update(part.events())
         else:

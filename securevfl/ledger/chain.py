@@ -22,6 +22,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Mapping
@@ -42,6 +43,10 @@ HASH_BYTES: Final = 32
 _SALT_BYTES: Final = 16
 MOST_LEVELS: Final = 16
 """Of lists and objects within one another, in a line."""
+MOST_LINE_BYTES: Final = 64 * 2**20
+"""Bytes of a line: the ids of the rows of a round, or of the records released in it."""
+_TORN: Final = re.compile(rb'\{(?:"[ -~]*)?')
+"""A line's beginning, which JSON writes in printable ASCII."""
 
 
 def head_after(head: bytes, line_hashes: Iterable[bytes]) -> bytes:
@@ -141,11 +146,13 @@ def read_chain(path: Path) -> tuple[Chain, list[dict[str, Any]]]:
         PrivacyError: If a line was altered, removed or put in, or there is none.
     """
     try:
-        *lines, _ = path.read_bytes().split(b"\n")
+        *lines, torn = path.read_bytes().split(b"\n")
     except OSError as error:
         raise ConfigError(f"ledger {path}: cannot be read ({error.strerror})") from None
     if not lines:
         raise PrivacyError(f"ledger {path}: is empty, and a ledger never is")
+    if torn and not _is_whole(torn):
+        _require_torn(torn, where=f"ledger {path}, line {len(lines) + 1}")
     chain = Chain()
     entries = [
         chain.take(data, where=f"ledger {path}, line {number}")
@@ -242,6 +249,8 @@ class ChainedFile:
         self.require_in_place()
         line = self.chain.line_of(entry)
         data = f"{line}\n".encode()
+        if len(data) > MOST_LINE_BYTES:
+            raise PrivacyError(f"ledger {self.path}: takes no line of {len(data)} bytes")
         if self._handle is not None:
             self._write(self._handle, data)
         elif self.path is not None:
@@ -268,8 +277,8 @@ class ChainedFile:
             self.close()
             raise PrivacyError(
                 f"ledger {self.path}: {what} while this run was using it, so charges could be "
-                f"lost, and nothing more is released. Restore the ledger from a copy, and check "
-                f"it with securevfl ledger verify"
+                f"lost, and nothing more is released. Restore it from the newest copy, and book "
+                f"what that may lack: securevfl ledger restored TABLE"
             )
 
     def _altered(self, handle: int, place: Path) -> str | None:
@@ -385,9 +394,10 @@ class ChainedFile:
         with os.fdopen(os.dup(self._handle), "rb") as file:
             for number, data in enumerate(file, 1):
                 ended = data.endswith(b"\n")
-                if not (ended or number == 1 or _is_whole(data)):
-                    break  # a crash cut it off while it was written
                 where = f"ledger {path}, line {number}"
+                if not (ended or number == 1 or _is_whole(data)):
+                    _require_torn(data, where=where)
+                    break
                 entry = self.chain.take(data.removesuffix(b"\n"), where=where)
                 if before is not None:
                     self._taken(*before)
@@ -402,6 +412,19 @@ class ChainedFile:
             )
         self._taken(*before)
         self._left = os.fstat(self._handle).st_size
+
+
+def _require_torn(data: bytes, *, where: str) -> None:
+    """Refuse a file's end that no crash leaves of a line which was being written.
+
+    Raises:
+        PrivacyError: If it is no beginning of a line, or longer than one is.
+    """
+    if len(data) > MOST_LINE_BYTES or not _TORN.fullmatch(data):
+        raise PrivacyError(
+            f"{where}: is no line, and no beginning of one either: {len(data)} bytes of the file "
+            f"were overwritten. Restore it from a copy"
+        )
 
 
 def _is_whole(data: bytes) -> bool:

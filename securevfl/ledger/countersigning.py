@@ -2,7 +2,8 @@
 
 A ledger is its owner's own file: cut, emptied or written anew it looks whole when it is read
 alone. So parties send one another their ledger's head at a session's start, at the end of every
-epoch, when a frozen encoder has released all rows and at the end. Everybody keeps what the others
+epoch, when a frozen encoder has released all rows, now and then while a model is served, and at the
+end. Everybody keeps what the others
 signed, and at the next meeting every ledger must be shown to continue from there.
 
 The primary relays all of it and is trusted with none of it: every text is signed by a long-term
@@ -39,7 +40,7 @@ MOST_LINES: Final = 1 << 18
 _SIGNATURE_BYTES: Final = 64
 _NOTHING: Final = (bytes(HASH_BYTES), -1)
 
-Request = Literal["released", "end"]
+Request = Literal["released", "served", "end"]
 """When the primary asks for heads; a session's start and an epoch's end say so by themselves."""
 
 
@@ -183,7 +184,7 @@ class Heads(TypedMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountersignRequest(DeclaredMessage):
-    """State your ledger's head: all rows are released, or the run ends."""
+    """State your ledger's head: all rows are released, a model was served for long, or the end."""
 
     KIND: ClassVar = LedgerKind.COUNTERSIGN
     WAY: ClassVar = "primary to every secondary"
@@ -206,6 +207,7 @@ FORGOTTEN: Final = "forgotten"
 """A ledger's kinds of lines about others; they charge nothing."""
 
 START: Final = "start"
+END: Final = "end"
 
 
 def epoch_point(epoch: int) -> str:
@@ -242,7 +244,7 @@ class HeadStatement:
     meeting: str
     """Names the session; see :meth:`Countersigner.open`."""
     point: str
-    """``start``, ``epoch N``, ``released`` or ``end``."""
+    """``start``, ``epoch N``, ``released``, ``served`` or ``end``."""
     party: str
     """Whose ledger it is."""
     head: str
@@ -503,9 +505,9 @@ class Countersigner:
                 return
         error = ProtocolError(
             f"party {name!r}: its ledger does not continue the one that it signed on "
-            f"{known.time} (rolled back, emptied or rewritten); it must restore it from a copy. "
-            f"If there is a good reason, {self.name!r} forgets the old one: securevfl ledger "
-            f"forget TABLE --party {name}"
+            f"{known.time} (rolled back, emptied or rewritten); it must restore the newest copy "
+            f"and book what that lacks (securevfl ledger restored). If there is a good reason, "
+            f"{self.name!r} forgets the old one: securevfl ledger forget TABLE --party {name}"
         )
         error.party = name
         raise error
@@ -556,6 +558,11 @@ def _text(purpose: str, fields: Mapping[str, Any]) -> bytes:
 Log = Callable[..., None]
 _NO_ROUND: Final = 0
 
+SERVED_ROWS: Final = 1000
+"""Predicted rows of a served model after which heads are signed again."""
+SERVED_S: Final = 3600.0
+"""Seconds after which they are, if anything was predicted."""
+
 
 @dataclass(eq=False)
 class Countersigning:
@@ -575,9 +582,25 @@ class Countersigning:
     """This party's."""
     frozen: InitVar[bool] = False
     """Whether all rows are released at once, which the primary may mark."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds."""
 
     def __post_init__(self, frozen: bool) -> None:
-        self._due = {"end", "released"} if frozen else {"end"}
+        self._due = {END, "released"} if frozen else {END}
+        self._met, self._rows = self.clock(), 0
+
+    def count_rows(self, rows: int) -> None:
+        """Count predicted rows, of which :meth:`long_served` knows."""
+        self._rows += rows
+
+    def long_served(self, *, most_s: float = SERVED_S) -> bool:
+        """Return whether so much was predicted since heads were signed that they are due again.
+
+        Args:
+            most_s: Seconds after which they are.
+        """
+        late = self._rows > 0 and self.clock() - self._met >= most_s
+        return late or self._rows >= SERVED_ROWS
 
     def start(self) -> None:
         """Open the meeting, and let every ledger be shown to continue the one that others remember.
@@ -626,13 +649,14 @@ class Countersigning:
             To all parties: what :class:`Heads` holds, of all parties.
         """
         point = request.point
-        if point not in self._due:
+        # The primary's hour may be a little shorter than this party's.
+        if not (self.long_served(most_s=SERVED_S / 2) if point == "served" else point in self._due):
             raise ProtocolError(
                 f"the primary asks for ledger heads ({point}) where none are due; nothing is signed"
             )
         self._due.discard(point)
         self.meet(point)
-        return point == "end"
+        return point == END
 
     def meet(self, point: str) -> None:
         """Exchange heads at a point that every party knows.
@@ -651,6 +675,7 @@ class Countersigning:
             lambda message, senders: Heads.from_message(message, senders=senders).heads,
         )
         signer.keep(point, heads)
+        self._met, self._rows = self.clock(), 0
         self.log("countersigned", point=point, wall_s=round(time.monotonic() - begin, 6))
 
     def _exchange(

@@ -3,9 +3,12 @@
 One file a table, for all runs on it (:mod:`securevfl.ledger.ledger`), hash-chained
 (:mod:`securevfl.ledger.chain`). ``open`` lines hold a session's plan, ``charge`` lines one release
 each, ``fit`` the fitting of a frozen encoder, ``release`` what its release is made with, ``labels``
-what secondaries are sent of labels, ``limit`` the owner's limit (:mod:`securevfl.ledger.book`).
+what secondaries are sent of labels, ``program`` a program that reads the table, ``limit`` and
+``programs`` what the owner allows, ``restored`` what may be missing in a copy
+(:mod:`securevfl.ledger.book`).
 """
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -19,9 +22,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from jaxtyping import Int64
 
-from securevfl.core import checks
+from securevfl.core import checks, files
 from securevfl.core.checks import strict_json
-from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, StorageError
 from securevfl.core.formatting import finite_or_none
 from securevfl.data.sources.settings import file_behind
 from securevfl.data.tables import KeyTable
@@ -29,13 +32,17 @@ from securevfl.dp.labels import LabelTotal, labels_total
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import (
     MOST_ROWS,
+    RESTORED,
+    VERSION,
     LedgerBook,
     Limit,
     Outlook,
+    ProgramUse,
     ReleaseCounts,
     Session,
     epsilon_of_sessions,
     ranges_of,
+    run_after,
 )
 from securevfl.ledger.chain import MOST_LEVELS, ChainedFile, now
 from securevfl.ledger.record_counts import RecordCounts
@@ -46,16 +53,55 @@ from securevfl.ledger.record_counts import RecordCounts
 class LedgerFile(ChainedFile):
     """A table's ledger, held open: no other process writes to it until it is closed."""
 
-    def __init__(self, path: Path | None, *, durable: bool = True, read_only: bool = False) -> None:
+    def __init__(self, path: Path | None, *, restores: bool = False, **how: bool) -> None:
         """Open the file and read all its lines; see :class:`ChainedFile`.
+
+        Args:
+            path: As of :class:`ChainedFile`.
+            restores: Whether what it lacks is about to be booked.
+            **how: ``durable`` and ``read_only``, as of :class:`ChainedFile`.
 
         Raises:
             ConfigError: If it cannot be opened, is of another version, or another process holds it.
-            PrivacyError: If it was altered.
+            PrivacyError: If it was altered, or lacks lines that a run has written.
         """
         self.book = LedgerBook()
         """What the lines said when the file was opened, and what its ledger adds."""
-        super().__init__(path, durable=durable, read_only=read_only, take=self.book.take)
+        super().__init__(path, take=self.book.take, **how)
+        if not (restores or self.noted is None or self.chain.contains(self.noted)):
+            self.close()
+            raise PrivacyError(
+                f"ledger {path}: lacks lines that a run has written ({path}.head names the last); "
+                f"what was spent cannot be known. Restore it from the newest copy; if that lacks "
+                f"them too, book them: securevfl ledger restored TABLE"
+            )
+
+    @property
+    def note(self) -> Path:
+        """Where the head is noted that the file must have had, once a run has found it damaged."""
+        assert self.path is not None, "what is in memory is not found damaged"
+        return self.path.with_name(f"{self.path.name}.head")
+
+    @property
+    def noted(self) -> str | None:
+        """The head that was noted; None where there is no note."""
+        if self.path is None or not self.note.exists():
+            return None
+        return self.note.read_text(encoding="utf-8", errors="replace")
+
+    def note_head(self, head: str) -> None:
+        """Write beside the file what every later opening asks for: a head that it must have had."""
+        # The damage is reported whether there is room for a note or not.
+        with contextlib.suppress(StorageError, OSError):
+            files.write_text(self.note, head)
+            files.sync_folder(self.note.parent)
+
+    def _altered(self, handle: int, place: Path) -> str | None:
+        altered = super()._altered(handle, place)
+        if altered is not None:
+            # While the lock is held: the next run asks for it.
+            self.note_head(self.head)
+        return altered
 
 
 # Where a table's ledger lies, so that every later run on that table finds it again.
@@ -244,6 +290,7 @@ def over_limit(book: LedgerBook, after: Session, *, what: str) -> BudgetExceeded
     """
     unit, party = after.plan.privacy.unit, after.party
     limit, total = book.limits.get(unit), book.limited_total(after)
+    program = "; a program has read the table, see --programs" if book.programs else ""
     if limit is None or total is None:
         limited = " and ".join(sorted(book.limits))
         return BudgetExceededError(
@@ -254,8 +301,8 @@ def over_limit(book: LedgerBook, after: Session, *, what: str) -> BudgetExceeded
     return BudgetExceededError(
         f"{party}: {what} would bring the total of all runs on this table to epsilon = "
         f"{total:.4f} at delta = {limit.delta:g}, over the limit of its owner, "
-        f"{limit.epsilon:g} ({book.total(unit, delta=limit.delta):.4f} is spent); only the "
-        f"owner can raise it: securevfl ledger limit"
+        f"{limit.epsilon:g} ({book.total(unit, delta=limit.delta):.4f} is spent{program}); only "
+        f"the owner can raise it: securevfl ledger limit"
     )
 
 
@@ -382,7 +429,7 @@ class Ledger:
                     self._uses.add(np.arange(first, last + 1))
 
     @property
-    def file(self) -> ChainedFile:
+    def file(self) -> LedgerFile:
         """The file itself, for countersigning."""
         return self._file
 
@@ -437,8 +484,8 @@ class Ledger:
 
     @property
     def runs(self) -> int:
-        """Runs on the table that spent anything for this run's unit, this one if it has."""
-        return len(self._book.runs(unit=self._own.plan.privacy.unit))
+        """Runs on the table that spent anything for this run's unit, and programs."""
+        return len(self._book.runs(unit=self._own.plan.privacy.unit)) + len(self._book.programs)
 
     @property
     def has_spent(self) -> bool:
@@ -561,8 +608,12 @@ class Ledger:
             PrivacyError: If it is missing, damaged, or not of the same time as this ledger.
         """
         if self.records is None:
-            last = next((one.counts for one in reversed(self.budgeted) if one.counts), None)
-            self.records = RecordCounts(folder, self._file, keys, last=last)
+            last, lost = None, False
+            for one in self.budgeted:
+                # What was booked anew covers counts of any time, until they are booked again.
+                if one.lost or one.counts:
+                    last, lost = one.counts, one.lost
+            self.records = RecordCounts(folder, self._file, keys, last=last, lost=lost)
 
     def require_same_release(self, digest: str) -> None:
         """Book what a frozen run makes its release with, and hold later sessions to the same.
@@ -595,10 +646,14 @@ class Ledger:
         Raises:
             PrivacyError: If the ledger was cut, or is another one.
         """
-        if not self._file.chain.contains(head):
+        *earlier, _ = self._sessions
+        restored = [one.lost for one in earlier if one.spent][-1:] == [True]
+        if not (restored or self._file.chain.contains(head)):
+            self._file.note_head(head)
             raise PrivacyError(
                 f"ledger {self.path}: lacks releases that the checkpoint knows of; it was cut or "
-                f"exchanged, and what was spent cannot be known. Restore it from a copy"
+                f"exchanged, and what was spent cannot be known. Restore it from a copy; if that "
+                f"lacks them too, book them: securevfl ledger restored TABLE"
             )
 
     def close(self) -> None:
@@ -709,6 +764,8 @@ class RunSpent:
     delta: float
     releases: int
     row_releases: int
+    lost: bool
+    """Whether a promise is in it whose releases are in no line: the ledger was restored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -717,12 +774,14 @@ class UnitSpent:
 
     unit: str
     epsilon: float | None
-    """None: no bound."""
+    """None: no bound, as where a program has read the table."""
     delta: float
     """The limit's; without one, the smallest of the runs'."""
     runs: int
     limit: float | None
     """None: the owner has set none."""
+    left: float | None
+    """Of the limit; programs that the owner allows take nothing of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -733,6 +792,10 @@ class LedgerSummary:
     runs: tuple[RunSpent, ...]
     """In the order in which they began."""
     units: tuple[UnitSpent, ...]
+    programs: tuple[ProgramUse, ...]
+    """Programs that have read the table, in the order in which they ran."""
+    programs_allowed: bool
+    """Whether the owner lets the next one read it."""
     labels: LabelsSpent | None
     """Of the table's own labels, which only a primary has; None where none was released."""
     head: str
@@ -755,6 +818,8 @@ def summary_of(path: Path) -> LedgerSummary:
             ledger=str(path),
             runs=tuple(runs),
             units=tuple(units),
+            programs=tuple(book.programs),
+            programs_allowed=book.allows_programs,
             labels=labels_spent(book.sessions),
             head=file.head,
         )
@@ -783,6 +848,44 @@ def set_limit(path: Path, limit: Limit) -> UnitSpent:
         file.close()
 
 
+def allow_programs(path: Path, *, allowed: bool) -> None:
+    """Append whether programs may read a table, making the file where needed; the newest one holds.
+
+    Raises:
+        ConfigError: As :func:`set_limit`.
+        PrivacyError: As :func:`set_limit`.
+    """
+    with contextlib.closing(LedgerFile(path)) as file:
+        file.append({"kind": "programs", "version": VERSION, "allowed": allowed, "time": now()})
+
+
+def book_restored(path: Path) -> list[RunSpent]:
+    """Book what a ledger that was restored from a copy may lack: every promise that is open.
+
+    Each of :meth:`LedgerBook.open_promises` counts once more, in full. Whoever does it twice has
+    booked twice: nobody can know that nothing was released in between. Only a ledger that ends with
+    the head which the run that found it damaged has noted lacks nothing, and gets no line.
+
+    Returns:
+        What was booked, a promise each.
+
+    Raises:
+        ConfigError: If there is no ledger, it cannot be opened or written, or is in use.
+        PrivacyError: If it was altered.
+    """
+    if not path.exists():
+        raise ConfigError(f"ledger {path}: is not there; put the newest copy of it there first")
+    with contextlib.closing(LedgerFile(path, restores=True)) as file:
+        book, promises = file.book, file.book.open_promises()
+        before = len(book.sessions)
+        if promises and file.noted != file.head:
+            line = {"kind": RESTORED, "version": VERSION, "time": now(), "promises": promises}
+            file.append(line)
+            book.take(line, f"ledger {path}")
+        file.note.unlink(missing_ok=True)
+        return [_run_spent([one]) for one in book.sessions[before:]]
+
+
 def _run_spent(sessions: list[Session]) -> RunSpent:
     first, privacy = sessions[0], sessions[-1].plan.privacy
     epsilon = epsilon_of_sessions(sessions, delta=privacy.delta)
@@ -798,6 +901,7 @@ def _run_spent(sessions: list[Session]) -> RunSpent:
         delta=privacy.delta,
         releases=sum(one.rounds for one in sessions),
         row_releases=sum(one.row_releases for one in sessions),
+        lost=any(one.lost for one in sessions),
     )
 
 
@@ -812,6 +916,7 @@ def _unit_spent(book: LedgerBook, unit: str) -> UnitSpent:
         delta=delta,
         runs=len(runs),
         limit=limit.epsilon if limit else None,
+        left=book.left(unit),
     )
 
 
@@ -828,9 +933,8 @@ def lines_of_run(path: Path, run: str) -> list[dict[str, Any]]:
         raise ConfigError(f"ledger {path}: cannot be read ({error})") from None
     found, current = [], ""
     for line in lines:
-        if line["kind"] == "open":
-            current = line["run"]
-        if line["kind"] != "limit" and current == run:
+        current = run_after(line, current)
+        if current == run:
             found.append(line)
     return found
 
@@ -847,8 +951,7 @@ def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mappin
     """
     current, end = "", 0
     for number, entry in enumerate(entries, 1):
-        if entry["kind"] == "open":
-            current = entry["run"]
+        current = run_after(entry, current)
         if current == run:
             end = number
     return entries[:end]

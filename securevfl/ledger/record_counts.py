@@ -29,7 +29,13 @@ class RecordCounts(ChainedFile):
     """The counts, held open: no other process writes to the file until it is closed."""
 
     def __init__(
-        self, folder: Path | None, ledger: ChainedFile, keys: KeyTable, *, last: str | None
+        self,
+        folder: Path | None,
+        ledger: ChainedFile,
+        keys: KeyTable,
+        *,
+        last: str | None,
+        lost: bool = False,
     ) -> None:
         """Open the file and check that it is of this table and of the ledger as it is now.
 
@@ -40,6 +46,8 @@ class RecordCounts(ChainedFile):
             ledger: The secondary's own, open for a request; a line is as durable as its lines.
             keys: The secondary's.
             last: The head of this file that the ledger has; None where it has none.
+            lost: Whether the ledger was restored from a copy, and has booked one promise more since
+                the last release: then counts of any time go on, also none.
 
         Raises:
             ConfigError: If the file cannot be opened, or is in use.
@@ -55,11 +63,12 @@ class RecordCounts(ChainedFile):
         super().__init__(path, durable=ledger.durable, take=self._count)
         try:
             known = last is None or self.chain.contains(last)
-            if not (known and ledger.chain.contains(self._booked)):
+            if not (lost or (known and ledger.chain.contains(self._booked))):
                 raise PrivacyError(
                     f"{path}: this file and the ledger {ledger.path} are not of the same time, or "
                     f"one is missing: how often records were released cannot be known, and none is "
-                    f"released. Restore both from a copy, or train another model"
+                    f"released. If the newer one cannot be had back, book what is lost (securevfl "
+                    f"ledger restored TABLE), or train another model"
                 )
             if self._known < keys.num_rows:
                 self._known = keys.num_rows

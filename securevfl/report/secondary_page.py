@@ -113,14 +113,14 @@ def write_secondary_page(party: Path, config: FederationConfig | None = None) ->
     trained = [one for one in book.sessions if one.run == run and not one.model]
     asked = [one for one in book.sessions if one.model == run and one.spent]
     privacy = config.privacy
-    runs = book.runs(unit=privacy.unit)
+    runs = len(book.runs(unit=privacy.unit)) + len(book.programs)
     page = TEMPLATES.get_template("secondary.html.j2").render(
         facts=facts,
         config=config,
         began=trained[0].time if trained else "before anything was planned",
         links=None if facts["links"] is None else links_in_words(LinksCounted(**facts["links"])),
         left=_left(config, trained, facts),
-        cost=_cost(trained, book.total(privacy.unit, delta=privacy.delta), runs=len(runs)),
+        cost=_cost(trained, book.total(privacy.unit, delta=privacy.delta), runs=runs),
         limit=_limit(book, privacy.unit, table=facts["table"]),
         predictions=_predictions(config, asked, party=facts["party"]),
         ledger=_ledger_place(party),
@@ -215,10 +215,10 @@ def _limit(book: LedgerBook, unit: str, *, table: str) -> str:
             f"--epsilon E sets one."
         )
     spent = book.total(unit, delta=limit.delta)
-    left = max(0.0, limit.epsilon - spent)
     return (
         f"Of the owner's limit of epsilon = {limit.epsilon:g} (delta = {limit.delta:g}, unit "
-        f"{unit}) all runs together have spent {epsilon_in_words(spent)}; {left:.4g} is left."
+        f"{unit}) all runs together have spent {epsilon_in_words(spent)}; "
+        f"{book.left(unit):.4g} is left."
     )
 
 

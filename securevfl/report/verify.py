@@ -15,6 +15,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, SecureVflError
 from securevfl.core.files import read_json
 from securevfl.federation.checkpoint import DamagedError, StateFolder, read_state
+from securevfl.ledger.book import PROGRAM, RESTORED
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_signed
 from securevfl.ledger.ledger import recomputed, until_end
@@ -141,6 +142,8 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
         lines = ", ".join(str(len(one.entries)) for one in copies)
         if all(chain.head_at(len(one.entries)) == one.chain.head for one in copies):
             whole = f"{len(entries)} lines hang together ({path})"
+            programs = sum(one["kind"] == PROGRAM for one in entries)
+            whole += f", {programs} of them of programs, which have no bound" if programs else ""
             whole += f", and go on from the run's copy of {lines}" if copies else ""
             # What a copy says, the ledger that goes on from it says too.
             evidence.files = [one for one in evidence.files if one not in copies]
@@ -244,7 +247,7 @@ def _check_end(evidence: _Evidence, file: _File) -> None:
         text = f"{len(points)} points of this run; it was absent when the others signed its end"
         evidence.say("end", file.party, None, text)
         return
-    finished = evidence.metrics is not None
+    finished = evidence.metrics is not None and not _restored(evidence, file.party)
     text = f"{len(points)} points of this run, and its end is not among them"
     evidence.say("end", file.party, False if finished else None, text)
 
@@ -279,7 +282,9 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
         count += 1
         if not any(file.chain.contains(head) for file in files):
             text = f"{path.name}: was made with releases that the ledger lacks"
-            evidence.say("checkpoints", party, False, text)
+            booked = _restored(evidence, party)
+            text += ", and has booked since it was restored" if booked else ""
+            evidence.say("checkpoints", party, None if booked else False, text)
             return
     if count:
         evidence.say("checkpoints", party, True, f"{count} lie on the chain")
@@ -288,10 +293,14 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
 def _check_records(evidence: _Evidence, party: str) -> None:
     """Check the counts of a secondary's records in predictions, against what its ledger booked."""
     path, run = evidence.folder / "parties" / party / FILE, (evidence.metrics or {}).get("run")
-    booked, model = [], None
+    booked: list[str] = []
+    model = None
     for file in evidence.of(party):
         for entry in file.entries:
             model = entry.get("model") if entry["kind"] == "open" else model
+            if entry["kind"] == RESTORED:
+                # Counts of any time go on from here: all that they may lack is booked.
+                booked.clear()
             if "counts" in entry and model == run:
                 booked.append(entry["counts"])
     if not booked and not path.exists():
@@ -305,7 +314,10 @@ def _check_records(evidence: _Evidence, party: str) -> None:
     if not all(map(chain.contains, booked)):
         text = f"{FILE} lacks releases that the ledger has booked: cut, or exchanged"
         evidence.say("records", party, False, text)
-    elif not all(any(one.chain.contains(head) for one in evidence.of(party)) for head in heads):
+    elif not (
+        _restored(evidence, party)
+        or all(any(one.chain.contains(head) for one in evidence.of(party)) for head in heads)
+    ):
         text = f"{FILE} was counted beside lines that the ledger lacks"
         evidence.say("records", party, False if evidence.of(party) else None, text)
     else:
@@ -337,6 +349,11 @@ def _check_figures(evidence: _Evidence) -> None:
     epsilon = "no bound" if found["epsilon"] is None else f"{found['epsilon']:.4f}"
     text = f"epsilon ({epsilon}) and {found['releases']} releases follow from the ledger's lines"
     evidence.say("figures", primary, True, text)
+
+
+def _restored(evidence: _Evidence, party: str) -> bool:
+    """Return whether a party's ledger has booked what it lacks, after it was restored."""
+    return any(one["kind"] == RESTORED for file in evidence.of(party) for one in file.entries)
 
 
 def _countersigned(file: _File) -> list[dict[str, Any]]:

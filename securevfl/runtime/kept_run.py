@@ -115,7 +115,8 @@ class _Record:
         if not self._chain.contains(head):
             raise PrivacyError(
                 f"ledger {self._path}: lacks releases that the kept rows were made with; it was "
-                f"cut or exchanged. Restore it from a copy"
+                f"cut or exchanged. Put a copy of this file back; what the table's own ledger "
+                f"lacks is booked by securevfl ledger restored TABLE"
             )
 
 
@@ -223,7 +224,8 @@ def _metadata(
     if (figures["row_releases"] or 0) < len(released):
         raise PrivacyError(
             f"the ledger has booked {figures['row_releases']} rows of run {run}, and "
-            f"{len(released)} lie in its folder; restore the ledger from a copy"
+            f"{len(released)} lie in its folder; put a copy of the run's ledger back (what the "
+            f"table's own lacks is booked by securevfl ledger restored TABLE)"
         )
     privacy, tau = last.plan.privacy, last.noise_share_std
     spent = figures["epsilon"] or 0.0

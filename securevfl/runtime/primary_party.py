@@ -425,12 +425,18 @@ class PredictingPrimary(SessionWithPartners):
         self._linking: dict[str, Any] = {}
 
     def check(self) -> None:
-        """Raise what ended the session, if anything has.
+        """Raise what ended the session, if anything has; countersign after long serving.
 
         Raises:
             ProtocolError: Naming the party that is lost or left the protocol.
+
+        Reveals:
+            To all parties: what :class:`securevfl.ledger.countersigning.Heads` holds, where due.
         """
         self._session.transport.check()
+        countersigning = self._session.countersigning
+        if countersigning is not None and countersigning.long_served():
+            countersigning.request("served")
 
     def budgets(self) -> list[run_plan.PredictionBudget]:
         """Return what predictions have spent by this party's ledger; others keep their own."""
@@ -450,13 +456,14 @@ class PredictingPrimary(SessionWithPartners):
             To the parties: the request's size and id, and what linking reveals of its keys.
         """
         session, party = self._session, self._session.party
+        self.check()
         ledger = party.files.open_prediction(plan, model=self.model.run)
         callers = list(membership.callers_in_predictions(self.config, self.active))
         self.broken = True
         asked = PredictRequest.of(request.facts)
         session.transport.broadcast(callers, asked.to_message())
         session.wait_until_ready(callers)
-        session.countersign()
+        session.countersign().count_rows(request.facts.predicted_rows)
         observe(Stage(text="linking", of=len(plan.secondaries)))
         place = LinkageInput(
             spec=spec,

@@ -17,6 +17,8 @@ from securevfl.core.progress import Stage
 from securevfl.federation import computing
 from securevfl.federation.run_plan import RunFacts, new_run, prediction_facts
 from securevfl.federation.session import handshake
+from securevfl.ledger.book import ProgramUse
+from securevfl.ledger.chain import now
 from securevfl.mpc import on_shares
 from securevfl.runtime.party import PartySession, join
 from securevfl.runtime.primary_party import PrimarySession, primary_session
@@ -83,8 +85,11 @@ class ProgramParty:
 def run_program(party: PartySession) -> None:
     """Run the job's program with the other parties; keep what it returns in the party's folder.
 
+    A party with a table books the program in the table's ledger first.
+
     Raises:
-        SecureVflError: Any failure, here or at another party.
+        SecureVflError: Any failure, here or at another party. The table's owner may not allow
+            programs; then nothing was sent of it.
 
     Reveals:
         To the others: what the program sends and opens to them, and sizes. To the dealer: sizes.
@@ -178,7 +183,7 @@ def _compute(
     facts: RunFacts,
     star: PrimarySession | handshake.Joined,
 ) -> None:
-    """Run the program at a party with a table."""
+    """Book the program in the table's ledger, and run it."""
     config, name, program = party.config, party.job.name, party.job.program
     dealer = config.helper("dealer")
     assert program is not None, "it is the job"
@@ -193,6 +198,16 @@ def _compute(
         lines=computing.ComputingLines(channels, names),
         dealer=computing.LineToDealer(channels, dealer.name, context),
     )
+    others = [*config.table_parties, dealer]
+    use = ProgramUse(
+        run=facts.run,
+        federation=config.federation.name,
+        party=name,
+        program=program.digest,
+        peers={one.name: party.pinned[one.name] for one in others if one.name != name},
+        time=now(),
+    )
+    party.files.book_program(use)
     party.observe(Stage(text="computing"))
     function = _function_of(program)
     seen = ProgramParty(name, names=tuple(names[rank] for rank in member.world), table=table)

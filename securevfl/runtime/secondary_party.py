@@ -425,7 +425,8 @@ class _Requests:
                 self._answer(messages.PredictRequest.from_message(message))
                 continue
             if countersigning is not None:
-                countersigning.answer(CountersignRequest.from_message(message))
+                if not countersigning.answer(CountersignRequest.from_message(message)):
+                    continue
                 transport.receive(StarKind.DONE, round_number=None, deadline_s=idle_s)
             return
 
@@ -438,7 +439,7 @@ class _Requests:
         keys = keys_of(spec.keys, self._kept.table)
         # Before any message: a ledger that does not cover the request gives no answer.
         ledger = party.files.open_prediction(plan, model=model.run, keys=keys)
-        session.ready(frozen=False)
+        session.ready(frozen=False).count_rows(request.predicted_rows)
         sum_to = session.sum_to(plan)
         sum_to.bind(request.to_message().digest(), request.active)
         place = LinkageInput(

@@ -81,8 +81,19 @@ def write_counted(folder: Path, *, releases: int, rows: int = 24, **privacy: Any
 class Answering:
     """All secondaries of a federation, each with its own files, in one of two worlds."""
 
-    def __init__(self, path: Path, folder: Path, *, gone: Mapping[str, int] | None = None) -> None:
-        """Read the tables; the records that are gone are left out."""
+    def __init__(
+        self,
+        path: Path,
+        folder: Path,
+        *,
+        gone: Mapping[str, int] | None = None,
+        durable: bool = False,
+    ) -> None:
+        """Read the tables; the records that are gone are left out.
+
+        Where it is durable, files are synced as those of parties with processes of their own.
+        """
+        self._durable = durable
         self.config: FederationConfig = read_federation(path)
         self.tables = dict(read_tables(self.config, path.parent))
         primary = self.tables[self.config.primary.name]
@@ -144,7 +155,7 @@ class Answering:
             folder = self.folder / name
             folder.mkdir(parents=True, exist_ok=True)
             self.files[name] = PartyFiles(
-                folder, self.config, party=name, resume=True, simulated=True
+                folder, self.config, party=name, resume=True, simulated=not self._durable
             )
         return self.files[name]
 

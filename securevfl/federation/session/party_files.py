@@ -13,7 +13,7 @@ from securevfl.core.files import EventLog
 from securevfl.data.tables import KeyTable
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.run_plan import PredictionBudget, RunPlan, prediction_budget
-from securevfl.ledger.book import Outlook
+from securevfl.ledger.book import Outlook, ProgramUse
 from securevfl.ledger.ledger import Book, Ledger, LedgerFile, ledger_of_table, require_rows
 
 LOG_FILE: Final = "log.jsonl"
@@ -126,6 +126,32 @@ class PartyFiles:
             model=model,
         )
 
+    def book_program(self, use: ProgramUse) -> None:
+        """Book a program before it runs, in every ledger that the table has.
+
+        The table's ledger is held from now on: a run beside the program is refused, and a limit.
+
+        Args:
+            use: The program, and who takes part.
+
+        Raises:
+            BudgetExceededError: If the owner of the table does not allow it; nothing is written
+                then.
+            ConfigError: If a run is at work on this table.
+            PrivacyError: If a ledger was altered.
+            StorageError: If the disk takes no more.
+        """
+        with contextlib.ExitStack() as opened:
+            held = [self.hold_ledger()]
+            # What a program reads of a primary's table is its own rows, too.
+            path = self.ledger_path("pretraining-ledger")
+            if path.exists():
+                held.append(opened.enter_context(contextlib.closing(LedgerFile(path))))
+            for file in held:
+                file.book.require_program(self.party)
+            for file in held:
+                file.append(use.line())
+
     def hold_ledger(self) -> LedgerFile:
         """Keep the ledger for this process from now on, before anything is asked for.
 
@@ -211,7 +237,8 @@ class PartyFiles:
         _trace: TracebackType | None,
     ) -> None:
         try:
-            if error is None and self._ledger is not None:
-                self._ledger.file.require_in_place()
+            file = self._held if self._ledger is None else self._ledger.file
+            if error is None and file is not None:
+                file.require_in_place()
         finally:
             self.close()

@@ -13,9 +13,10 @@ from helpers.command_line import securevfl
 from helpers.federations import save, write_federation
 
 import securevfl as sv
-from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.session.handshake import read_hello
+from securevfl.ledger.ledger import summary_of
 from securevfl.runtime.programs import with_program
 from securevfl.runtime.run_options import Program
 from securevfl.transport.message import Message
@@ -89,6 +90,42 @@ def test_frames_reach_a_program_without_a_file_and_a_failure_names_its_party(tmp
     files = [path for path in private.rglob("*") if path.is_file()]
     assert len(files) > 3
     assert not [path for path in files if b"person 7" in path.read_bytes()]
+
+
+@pytest.mark.multiprocess
+def test_a_program_asks_the_tables_owner_and_leaves_a_line(tmp_path, capfd):
+    """A limit refuses it before it runs; allowed, each table's ledger names it and its peers."""
+    tables = {name: tmp_path / f"{name}.csv" for name in ("bank", "lab")}
+    for path in tables.values():
+        pd.DataFrame({"secret": [41.0, 42.0]}).to_csv(path, index=False)
+    ran = tmp_path / "ran"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from pathlib import Path\n"
+        "from securevfl.mpc import crypten\n"
+        "def program(party):\n"
+        f"    Path({str(ran)!r} + party.name).touch()\n"
+        "    column = party.column('secret', of='lab')\n"
+        "    return crypten.cryptensor(column, src=1).get_plain_text()\n",
+        encoding="utf-8",
+    )
+    ledgers = {name: Path(f"{path}.ledger.jsonl") for name, path in tables.items()}
+    assert securevfl(capfd, "ledger", "limit", tables["lab"], "--epsilon", 0.1).code == 0
+    with pytest.raises(PrivacyError, match="securevfl ledger limit TABLE --programs allow"):
+        sv.mpc.run(tables, program)
+    assert not Path(f"{ran}lab").exists()
+    assert '"program"' not in ledgers["lab"].read_text(encoding="utf-8")
+
+    ended = securevfl(capfd, "ledger", "limit", tables["lab"], "--programs", "allow")
+    assert ended.code == 0, ended.err
+    assert sv.mpc.run(tables, program) == {"bank": [41.0, 42.0], "lab": [41.0, 42.0]}
+    uses = {name: summary_of(path).programs[-1] for name, path in ledgers.items()}
+    assert {one.program for one in uses.values()} == {Program.of(program).digest}
+    assert uses["lab"].run == uses["bank"].run
+    assert list(uses["lab"].peers) == ["bank", "dealer"]
+    assert (
+        "with bank, dealer): without bound" in securevfl(capfd, "ledger", "show", tables["lab"]).out
+    )
 
 
 def test_programs_are_refused_beside_a_promise(tmp_path):

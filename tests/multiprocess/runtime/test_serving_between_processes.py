@@ -17,6 +17,7 @@ from helpers.patience import PATIENCE_S
 from securevfl.config.reading import read_federation
 from securevfl.core.files import read_json, write_json
 from securevfl.launch.spawn import KeptProcesses
+from securevfl.ledger.countersigning import SERVED_ROWS
 from securevfl.ledger.ledger import ledger_of_table
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.trained_run import trained_run
@@ -24,6 +25,19 @@ from securevfl.serving.opening import opened
 from securevfl.serving.server import ServerSettings, application
 
 pytestmark = pytest.mark.multiprocess
+
+
+NAMES = ("agency", "bank-1", "bank-2")
+
+
+def lines_of(folder: Path, name: str) -> list[dict]:
+    """Return a table's ledger, less a line that is being written."""
+    content = ledger_of_table(folder / f"{name}.csv").read_text()
+    return [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def points(folder: Path, name: str) -> list[str]:
+    return [line["point"] for line in lines_of(folder, name) if line["kind"] == "countersigned"]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -81,9 +95,14 @@ def test_a_killed_secondary_is_said_to_be_gone_and_taken_back(tmp_path: Path) ->
             assert predicted() == 200
             pids = pids_of(model.processes)
             assert pids["bank-1"] != killed
+            # Long served: all sign while nobody asks, and the session goes on.
+            many = client.post("/predict", json={"rows": [row] * SERVED_ROWS})
+            assert many.status_code == 200
+            until(lambda: all("served" in points(tmp_path, name) for name in NAMES))
+            assert predicted() == 200
     assert not any(alive(pid) for pid in pids.values())
     assert any("bank-1" in line and "SIGKILL" in line for line in said)
-    for name in ("agency", "bank-1", "bank-2"):
-        ledger = ledger_of_table(tmp_path / f"{name}.csv")
-        lines = [json.loads(line) for line in ledger.read_text().splitlines()]
-        assert sum(line["kind"] == "charge" for line in lines) == 3
+    for name in NAMES:
+        charged = [line["rows"] for line in lines_of(tmp_path, name) if line["kind"] == "charge"]
+        assert sum(charged) == 4 + SERVED_ROWS
+        assert points(tmp_path, name)[-3:] == ["start", "served", "end"]

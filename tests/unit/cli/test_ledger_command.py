@@ -1,5 +1,6 @@
 """``securevfl ledger``: a table's spending shown, and its owner's limit set."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from securevfl.dp.labels import LabelRelease
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.class_means.class_labels import charge_labels
-from securevfl.ledger.ledger import Ledger, ledger_of_table
+from securevfl.ledger.book import ProgramUse
+from securevfl.ledger.ledger import Ledger, LedgerFile, ledger_of_table
 
 Capture = pytest.CaptureFixture[str]
 
@@ -90,6 +92,8 @@ def test_a_table_without_a_ledger(tmp_path: Path, capfd: Capture) -> None:
         "ledger": None,
         "runs": [],
         "units": [],
+        "programs": [],
+        "programs_allowed": True,
         "labels": None,
         "head": None,
     }
@@ -205,3 +209,48 @@ def test_labels_stand_beside_records(tmp_path: Path, capfd: Capture) -> None:
     assert "3 runs: without bound" in securevfl(capfd, "ledger", "show", table).out
     told = json.loads(securevfl(capfd, "ledger", "show", table, "--json").out)["labels"]
     assert told["epsilon"] is told["together"] is None
+
+
+def test_programs_are_shown_and_allowed_by_the_owner(tmp_path: Path, capfd: Capture) -> None:
+    """No bound stands where the total stood; an owner may allow programs beside a limit."""
+    table = table_of(tmp_path)
+    run_on(table, "a" * 32)
+    neither = securevfl(capfd, "ledger", "limit", table)
+    assert (neither.code, "give --epsilon, --programs, or both" in neither.complaint) == (2, True)
+    assert securevfl(capfd, "ledger", "limit", table, "--epsilon", 10).code == 0
+    assert "programs may not read the table" in securevfl(capfd, "ledger", "show", table).out
+    allowed = securevfl(capfd, "ledger", "limit", table, "--programs", "allow")
+    assert f"{table}: programs may read it" in allowed.out
+    use = ProgramUse(
+        run="p" * 32,
+        federation="credit",
+        party="bank-1",
+        program="d" * 64,
+        peers={"agency": "a key"},
+        time="2026-11-27T00:00:00+00:00",
+    )
+    with contextlib.closing(LedgerFile(ledger_of_table(table))) as file:
+        file.append(use.line())
+    shown = securevfl(capfd, "ledger", "show", table)
+    assert "program dddddddd (2026-11-27, with agency): without bound" in shown.out
+    assert "epsilon without bound, delta 1e-05; limit 10, left 6" in shown.out
+    assert "may not read" not in shown.out
+    told = json.loads(securevfl(capfd, "ledger", "show", table, "--json").out)
+    assert (told["programs_allowed"], told["programs"][0]["peers"]) == (True, {"agency": "a key"})
+    refused = securevfl(capfd, "ledger", "limit", table, "--programs", "refuse", "--json")
+    assert json.loads(refused.out) == {"table": str(table), "programs": "refuse"}
+    assert "limit 10, left 0" in securevfl(capfd, "ledger", "show", table).out
+
+
+def test_a_restored_ledger_is_booked_and_shows_it(tmp_path: Path, capfd: Capture) -> None:
+    """What was booked, in words and figures; a table that nothing was released of has nothing."""
+    table = table_of(tmp_path)
+    none = securevfl(capfd, "ledger", "restored", table)
+    assert (none.code, "is not there; put the newest copy" in none.complaint) == (2, True)
+    run_on(table, "a" * 32)
+    booked = securevfl(capfd, "ledger", "restored", table)
+    assert booked.out.count("booked epsilon = 4 at delta = 1e-05 (unit secondary-record)") == 2
+    shown = securevfl(capfd, "ledger", "show", table).out
+    assert "booked in full when the ledger was restored: aaaaaaaa, " in shown
+    told = json.loads(securevfl(capfd, "ledger", "restored", table, "--json").out)
+    assert [one["epsilon"] for one in told["booked"]] == pytest.approx([4.0, 4.0], rel=1e-6)

@@ -1,16 +1,15 @@
 """What a ledger's file survives, what it notices, and that opening one alters nothing."""
 
 import os
-import resource
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers.full_disk import at_most
 
 from securevfl.core.errors import ConfigError, PrivacyError, StorageError
-from securevfl.ledger.chain import ChainedFile
+from securevfl.ledger import chain
+from securevfl.ledger.chain import ChainedFile, read_chain
 
 
 def written(path: Path, *, lines: int = 3) -> str:
@@ -53,6 +52,45 @@ def test_a_torn_line_is_cut_by_the_next_append_and_not_before(tmp_path: Path) ->
     again = ChainedFile(path)
     assert [entry["number"] for entry in again.entries] == [0, 1, 2, 4]
     again.close()
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        bytes(1247),
+        b'{"number": 3\x00',
+        b'{"number": "\xc3',
+        b"some words",
+        b'[{"number',
+        b'{"' + b"9" * 99,
+    ],
+    ids=["nuls", "a nul", "no ascii", "words", "a list", "long"],
+)
+def test_an_end_that_no_write_leaves_is_damage(
+    tail: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any length, it could stand where lines were; it is neither read over nor cut off."""
+    monkeypatch.setattr(chain, "MOST_LINE_BYTES", 100)
+    path = tmp_path / "ledger.jsonl"
+    ledger = ChainedFile(path)
+    with pytest.raises(PrivacyError, match="takes no line of"):
+        ledger.append({"number": 0})
+    monkeypatch.setattr(chain, "MOST_LINE_BYTES", 200)
+    written(path)
+    monkeypatch.setattr(chain, "MOST_LINE_BYTES", 100)
+    whole = path.read_bytes()
+    path.write_bytes(whole + tail)
+
+    for read in (ChainedFile, read_chain):
+        with pytest.raises(PrivacyError, match=f"line 4: is no line.*: {len(tail)} bytes"):
+            read(path)
+    assert path.read_bytes() == whole + tail
+    # What a write leaves that was cut off anywhere is none.
+    for cut_at in range(1, 90):
+        path.write_bytes(whole + whole.splitlines()[1][:cut_at])
+        again = ChainedFile(path)
+        again.close()
+        assert len(again.entries) == len(read_chain(path)[1]) == 3
 
 
 def test_a_last_line_that_does_not_follow_is_no_torn_one(tmp_path: Path) -> None:
@@ -119,19 +157,6 @@ def test_a_line_that_the_disk_does_not_take_is_not_there(tmp_path: Path) -> None
     again = ChainedFile(path)
     assert [entry["number"] for entry in again.entries] == [0, 1, 2, 4]
     again.close()
-
-
-@contextmanager
-def at_most(size: int) -> Iterator[None]:
-    """Let this process write no file beyond so many bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_looking_neither_makes_nor_writes(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, ProtocolError
 from securevfl.ledger.chain import GENESIS, Chain, ChainedFile, head_after
 from securevfl.ledger.countersigning import (
+    SERVED_ROWS,
+    SERVED_S,
     Countersigner,
     Countersigning,
     CountersignRequest,
@@ -448,3 +450,75 @@ def test_heads_are_stated_where_they_are_due_and_nowhere_else(tmp_path: Path, fr
 
         with pytest.raises(ProtocolError, match="where none are due; nothing is signed"):
             signing.answer(asked)
+
+
+class Clock:
+    """Seconds, as a test sets them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_served_model_is_countersigned_by_the_hour_and_by_the_thousand_rows(
+    tmp_path: Path,
+) -> None:
+    """The primary asks where something was predicted; a secondary signs about then, no sooner."""
+    table, clock = Table(tmp_path), Clock()
+    star = make_star(tmp_path / "star")
+    with table.open() as session, star.joined() as (primary, ends):
+        session.start()
+
+        def signing_of(name: str, end, **more) -> Countersigning:
+            return Countersigning(
+                session.signers[name],
+                end,
+                deadline_s=30,
+                log=lambda *_, **__: None,
+                clock=clock,
+                **more,
+            )
+
+        lead = signing_of("agency", primary)
+        others = {name: signing_of(name, ends[name], frozen=False) for name in ends}
+
+        def serve(rows: int, *, seconds: float) -> None:
+            clock.now += seconds
+            for one in (lead, *others.values()):
+                one.count_rows(rows)
+
+        def follow(name: str):
+            def life() -> bool:
+                asked = ends[name].receive(LedgerKind.COUNTERSIGN, round_number=0, deadline_s=30)
+                return others[name].answer(CountersignRequest.from_message(asked))
+
+            return life
+
+        def signed() -> None:
+            assert lead.long_served()
+            lives = [lambda: lead.request("served"), *map(follow, ends)]
+            assert together(lives) == [None, False, False]
+            assert not lead.long_served()
+
+        serve(0, seconds=10 * SERVED_S)
+        assert not lead.long_served(), "nothing was predicted, so nothing is new"
+        serve(1, seconds=0)
+        signed()
+        serve(SERVED_ROWS - 1, seconds=SERVED_S - 1)
+        assert not lead.long_served()
+        serve(1, seconds=0)
+        signed()
+        serve(1, seconds=SERVED_S)
+        signed()
+        # Not by the primary's wish alone: it would fill everybody's ledger.
+        serve(SERVED_ROWS - 1, seconds=SERVED_S / 2 - 1)
+        for one in others.values():
+            with pytest.raises(ProtocolError, match=r"ledger heads \(served\) where none are due"):
+                one.answer(CountersignRequest(point="served"))
+    for name in NAMES:
+        file = ChainedFile(table.path(name))
+        file.close()
+        points = [entry["point"] for entry in file.entries if entry["kind"] == "countersigned"]
+        assert points == ["start", "served", "served", "served"]

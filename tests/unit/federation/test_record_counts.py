@@ -229,6 +229,42 @@ def test_counts_are_of_one_table(asked: tuple[Path, Answering], tmp_path: Path) 
     assert kinds.count("table") == 2
 
 
+def noting(
+    name: str,
+    call: Callable[..., object],
+    names: dict[int, str],
+    calls: list[tuple[str, str]],
+) -> Callable[..., object]:
+    """Return a system call that notes its name and its file's, of the files that have a name."""
+
+    def noted(handle: int, *more: object) -> object:
+        done = call(handle, *more)
+        file = names.get(os.fstat(handle).st_ino)
+        if file is not None:
+            calls.append((name, file))
+        return done
+
+    return noted
+
+
+def test_a_count_is_on_the_disk_before_its_release_is_booked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the order of what the system is asked for, line by line and file by file."""
+    path = write_counted(tmp_path, releases=1)
+    folder = tmp_path / "parties"
+    world = Answering(path, folder, durable=True)
+    world.begin(world.keys.take(np.arange(2)))
+    calls: list[tuple[str, str]] = []
+    names = {file.stat().st_ino: file.name for file in (folder / "bank-1").iterdir()}
+    for name in ("write", "fsync"):
+        monkeypatch.setattr(os, name, noting(name, getattr(os, name), names, calls))
+    world.answer([0, 1])
+    monkeypatch.undo()
+    world.restart()
+    assert calls == [(name, file) for file in (FILE, "ledger.jsonl") for name in ("write", "fsync")]
+
+
 def test_nobody_else_counts_in_it_meanwhile(tmp_path: Path) -> None:
     counts = counts_of(tmp_path)
     with pytest.raises(ConfigError, match="in use"):

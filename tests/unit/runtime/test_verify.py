@@ -1,5 +1,6 @@
 """What ``ledger verify`` finds in a run folder: good, rolled back, emptied, forged, altered."""
 
+import contextlib
 import json
 import shutil
 import tomllib
@@ -15,8 +16,9 @@ from securevfl.config.reading import read_federation
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.checkpoint import write_state
+from securevfl.ledger.book import ProgramUse
 from securevfl.ledger.countersigning import Countersigner, Occasion, forget_party
-from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger import Ledger, LedgerFile, book_restored
 from securevfl.report.verify import verify_run
 from securevfl.transport.identity import Identity
 
@@ -319,6 +321,36 @@ def test_what_was_forgotten_on_purpose_is_no_fault(run: Run) -> None:
     run.release("b" * 32)
 
     assert run.bad() == {}
+
+
+def test_a_restored_ledger_that_has_booked_what_it_lacks_is_no_fault(run: Run) -> None:
+    """Once the others have forgotten the old one: until then it is rolled back."""
+    path = run.ledger("bank-1")
+    path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:3]))
+    assert len(book_restored(path)) == 2
+    assert set(run.bad()) == {"heads bank-1"}
+    for name in ("agency", "bank-2"):
+        forget_party(run.ledger(name), party="bank-1")
+
+    assert run.bad() == {}
+    (found,) = [
+        one for one in verify_run(run.folder) if (one.check, one.party) == ("checkpoints", "bank-1")
+    ]
+    assert found.good is None
+    assert "lacks, and has booked since it was restored" in found.text
+
+
+def test_a_program_that_came_later_leaves_a_run_good_and_is_named(run: Run) -> None:
+    """Its line is counted; the run's figures are those of its own end."""
+    use = ProgramUse(
+        run="p" * 32, federation="test", party="agency", program="d", peers={}, time="now"
+    )
+    with contextlib.closing(LedgerFile(run.ledger("agency"))) as file:
+        file.append(use.line())
+
+    assert run.bad() == {}
+    chain = next(one for one in verify_run(run.folder) if one.party == "agency")
+    assert "1 of them of programs, which have no bound" in chain.text
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capfd) -> None:
