@@ -265,7 +265,6 @@ def test_more_keys_than_a_run_takes_are_refused_without_a_setting_that_nobody_wr
         ({"metric": "euclidean", "protection": "psi"}, "finds equal keys alone"),
         ({"metric": "exact", "protection": "hashes", "pad_to": 9}, 'goes with protection = "psi"'),
         ({"metric": "exact", "protection": "psi", "pad_to": 0}, "pad_to"),
-        ({"metric": "exact", "protection": "psi", "cache": "kept"}, "no link is kept"),
     ],
 )
 def test_settings_that_do_not_go_with_it_are_refused(
