@@ -258,7 +258,6 @@ def against_tau(tables: Tables, options: argparse.Namespace) -> None:
         name = f"{options.table}-tau-{tau:g}"
         linkage = {
             "protection": "bloom",
-            "secret": "linkage-secret",
             "ranges": RANGES[options.table],
             "code_bits": CODE_BITS,
             **({"similarity_tau": tau} if tau < 1 else {}),

@@ -171,7 +171,6 @@ def hide(source: dict[str, Any], tables: Tables, protection: str, cell: str) -> 
         "protection": protection,
         "ranges": [[float(one), float(one) + width] for one in low],
         **({"cell": float(cell)} if cell else {}),
-        **({"secret": "drawn"} if protection == "bloom" else {}),
     }
     source["party"] += [{"name": one, "role": one} for one in helpers]
 

@@ -32,7 +32,7 @@ from securevfl.runtime.simulation import simulate_federation
 
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {"protection": "none"},
-    "bloom": {"protection": "bloom", "secret": "linkage.secret"},
+    "bloom": {"protection": "bloom"},
     "shares": {"protection": "shares"},
     "shares, cells": {"protection": "shares", "cell": 0.005},
     "paillier, cells": {"protection": "paillier", "cell": 0.005},

@@ -124,7 +124,7 @@ def ids(rows: int, folder: Path) -> dict[str, Any]:
         frame = pd.DataFrame({"id": [f"{number:016d}" for number in who], "who": who})
         frame.to_parquet(folder / f"{name}.parquet")
     (folder / "linkage.secret").write_text("5e" * 32)
-    linkage = {"metric": "exact", "protection": "hashes", "secret": "linkage.secret"}
+    linkage = {"metric": "exact", "protection": "hashes"}
     return {"key": ["id"], "linkage": linkage, "helpers": ["coordinator"]}
 
 

@@ -40,8 +40,8 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {"protection": "none"},
     "shares": {"protection": "shares"},
     # Nobody reads the file: parties in one process draw a secret of their own.
-    "bloom": {"protection": "bloom", "secret": "linkage-secret"},
-    "bloom, long": {"protection": "bloom", "secret": "linkage-secret", "code_bits": 16_384},
+    "bloom": {"protection": "bloom"},
+    "bloom, long": {"protection": "bloom", "code_bits": 16_384},
 }
 HOUSING = Path(__file__).parents[1] / "examples" / "housing.toml"
 

@@ -162,11 +162,16 @@ def init(
     with loading():
         from securevfl.core import checks, files
         from securevfl.core.conventions import TASKS
-        from securevfl.setup.init import declared_by_options, proposed
+        from securevfl.setup.init import declared_by_options, own_files, proposed
         from securevfl.setup.proposal import Wishes
 
-    if out.exists() and not overwrite:
-        raise ConfigError(f"--out {out}: is there already; add --overwrite, or choose another name")
+    def require_free(file: Path, option: str = "") -> None:
+        if file.exists() and not overwrite:
+            raise ConfigError(
+                f"{option}{file}: is there already; add --overwrite, or choose another name"
+            )
+
+    require_free(out, "--out ")
     checks.positive(epsilon=epsilon)
     if task is not None and task not in TASKS:
         raise ConfigError(f"--task: must be one of {', '.join(TASKS)}; got {task!r}")
@@ -186,11 +191,18 @@ def init(
     proposal, text = proposed(
         primary, secondaries, lists or [], wishes=wishes, declared=declared, root=out.parent
     )
+    own = {out.parent / file: content for file, content in own_files(proposal).items()}
+    for file in own:
+        require_free(file)
+    for file, content in own.items():
+        files.write_text(file, content)
     files.write_text(out, text, for_others=True)
     if as_json:
         print(json.dumps({"file": str(out), **proposal.as_json()}))
     else:
         _print_proposal(proposal, out)
+        for file in own:
+            print(f"written: {file}, which stays on this machine")
 
 
 def _print_proposal(proposal: "Proposal", out: Path) -> None:
@@ -348,7 +360,8 @@ def check(
     with loading():
         from securevfl.setup.check import check_federation
 
-    found = check_federation(federation, name=name, data_root=data_root)
+    show = partial(print, file=sys.stderr, flush=True)
+    found = check_federation(federation, name=name, data_root=data_root, show=show)
     if as_json:
         print(json.dumps(found.as_json()))
     else:

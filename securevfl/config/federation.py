@@ -325,7 +325,6 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
         keys=key_spec(config),
         hiding=spec.HidingSpec(
             protection=linkage.protection,
-            secret=linkage.secret,
             cell=linkage.cell,
             key_bits=linkage.key_bits,
             pad_to=linkage.pad_to,
@@ -358,7 +357,6 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
         else None,
         similarities=similarities,
         tells_rows=tells_rows(config),
-        cache=linkage.cache,
         wait=config.waits.work,
         written=config.source["linkage"],
     )

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.spec import CACHE_FOLDER, SECRET_FILE
 from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
 from securevfl.linkage.text import DateOrder, Spelling
 
@@ -56,9 +57,6 @@ class LinkageSettings:
     """``[low, high]`` of every numeric key column, agreed without looking; values outside are
     refused. Protected linkage of numbers needs it."""
 
-    secret: str | None = None
-    """File of the linkage secret at every data party (``bloom``, ``hashes``)."""
-
     fold: bool = False
     """For ``exact``: case, full-width letters and runs of blanks count as equal. Blanks at the ends
     never count."""
@@ -106,9 +104,12 @@ class LinkageSettings:
     similarity_tau: checks.OpenUnit | None = None
     """FedSim's bound on one greedy attacker, from which sigma follows."""
 
-    cache: str | None = None
-    """Folder on every party's machine that keeps links, and similarities with their noise, between
-    runs. Without it every new run folder draws fresh noise, which averages out."""
+    ELSEWHERE: ClassVar = {
+        "secret": f"no path of one machine stands in a file that all parties share; leave it out, "
+        f"and save the secret as {SECRET_FILE} in each data party's own --data-root",
+        "cache": f"no path of one machine stands in a file that all parties share; leave it out, "
+        f"and make a folder {CACHE_FOLDER} in your own --data-root, where links are then kept",
+    }
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -166,11 +167,6 @@ class LinkageSettings:
                 raise ConfigError(f'{name}: goes with protection = "psi" alone')
         if None not in (self.pad_to, self.most_keys):
             raise ConfigError("most_keys: pad_to is the number itself; give one of them")
-        if self.cache is not None and not protection.keeps_links:
-            raise ConfigError(f'cache: no link is kept with protection = "{self.protection}"')
-        if self.secret is not None and not protection.needs_secret:
-            takers = _quoted(other.name for other in PROTECTIONS.values() if other.needs_secret)
-            raise ConfigError(f"secret: goes with protection = {takers}, and only with it")
 
     @property
     def spelling(self) -> Spelling:

@@ -129,11 +129,6 @@ def require_helpers(config: FederationConfig) -> None:
             'encoder.labels: "shares" needs a party that holds no table and deals masks: add '
             '[[party]] name = "dealer", role = "dealer"; or take "randomised"'
         )
-    if protection.needs_secret and linkage.secret is None:
-        raise ConfigError(
-            "linkage.secret: is missing; it names the file, on every data party's machine, that "
-            "holds the linkage secret (for example made by: openssl rand -hex 32)"
-        )
 
 
 def _require_assistable(config: FederationConfig) -> None:

@@ -337,8 +337,8 @@ class PartySettings:
 
     data: str = ""
     """The party's table: text file, Parquet, Arrow, Feather, workbook, DuckDB or SQLite; or a
-    ``NAME.source.toml``, which others need not read. Looked for on its own machine, relative to
-    ``--data-root`` or this file."""
+    ``NAME.source.toml``, which others need not read. A path below its own ``--data-root``, by
+    default this file's folder."""
 
     reading: Reading = AS_IT_IS
     """How a text file is written, or which table of a database is meant."""
@@ -425,6 +425,13 @@ class PartySettings:
                 "data: an address has no place in a file that all parties read; write it into a "
                 'file of this party alone, url = "…" in NAME.source.toml, and name that file'
             )
+        try:
+            checks.below_root(data=self.data)
+        except ConfigError as error:
+            raise ConfigError(
+                f'{error}; for a table elsewhere write file = "…" into NAME.source.toml there, and '
+                f"name that file"
+            ) from None
         if not self.key:
             raise ConfigError("key: must name at least one column")
         if repeated(self.key) is not None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
+from pathlib import PureWindowsPath
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -224,6 +225,17 @@ def file_name(**values: str) -> None:
                 f"{name}: must be a plain file name of at most {_LONGEST_FILE_NAME} characters, "
                 f"with none of / \\ : * ? < > | and quotes, and no dot or hyphen in front; "
                 f"got {value!r}"
+            )
+
+
+def below_root(**values: str) -> None:
+    """Check that every named value is a relative path that stays below its folder on any system."""
+    for name, value in values.items():
+        path = PureWindowsPath(value)  # it knows both separators, drives and shares
+        if path.anchor or ".." in path.parts or value[:1] == "~" or "\0" in value:
+            raise ConfigError(
+                f"{name}: must be a relative path below --data-root (data_root; default: the "
+                f"folder of the federation file), without ..; got {value!r}"
             )
 
 

@@ -357,6 +357,7 @@ def compare_methods(
                 tables_digest=primary if recipes[run.name].family in ALONE else everyone,
             ),
             tables=everyone,
+            data_root=comparison.data_root.resolve(),
         )
         for run in comparison.runs
         if run.name in recipes

@@ -354,9 +354,9 @@ def _link(
 ) -> tuple[CachedLinks, dict[str, Any], float, bool]:
     started = time.monotonic()
     observe(Stage(text=f"linking {own.name}"))
-    cache = LinkCache(folder / "parties" / own.name)
-    if spec.cache is not None:
-        cache = link.cache(own)
+    cache = link.cache(own)
+    if cache.folder is None:  # what is quickly made is kept too, for whoever looks at it
+        cache = LinkCache(folder / "parties" / own.name)
     key = link.key(own)
     cached = cache.has(key)
     # What was compared is kept beside the links, for a call that does not make them again.

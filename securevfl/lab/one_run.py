@@ -134,6 +134,9 @@ class Task:
     tables: str
     """Digest of the tables that it is handed."""
 
+    data_root: Path = Path()
+    """Folder of what the federation file names by a path: an earlier pretraining."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
@@ -296,6 +299,7 @@ def train_run(
             tables,
             folder,
             base,
+            data_root=task.data_root,
             device=device,
             observe=observe,
             # A sweep chooses settings on validation rows, and says nothing of partners.
@@ -340,6 +344,7 @@ def _simulate(
     folder: Path,
     base: Base | None,
     *,
+    data_root: Path,
     device: torch.device,
     observe: Observer,
     placebo: bool,
@@ -351,16 +356,18 @@ def _simulate(
         tables: Every party's table.
         folder: The run's.
         base: Of an earlier run that fitted the same.
+        data_root: Where an earlier pretraining is found.
         device: Where models are computed.
         observe: Hears of progress.
         placebo: Whether a placebo is trained too.
     """
+    options = RunOptions(run_folder=folder, data_root=data_root, device=device, observe=observe)
     metrics, whole = None, True
     if (folder / "parties").is_dir():
         # What a run with noise has released before would count against its budget a second time,
         # and it would end earlier than one in one go.
         if own.privacy.mechanism == "none":
-            metrics = _go_on(own, tables, folder, device=device, observe=observe, placebo=placebo)
+            metrics = _go_on(own, tables, options, placebo=placebo)
             whole = metrics is None
         if metrics is None:
             shutil.rmtree(folder)
@@ -368,7 +375,7 @@ def _simulate(
         result = simulate_federation(
             own,
             tables,
-            RunOptions(run_folder=folder, device=device, observe=observe),
+            options,
             with_alone=False,
             with_placebo=placebo,
             own=OwnModels(fitted=base),
@@ -382,17 +389,15 @@ def _simulate(
 def _go_on(
     own: FederationConfig,
     tables: Mapping[str, PartyTable],
-    folder: Path,
+    options: RunOptions,
     *,
-    device: torch.device,
-    observe: Observer,
     placebo: bool,
 ) -> dict[str, Any] | None:
     try:
         return simulate_federation(
             own,
             tables,
-            RunOptions(run_folder=folder, device=device, resume=True, observe=observe),
+            dataclasses.replace(options, resume=True),
             with_alone=False,
             with_placebo=placebo,
         ).metrics

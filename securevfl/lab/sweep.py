@@ -271,6 +271,7 @@ class Plan:
                 recipe=recipe,
                 digest=run_digest(recipe, run, tables_digest=tables),
                 tables=tables,
+                data_root=self._sweep.data_root.resolve(),
             )
             for run in runs
         ]

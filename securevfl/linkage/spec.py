@@ -21,6 +21,12 @@ from securevfl.linkage.links import Alignment, SimilarityScale
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.sampling import LinkSource
 
+SECRET_FILE: Final = "linkage.secret"  # noqa: S105 - a file's name
+"""File of the linkage secret in a data party's own data root: no partner's file says where."""
+
+CACHE_FOLDER: Final = "linkage.cache"
+"""Folder in a party's own data root where links are kept between runs, if its user has made it."""
+
 _FEWEST_BYTES: Final = 16
 _FRESH_BYTES: Final = 32
 _MOST_BYTES: Final = hashlib.blake2b.MAX_KEY_SIZE
@@ -62,7 +68,10 @@ class LinkageSecret:
         try:
             return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
         except OSError as error:
-            raise ConfigError(f"linkage secret {path}: {error.strerror}") from None
+            raise ConfigError(
+                f"linkage secret {path}: {error.strerror}; one of the data parties makes it "
+                f"(openssl rand -hex 32 > {SECRET_FILE}), and each saves a copy in its --data-root"
+            ) from None
         except UnicodeDecodeError:
             raise ConfigError(f"linkage secret {path}: must be hexadecimal digits") from None
         except ConfigError:
@@ -102,9 +111,6 @@ class HidingSpec:
 
     protection: str = "none"
     """Which protection."""
-
-    secret: str | None = None
-    """File with the linkage secret, on every data party's own machine."""
 
     cell: float | None = None
     """Width of a grid cell, in the keys' unit; None compares all pairs."""
@@ -231,9 +237,6 @@ class LinkSpec:
 
     tells_rows: bool = False
     """Whether every secondary reports to the primary which rows have a link."""
-
-    cache: str | None = None
-    """Folder on every party's own machine that keeps links between runs."""
 
     wait: Wait = field(default_factory=lambda: Wait(primary_s=3600.0, for_primary_s=3720.0))
     """Bounds of the wait for another party's next message."""

@@ -138,7 +138,9 @@ class PartySession:
             spec=spec,
             keys=keys_of(spec.keys, table),
             data_root=self.job.data_root,
-            cache=LinkCache.of_party(spec, self.job.name, self.job.folder),
+            cache=LinkCache.of_party(
+                spec, self.job.name, self.job.folder, data_root=self.job.data_root
+            ),
         )
 
     def require_no_listen(self) -> None:
@@ -406,7 +408,9 @@ def run_helper(party: PartySession) -> None:
                     star.transport,
                     star.sealed,
                     rows=star.facts.rows,
-                    cache=LinkCache.of_party(spec, name, files.folder),
+                    cache=LinkCache.of_party(
+                        spec, name, files.folder, data_root=party.job.data_root
+                    ),
                     take=take,
                 )
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)

@@ -182,7 +182,6 @@ def prediction_spec(
         roles=replace(spec.roles, absent=frozenset(absent_names(config, active))),
         key_scale=model.key_scale,
         similarity_scale=model.similarity_scale,
-        cache=None,
     )
 
 

@@ -224,6 +224,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
             party.files,
             alignment=linked.alignment,
             run_folder=job.run_folder,
+            data_root=job.data_root,
             observe=party.observe,
         )
         if not job.pretrain_only:

@@ -6,6 +6,7 @@ randomness of multiplications. What a program opens to whom is its author's affa
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,9 @@ def run(
     in_memory: dict[str, InMemory] = {}
     if isinstance(federation, Mapping):
         in_memory = {name: _frame_of(name, table) for name, table in federation.items()}
-        config, root = _of_tables(federation), Path()
+        there = [Path(one).resolve() for one in federation.values() if isinstance(one, str | Path)]
+        root = Path(os.path.commonpath([path.parent for path in there])) if there else Path()
+        config = _of_tables(federation, root)
     else:
         config, root = opened(federation, data_root, only_linkage=True)
     temporary = TemporaryFolder()
@@ -129,11 +132,13 @@ def _frame_of(name: str, table: Any) -> InMemory:
     return InMemory(frame=as_pandas(table, where=f"frame of {name!r}"))
 
 
-def _of_tables(tables: Mapping[str, Any]) -> FederationConfig:
-    """Return a federation of tables in memory or in files, with a dealer."""
+def _of_tables(tables: Mapping[str, Any], root: Path) -> FederationConfig:
+    """Return a federation of tables in memory or in files below a folder, with a dealer."""
     parties: list[dict[str, Any]] = []
     for name, table in tables.items():
-        data = str(Path(table).resolve()) if isinstance(table, str | Path) else IN_MEMORY
+        data = IN_MEMORY
+        if isinstance(table, str | Path):
+            data = Path(table).resolve().relative_to(root).as_posix()
         role = "secondary" if parties else "primary"
         # Nothing is linked: a program sees tables as they are.
         parties.append({"name": name, "role": role, "data": data, "key": ["unused"]})

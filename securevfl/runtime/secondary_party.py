@@ -348,7 +348,13 @@ def _serve(
         deadline_s=waits.work.for_primary_s,
     )
     part = pretraining_secondary(
-        plan, table, secondary, party.files, linked=linked, observe=party.observe
+        plan,
+        table,
+        secondary,
+        party.files,
+        linked=linked,
+        data_root=party.job.data_root,
+        observe=party.observe,
     )
     if part is not None:
         answering(part.handlers)

@@ -373,6 +373,7 @@ class _Simulation:
                 secondary,
                 self._files[name],
                 linked=self._links.secondaries[name],
+                data_root=self._options.data_root,
                 observe=observe,
             )
             if part is not None:
@@ -385,6 +386,7 @@ class _Simulation:
             run.files,
             alignment=run.linked.alignment,
             run_folder=self._options.run_folder,
+            data_root=self._options.data_root,
             observe=observe,
             simulated=tuple(parts.values()),
         )
@@ -452,7 +454,11 @@ class _Simulation:
             tempfile.TemporaryDirectory(prefix="securevfl-placebo-") as folder,
             contextlib.ExitStack() as held,
         ):
-            there = RunOptions(run_folder=Path(folder), device=self._options.device)
+            there = RunOptions(
+                run_folder=Path(folder),
+                data_root=self._options.data_root,
+                device=self._options.device,
+            )
             again = _Simulation(self._config, permuted, there, held)
             again._links = self._links
             run = again.begin(own)
@@ -467,7 +473,7 @@ class _Simulation:
         options.observe(Stage(text="linking", of=len(config.secondaries)))
         spec = link_spec(config)
         own = keys_of(spec.keys, tables[config.primary.name])
-        link = Linker(spec, own, folder=options.run_folder / "parties")
+        link = Linker(spec, own, data_root=options.data_root, folder=options.run_folder / "parties")
         for party in config.secondaries:
             require_enough_records(config, tables[party.name])
         linked, counts = {}, {}

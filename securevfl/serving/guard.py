@@ -10,9 +10,10 @@ import hashlib
 import hmac
 import math
 import os
+import re
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -164,6 +165,7 @@ class Guard:
         app: ASGIApp,
         *,
         token: Token | None,
+        hosts: Collection[str] | None = None,
         max_bytes: int,
         figures: ServiceMetrics,
         log: Callable[[str], None],
@@ -174,13 +176,16 @@ class Guard:
         Args:
             app: The application.
             token: What clients must show; None lets everybody in.
+            hosts: What clients must call the server, without its port; None: anything. A page of
+                the web that a browser of this machine shows has another name, whatever its
+                address has become since.
             max_bytes: Of one body.
             figures: Counts the answers.
             log: Takes one line a request.
             clock: Seconds.
         """
         self._app = app
-        self._token = token
+        self._token, self._hosts = token, hosts
         self._max_bytes = max_bytes
         self._room = _MOST_BODIES * max_bytes
         self._figures = figures
@@ -211,6 +216,17 @@ class Guard:
 
     async def _answer(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
+        host = _PORT.sub("", headers.get(b"host", b"").decode("latin-1")).lower()
+        if self._hosts is not None and host not in self._hosts:
+            known = ", ".join(sorted(self._hosts))
+            line = f"without a token, a server of one machine is called {known}"
+            await refused(421, "misdirected", line)(scope, receive, send)
+            return
+        if {b"content-length", b"transfer-encoding"} <= set(headers):
+            # A proxy that goes by the other one would see another request behind this one.
+            refusal = refused(400, "bad_request", _TWO_LENGTHS, {"Connection": "close"})
+            await refusal(scope, receive, send)
+            return
         token = None if path in OPEN else self._token
         if token is not None and not token.fits(headers.get(b"authorization")):
             refusal = refused(401, "unauthorized", _HOW, {"WWW-Authenticate": "Bearer"})
@@ -279,6 +295,8 @@ def refused(status: int, error: str, *details: str | dict[str, str], **more: Any
     return JSONResponse({"error": error, "details": lines, **more}, status, headers)
 
 
+_PORT: Final = re.compile(r":[0-9]*$")
+_TWO_LENGTHS: Final = "send either Content-Length or Transfer-Encoding, not both"
 _HOW: Final = 'send the header "Authorization: Bearer TOKEN"'
 _FULL: Final = "too many bodies are being read"
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -15,7 +16,8 @@ from securevfl.core.memory import loading
 
 app = typer.Typer()
 
-_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+_OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+"""What clients on the server's own machine call it."""
 
 
 @app.command(rich_help_panel="Run")
@@ -89,10 +91,11 @@ def serve(
         RunProgress(metric=metric) as progress,
         opened(trained, observe=progress, without_lost=without_lost) as model,
     ):
-        shown, taken = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
+        shown, (address, taken) = f"[{host}]" if ":" in host else host, listener.getsockname()[:2]
+        only_here = ip_address(address).is_loopback
         url = f"http://{shown}:{taken}"
         said = []
-        if host not in _LOOPBACK:
+        if not only_here:
             said.append("warning: HTTP is not encrypted; put a server that speaks TLS before it")
         if token is None:
             said.append("warning: no token is required; any client of the port spends the budget")
@@ -102,6 +105,10 @@ def serve(
             print(f"securevfl: {line}", file=sys.stderr, flush=True)
         print(json.dumps({"url": url}) if as_json else f"securevfl: serving {url}", flush=True)
         settings = ServerSettings(
-            max_rows=max_rows, max_bytes=max_bytes, rate=rate, gather_s=gather
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+            rate=rate,
+            gather_s=gather,
+            hosts=frozenset((*_OWN_NAMES, shown)) if only_here and token is None else None,
         )
         run_server(application(model, token, settings), listener)

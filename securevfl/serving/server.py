@@ -146,6 +146,8 @@ class ServerSettings:
     """Predicted rows a second, over all clients; None for no limit."""
     gather_s: float = 0.005
     """How long a request waits for others to go with it, at most."""
+    hosts: frozenset[str] | None = None
+    """Names that clients may call the server; None: any."""
 
 
 class _Told:
@@ -186,6 +188,7 @@ def application(opened: Opened, token: Token | None, settings: ServerSettings) -
             Rate(settings.rate, time.monotonic),
         ),
         token=token,
+        hosts=settings.hosts,
         max_bytes=settings.max_bytes,
         figures=figures,
         log=LOG.info,

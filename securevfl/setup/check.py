@@ -27,8 +27,8 @@ from securevfl.core.settings import Problem, problems_of
 from securevfl.data.party_tables import ColumnRoles, fit_table
 from securevfl.data.scaling import Bounds, feature_scaler
 from securevfl.data.schema import TableSchema
-from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import Wanted
+from securevfl.data.sources.read import read_frame, unnoticed
+from securevfl.data.sources.settings import Wanted, query_behind
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
@@ -215,7 +215,10 @@ class PartyCheck:
 
 
 def check_party(
-    party: PartySettings, config: FederationConfig | None, data_root: Path
+    party: PartySettings,
+    config: FederationConfig | None,
+    data_root: Path,
+    show: Callable[[str], None] = unnoticed,
 ) -> PartyCheck:
     """Look at one party's table.
 
@@ -224,6 +227,7 @@ def check_party(
         config: The federation file; None where it can't be read as a whole: then only the columns
             that the party names are looked for.
         data_root: Where relative paths start.
+        show: Receives a database's query before it is run.
 
     Reveals:
         Nothing leaves the process; problems may quote a cell of the table, for its owner.
@@ -233,6 +237,8 @@ def check_party(
     where = f"table {path} of {party.name!r}"
     kinds = {} if config is None else key_spec(config).kinds
     texts = [own for own, kind in zip(party.key, kinds.values(), strict=False) if kind == "text"]
+    if (query := query_behind(path)) is not None:
+        show(f"{party.name}: {path} runs the query {' '.join(query.split())}")
     try:
         frame = read_frame(
             path,
@@ -484,7 +490,11 @@ class Check:
 
 
 def check_federation(
-    path: Path, *, name: str | None = None, data_root: Path | None = None
+    path: Path,
+    *,
+    name: str | None = None,
+    data_root: Path | None = None,
+    show: Callable[[str], None] = unnoticed,
 ) -> Check:
     """Say what a federation file will do, and collect all that is wrong with it.
 
@@ -492,6 +502,7 @@ def check_federation(
         path: The federation file.
         name: The one party whose table is here; None: all are.
         data_root: Where relative paths start; default: next to the file.
+        show: Receives each database's query before it is run.
 
     Raises:
         ConfigError: If ``name`` is no party of the file.
@@ -518,7 +529,8 @@ def check_federation(
     for party in parties:
         if party.is_helper or not party.data:
             continue
-        one = check_party(party, None if unsure else collected.config, data_root or path.parent)
+        config = None if unsure else collected.config
+        one = check_party(party, config, data_root or path.parent, show)
         check.parties.append(one)
         check.problems += [text for text in one.problems if not collected.follows(text)]
         check.warnings += one.warnings

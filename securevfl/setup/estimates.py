@@ -272,7 +272,6 @@ def one_is_right(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> float | No
         return None
     if not spec.keys.metric.quick and primary.num_rows * own.num_rows > _MOST_PAIRS:
         primary = _some(primary, _MOST_PAIRS // own.num_rows)
-    spec = dataclasses.replace(spec, cache=None)
     try:
         distances = Linker(spec, primary).metric(own).nearest(None, 2).distances
     except SecureVflError:
@@ -393,7 +392,7 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
     Reveals:
         Nothing leaves the process, which holds both tables.
     """
-    spec = dataclasses.replace(link_spec(config), cache=None)
+    spec = link_spec(config)
     rows, records = primary.num_rows, own.num_rows
     better = better_spelling(spec.keys, primary, own)
     mine, theirs = primary, own

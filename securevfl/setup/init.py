@@ -14,10 +14,16 @@ from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError
-from securevfl.core.formatting import toml_key, toml_value
+from securevfl.core.formatting import toml_key, toml_text, toml_value
 from securevfl.core.settings import read_settings
 from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import Reading, Wanted, as_options
+from securevfl.data.sources.settings import (
+    SOURCE_SUFFIX,
+    Reading,
+    Wanted,
+    as_options,
+    is_source_file,
+)
 from securevfl.data.sources.text_files import is_text_table, with_dates
 from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
 from securevfl.data.tables import KeyTable
@@ -223,12 +229,12 @@ def _party(proposal: Proposal, number: int) -> str:
             'address = "127.0.0.1:7431"'
             + _aside("where the primary listens; on several machines, its own name"),
         ]
-    local = ""
-    if PurePath(table.data).is_absolute():
-        local = _aside("a path of one machine; relative to --data-root, all parties can use one")
+    data, reading = [f"data = {toml_value(table.data)}"], _reading(table.reading)
+    if _lies_elsewhere(table):
+        data, reading = [f"data = {toml_value(_own_file(table))}{_aside('says where it lies')}"], []
     lines += [
-        f"data = {toml_value(table.data)}{local}",
-        *_reading(table.reading),
+        *data,
+        *reading,
         f"key = {toml_value(proposal.keys.columns[table.name])}",
     ]
     if not number:
@@ -248,6 +254,23 @@ def _party(proposal: Proposal, number: int) -> str:
     if number:
         lines += _declarations(proposal, table.name)
     return _lines(*lines)
+
+
+def own_files(proposal: Proposal) -> dict[str, str]:
+    """Return the files of this machine alone that name tables elsewhere, by name, with content."""
+    return {
+        _own_file(table): toml_text({"file": table.data, **table.reading.given})
+        for table in proposal.tables
+        if _lies_elsewhere(table)
+    }
+
+
+def _own_file(table: proposed_columns.Table) -> str:
+    return f"{table.name}{SOURCE_SUFFIX}"
+
+
+def _lies_elsewhere(table: proposed_columns.Table) -> bool:
+    return PurePath(table.data).is_absolute()
 
 
 def _reading(reading: Reading) -> list[str]:
@@ -340,6 +363,8 @@ def look_at(
         DataError: If it can't be read.
     """
     where, name = f"table {path}", party_name(path)
+    if is_source_file(path) and not path.resolve().is_relative_to(root.resolve()):
+        raise DataError(f"{where}: must lie below the folder of --out, {root}; copy it there")
     reading, wanted = declared.reading_of(name), Wanted(words=declared.words)
     try:
         frame = read_frame(path, where=where, reading=reading, wanted=wanted)

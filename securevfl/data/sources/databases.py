@@ -1,13 +1,19 @@
 """Read a table or a query's rows from DuckDB, SQLite, or any database that SQLAlchemy knows.
 
-Nothing is ever written: DuckDB is opened read-only, and other transactions are rolled back.
+Databases are only read. A DuckDB or SQLite file is opened read-only, and an SQLite statement may
+do nothing but select. A server's transaction is read-only where SQL has such, else a query may hold
+no word that writes; it is rolled back. Each source has a time limit.
 """
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus, unquote
@@ -16,7 +22,7 @@ import pandas as pd
 
 from securevfl.core.errors import DataError, of_an_extra
 from securevfl.data.sources.pieces import Pieces, to_pandas
-from securevfl.data.sources.settings import Reading, Wanted, require_names
+from securevfl.data.sources.settings import OwnReading, Reading, Wanted, require_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +35,35 @@ SQLITE_SUFFIXES: Final = (".sqlite", ".sqlite3", ".db")
 """Files of SQLite."""
 
 _ROWS_OF_A_PIECE: Final = 1 << 16
+_QUOTED: Final = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTALL
+)
+"""Texts, names and comments of SQL: what they say is no part of the statement."""
+
+_SELECTS: Final = re.compile(r"[\s(]*(select|with|values|table|from)\b[^;]*", re.IGNORECASE)
 _ORDERED: Final = re.compile(r"\border\s+by\b", re.IGNORECASE)
+_WRITES: Final = re.compile(
+    r"\b(insert|update|delete|merge|into|drop|alter|create|truncate|exec|execute|call|grant)\b",
+    re.IGNORECASE,
+)
+
+_TIMEOUT_S: Final = 600.0
+_READ_ONLY: Final = ("postgresql", "cockroachdb", "mysql", "mariadb", "oracle")
+"""Servers that know ``SET TRANSACTION READ ONLY``."""
+
+_LIMITS: Final[Mapping[str, str]] = {
+    "postgresql": "SET LOCAL statement_timeout = {:.0f}",
+    "mysql": "SET SESSION max_execution_time = {:.0f}",
+}
+"""Limits of a statement's time in milliseconds; other drivers are asked to interrupt it."""
+
+_ALLOWED: Final = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
+_PRAGMAS: Final = ("table_info", "table_xinfo", "read_uncommitted", "data_version")
+"""Pragmas that describe a table or a connection, for SQLAlchemy and full-text tables."""
+
+_FOREIGN: Final = ("load_extension", "readfile", "writefile", "edit", "fts3_tokenizer")
+"""Functions of SQLite that reach beyond the database."""
+
 _SECRET: Final = re.compile(r"pass|pwd|secret|token|credential|api_?key", re.IGNORECASE)
 _LONGEST_REASON: Final = 300
 
@@ -47,7 +81,10 @@ def read_duckdb(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> 
     try:
         # No query reads or fetches anything but this file.
         settings: dict[str, Any] = {"enable_external_access": "false"}
-        with duckdb.connect(str(path), read_only=True, config=settings) as database:
+        with (
+            duckdb.connect(str(path), read_only=True, config=settings) as database,
+            _in_time(reading, database.interrupt, where=where),
+        ):
             listing = "select table_schema || '.' || table_name from information_schema.tables"
             tables = [row[0] for row in database.execute(listing).fetchall()]
             query = _query_of(reading, tables, default_schema="main", where=where)
@@ -93,8 +130,12 @@ def read_url(
     """
     sqlalchemy = of_an_extra("sqlalchemy", use=f"{where}:")
     address, password = _address(url, password_env, folder, where=where)
+    more: dict[str, Any] = {}
+    if address.get_backend_name() == "sqlite":
+        more = {"creator": partial(_sqlite, Path(str(address.database)))}
+        address = sqlalchemy.make_url("sqlite://")
     try:
-        engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.pool.NullPool)
+        engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.pool.NullPool, **more)
     except ImportError as error:
         driver = getattr(error, "name", None) or "its driver"
         raise DataError(
@@ -102,10 +143,15 @@ def read_url(
         ) from None
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise DataError(f"{where}: url: {_reason(error, password)}") from None
-    with _told(where, password), engine.connect() as connection:
+    with (
+        _told(where, password),
+        engine.connect() as connection,
+        _in_time(reading, _interrupt_of(connection), where=where),
+    ):
+        _require_reading(connection, reading, where=where)
         if reading.table is not None:
             table = reading.table
-            columns, order = _columns_and_order(engine, table, wanted, where=where)
+            columns, order = _columns_and_order(connection, table, wanted, where=where)
             query = _select(table, columns, order)
             wanted = wanted.chosen(columns)
             result = connection.execution_options(stream_results=True).execute(query)
@@ -117,6 +163,75 @@ def read_url(
             raise DataError(f"{where}: query: gives no rows; it must be a SELECT")
         names = [str(name) for name in result.keys()]  # noqa: SIM118 - it is no dict
         return _collected(names, _pieces(result), wanted, where=where)
+
+
+def _sqlite(path: Path) -> sqlite3.Connection:
+    """Return a connection that can read an SQLite file, and nothing else."""
+    connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+    connection.set_authorizer(_only_reads)
+    return connection
+
+
+def _only_reads(action: int, first: str | None, second: str | None, *_: object) -> int:
+    """Return SQLite's word for what a statement wants to do: allowed, or not."""
+    reads = (
+        action in _ALLOWED
+        or (action == sqlite3.SQLITE_FUNCTION and str(second).lower() not in _FOREIGN)
+        or (action == sqlite3.SQLITE_PRAGMA and first in _PRAGMAS)
+        # Full-text and R-tree tables declare themselves so; the file's own table is read-only.
+        or (action == sqlite3.SQLITE_UPDATE and first == "sqlite_master")
+    )
+    return sqlite3.SQLITE_OK if reads else sqlite3.SQLITE_DENY
+
+
+def _timeout_s(reading: Reading) -> float:
+    own = reading.timeout_s if isinstance(reading, OwnReading) else None
+    return _TIMEOUT_S if own is None else own
+
+
+@contextmanager
+def _in_time(reading: Reading, interrupt: Callable[[], Any], *, where: str) -> Iterator[None]:
+    """Interrupt what a source does for too long.
+
+    Raises:
+        DataError: If it took longer than it may.
+    """
+    limit, began = _timeout_s(reading), time.monotonic()
+    timer = threading.Timer(limit, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception:
+        if time.monotonic() - began < limit:
+            raise
+        raise DataError(
+            f"{where}: took longer than {limit:g} s; correct the query, or write another timeout_s "
+            f"into its NAME.source.toml"
+        ) from None
+    finally:
+        timer.cancel()
+
+
+def _interrupt_of(connection: "sqlalchemy.Connection") -> Callable[[], Any]:
+    """Return what ends a connection's statement from another thread, as far as its driver can."""
+    driver = connection.connection.driver_connection
+    return getattr(driver, "interrupt", None) or getattr(driver, "cancel", None) or (lambda: None)
+
+
+def _require_reading(connection: "sqlalchemy.Connection", reading: Reading, *, where: str) -> None:
+    """Let a server's transaction do nothing but read.
+
+    Raises:
+        DataError: If the server can't promise that, and the query has a word that writes.
+    """
+    server = connection.dialect.name
+    if server in _READ_ONLY:
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+    elif server != "sqlite" and (writes := _WRITES.search(_bare(reading))):
+        raise DataError(f"{where}: query: must only read, and says {writes[0]!r}")
+    if server in _LIMITS and not getattr(connection.dialect, "is_mariadb", False):
+        connection.exec_driver_sql(_LIMITS[server].format(1000 * _timeout_s(reading)))
 
 
 def require_no_password(url: str, *, where: str) -> None:
@@ -168,6 +283,8 @@ def _address(
     if address.get_backend_name() == "sqlite":
         if not address.database or address.database == ":memory:":
             raise DataError(f"{where}: url: an SQLite database must be a file")
+        if address.query:
+            raise DataError(f"{where}: url: an SQLite file takes no parameters; leave them out")
         file = folder / address.database
         with file.open("rb"):
             pass  # SQLite would make an absent file
@@ -211,8 +328,10 @@ def _query_of(reading: Reading, tables: Sequence[str], *, default_schema: str, w
         DataError: If nothing was said, or there is no such table, or the query has no order.
     """
     short = [name.removeprefix(f"{default_schema}.") for name in tables]
-    if reading.query is not None:
-        if not _ORDERED.search(reading.query):
+    if isinstance(reading, OwnReading) and reading.query is not None:
+        if not _SELECTS.fullmatch(bare := _bare(reading)):
+            raise DataError(f"{where}: query: must be one SELECT, and nothing after it")
+        if not _ORDERED.search(bare):
             raise DataError(
                 f"{where}: query: has no ORDER BY; rows must come in the same order every time, "
                 f"so order them by a column without equal values"
@@ -228,19 +347,25 @@ def _query_of(reading: Reading, tables: Sequence[str], *, default_schema: str, w
     return f"select * from {_quoted(schema)}.{_quoted(name)}"  # noqa: S608 - names are quoted
 
 
+def _bare(reading: Reading) -> str:
+    """Return a query without texts, quoted names, comments and its last semicolon."""
+    query = getattr(reading, "query", None) or ""
+    return _QUOTED.sub(" ", query).rstrip().removesuffix(";")
+
+
 def _quoted(name: str) -> str:
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
 
 
 def _columns_and_order(
-    engine: Any, table: str, wanted: Wanted, *, where: str
+    connection: "sqlalchemy.Connection", table: str, wanted: Wanted, *, where: str
 ) -> tuple[list[str], list[str]]:
     """Return the wanted columns of a table, and those of its primary key."""
     import sqlalchemy
 
     schema, _, name = table.rpartition(".")
-    inspector = sqlalchemy.inspect(engine)
+    inspector = sqlalchemy.inspect(connection)
     there = [*inspector.get_table_names(schema or None), *inspector.get_view_names(schema or None)]
     require_names(there, [name], where=where, what="table")
     names = [str(column["name"]) for column in inspector.get_columns(name, schema or None)]

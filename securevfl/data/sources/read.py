@@ -26,7 +26,7 @@ _IN_ROWS: Final = ("skip_lines", "header", "empty", "dates")
 _SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "text file": ("separator", "decimal", "thousands", "encoding", *_IN_ROWS),
     "workbook": ("table", *_IN_ROWS),
-    "database": ("table", "query"),
+    "database": ("table", "query", "timeout_s"),
 }
 _READ_ERRORS: Final = (
     OSError,

@@ -1,16 +1,21 @@
 """Settings of a table's source: how a file is written, which query gives its rows."""
 
+import contextlib
 import datetime
 import difflib
+import encodings
+import pkgutil
 import re
 import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from encodings.aliases import aliases
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.formatting import toml_value
@@ -148,9 +153,11 @@ class Reading:
     table: str | None = None
     """A database's table or view, ``name`` or ``schema.name``; a workbook's sheet."""
 
-    query: str | None = None
-    """Instead of ``table``: one SQL query with an ORDER BY, since a resumed run needs the same
-    order."""
+    ELSEWHERE: ClassVar = {
+        "query": "is run on one machine, so it has no place in a file that all parties share; "
+        'write file = "…" and query = "…" into NAME.source.toml beside the table, and '
+        'data = "NAME.source.toml" here'
+    }
 
     def __post_init__(self) -> None:
         if self.separator is not None and (
@@ -165,7 +172,11 @@ class Reading:
                 f"thousands: {self.thousands!r} is the decimal mark already; write decimal too"
             )
         if self.encoding is not None:
+            known = {*aliases, *(one.name for one in pkgutil.iter_modules(encodings.__path__))}
             try:
+                # Python would look for a module of any other name.
+                if encodings.normalize_encoding(self.encoding).lower() not in known:
+                    raise LookupError
                 "".encode(self.encoding)
             except (LookupError, ValueError):
                 raise ConfigError(
@@ -183,13 +194,11 @@ class Reading:
                 raise ConfigError(f"header: two columns are called {twice!r}")
         if self.dates is not None:
             _require_date_form(self.dates)
-        if self.table is not None and self.query is not None:
-            raise ConfigError("query: table and query exclude one another; leave one out")
 
     @property
     def given(self) -> dict[str, Any]:
         """The settings that are given, by name."""
-        values = {one.name: getattr(self, one.name) for one in fields(Reading)}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -198,7 +207,26 @@ AS_IT_IS: Final = Reading()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source(Reading):
+class OwnReading(Reading):
+    """Format of a table's file, or query of a database, as its own party says."""
+
+    query: str | None = None
+    """Instead of ``table``: one SELECT with an ORDER BY, since a resumed run needs the same
+    order."""
+
+    timeout_s: checks.Positive | None = None
+    """Most seconds that a database may take; default 600."""
+
+    def __post_init__(self) -> None:
+        # A slotted dataclass is made anew, so super() without arguments does not find its parent.
+        Reading.__post_init__(self)
+        checks.require_limits(self)
+        if self.table is not None and self.query is not None:
+            raise ConfigError("query: table and query exclude one another; leave one out")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source(OwnReading):
     """A ``NAME.source.toml`` file, which only its own party has: where its table lies."""
 
     file: str | None = None
@@ -212,8 +240,7 @@ class Source(Reading):
     """Environment variable of the database's password. Without it the driver finds its own."""
 
     def __post_init__(self) -> None:
-        # A slotted dataclass is made anew, so super() without arguments does not find its parent.
-        Reading.__post_init__(self)
+        OwnReading.__post_init__(self)
         if (self.file is None) == (self.url is None):
             raise ConfigError("file: must be given, or url instead")
         if self.password_env is not None:
@@ -224,9 +251,9 @@ class Source(Reading):
                 raise ConfigError("password_env: must be the name of an environment variable")
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> OwnReading:
         """How the file is written, or which rows of the database are meant."""
-        return Reading(**{one.name: getattr(self, one.name) for one in fields(Reading)})
+        return OwnReading(**{one.name: getattr(self, one.name) for one in fields(OwnReading)})
 
 
 def _require_date_form(form: str) -> None:
@@ -314,6 +341,16 @@ def file_behind(path: Path) -> Path:
         return path
     source = read_source(path, where=f"table {path}")
     return path if source.file is None else file_named(path, source.file)
+
+
+def query_behind(path: Path) -> str | None:
+    """Return the query that gives a party's table; None where there is none, or no readable file.
+
+    What can't be read is refused where the table is read.
+    """
+    with contextlib.suppress(OSError, DataError):
+        return read_source(path, where="").query if is_source_file(path) else None
+    return None
 
 
 def file_named(path: Path, file: str) -> Path:

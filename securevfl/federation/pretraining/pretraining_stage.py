@@ -386,7 +386,7 @@ def load_encoders(run_folder: Path, party: str) -> dict[str, dict[str, Tensor]]:
     Raises:
         ConfigError: If there are none, or the file is damaged.
     """
-    path = run_folder.expanduser() / "parties" / party / _ENCODERS_NAME
+    path = run_folder / "parties" / party / _ENCODERS_NAME
     try:
         return read_state(path)
     except FileNotFoundError as error:
@@ -410,15 +410,23 @@ def wants_pretraining(config: FederationConfig) -> bool:
     return bool(config.family.pretraining) and config.pretraining.checkpoint is None
 
 
-def load_checkpoint(config: FederationConfig, party: str, model: nn.Module) -> None:
+def load_checkpoint(
+    config: FederationConfig, party: str, model: nn.Module, *, data_root: Path
+) -> None:
     """Start a party's model from the encoders of an earlier pretraining, if the file names one.
+
+    Args:
+        config: The federation file.
+        party: The party.
+        model: Its own.
+        data_root: Where the run folder of that pretraining is found.
 
     Raises:
         ConfigError: If they are not there, or belong to another model.
     """
     folder = config.pretraining.checkpoint
     if config.family.pretraining and folder is not None:
-        config.family.load_pretrained(model, load_encoders(Path(folder), party))
+        config.family.load_pretrained(model, load_encoders(data_root / folder, party))
 
 
 def earlier_figures(run_folder: Path) -> dict[str, Any] | None:
@@ -527,6 +535,7 @@ def pretraining_secondary(
     files: PartyFiles,
     *,
     linked: LinkedSecondary,
+    data_root: Path,
     observe: progress.Observer,
 ) -> PretrainingSecondary | None:
     """Return a secondary's part in pretraining, which :func:`finish_pretraining` ends.
@@ -538,6 +547,7 @@ def pretraining_secondary(
             federation file names.
         files: Its own.
         linked: Its side of the links.
+        data_root: Where an earlier pretraining is found.
         observe: Receives warnings.
 
     Returns:
@@ -549,7 +559,7 @@ def pretraining_secondary(
     config, start = plan.config, plan.facts.resume_pretraining
     if plan.facts.resume_epoch:
         return None
-    load_checkpoint(config, table.name, secondary.bottom)
+    load_checkpoint(config, table.name, secondary.bottom, data_root=data_root)
     if not wants_pretraining(config):
         return None
 
@@ -592,6 +602,7 @@ def pretrain_as_primary(
     *,
     alignment: Alignment | None,
     run_folder: Path,
+    data_root: Path,
     observe: progress.Observer,
     simulated: Sequence[PretrainingSecondary] = (),
 ) -> dict[str, Any] | None:
@@ -607,6 +618,7 @@ def pretrain_as_primary(
         files: The primary's own.
         alignment: Which rows are linked where; None where nothing is learned across parties.
         run_folder: Gets ``pretraining.json``.
+        data_root: Where an earlier pretraining is found.
         observe: Receives progress.
         simulated: Secondaries of this process, whose figures are averaged into the history.
 
@@ -625,7 +637,7 @@ def pretrain_as_primary(
     config, start = plan.config, plan.facts.resume_pretraining
     if plan.facts.resume_epoch:
         return earlier_figures(run_folder)
-    load_checkpoint(config, table.name, primary.top)
+    load_checkpoint(config, table.name, primary.top, data_root=data_root)
     if not wants_pretraining(config):
         return None
     observe(progress.Stage(text="pretraining", of=config.pretraining.iterations))

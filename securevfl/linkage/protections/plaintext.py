@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.core.errors import DataError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable
@@ -133,8 +133,7 @@ class LinkKeys(TypedMessage):
         """Check received keys.
 
         Raises:
-            ConfigError: If statistics are impossible.
-            ProtocolError: If columns are not what was agreed on.
+            ProtocolError: If columns are not what was agreed on, or statistics are impossible.
         """
         columns: dict[str, np.ndarray] = {}
         known = {"centre", "width"} if spec.are_numbers else set()
@@ -159,8 +158,30 @@ class LinkKeys(TypedMessage):
             for name in ("centre", "width")
         )
         if not (width > 0).all():
-            raise ConfigError("the primary's key statistics are impossible: a width is not above 0")
+            raise ProtocolError(
+                f"{message.sender}: sent impossible statistics of keys: a width is not above 0"
+            )
         return cls(keys=keys, scaler=KeyScaler(centre=centre, width=width))
+
+
+def _require_sound(spec: LinkSpec, keys: KeyTable, scaler: KeyScaler) -> None:
+    """Check that numeric keys of another party can be compared, and that its statistics are theirs.
+
+    Raises:
+        ProtocolError: Naming the party.
+    """
+    try:
+        # With themselves: what is wrong with them is not this party's input.
+        spec.keys.metric.compare(spec.keys, keys, keys, neighbours=1)
+    except DataError as error:
+        raise ProtocolError(f"{keys.name}: sent impossible keys: {error}") from None
+    found = key_scaler(spec, keys)
+    assert found is not None, "numbers have a scaler"
+    # Another processor may add in another order.
+    near = 1e-6 * found.width + 1e-9 * np.abs(found.centre)
+    apart = np.maximum(np.abs(found.centre - scaler.centre), np.abs(found.width - scaler.width))
+    if not (apart <= near).all():
+        raise ProtocolError(f"{keys.name}: sent statistics of keys that are not those of its keys")
 
 
 class KeysAsTheyAre(protection.Protection):
@@ -231,6 +252,8 @@ class Plaintext(KeysAsTheyAre):
         spec = party.spec
         message = party.lines.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
         received = LinkKeys.from_message(message, spec=spec.keys, rows=party.rows)
+        if received.scaler is not None:
+            _require_sound(spec, received.keys, received.scaler)
         linked = self._link(spec, received.keys, party.keys, received.scaler, party.cache)
         if linked.similarities is None:
             return self.report_done(party, linked, Linked())

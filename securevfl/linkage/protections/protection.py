@@ -185,9 +185,6 @@ class Protection(ABC):
     needs_secret: ClassVar[bool] = False
     """Whether data parties share a linkage secret."""
 
-    keeps_links: ClassVar[bool] = True
-    """Whether links may be kept from run to run, which takes a tag of both tables."""
-
     takes_cells: ClassVar[bool] = False
     """Whether grid cells can reduce the pairs that it compares."""
 

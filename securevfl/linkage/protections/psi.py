@@ -263,7 +263,6 @@ class Psi(KeysAsTheyAre):
     """Equal keys alone are found, by the secondary; the primary learns a number of keys."""
 
     name: ClassVar[str] = "psi"
-    keeps_links: ClassVar[bool] = False
     learned: ClassVar[Mapping[str, str]] = {
         "primary": "how many different keys each secondary has, or linkage.pad_to where that is "
         "set",

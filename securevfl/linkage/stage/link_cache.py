@@ -5,8 +5,8 @@ under one. The primary gets each row's similarities in falling order and no reco
 secondary's links are put into the same order, so that the two belong together.
 
 Similarities whose noise is drawn anew in every run average out to the exact ones. So what was
-noised is kept where ``linkage.cache`` says, or else in the run's own folder, by a key of everything
-that it depends on.
+noised is kept in the party's own folder ``linkage.cache``, if there is one, or else in the run's
+own folder, by a key of everything that it depends on.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from securevfl.data.rows import split_rows
 from securevfl.data.tables import KeyTable
 from securevfl.dp import sensitivity
 from securevfl.linkage.links import NO_RECORD, LinkTable, SimilarityScale, noised_similarities
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spec import CACHE_FOLDER, LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, tells_apart
 from securevfl.linkage.stage.messages import Lists
 
@@ -150,6 +150,7 @@ def _noise_std(spec: LinkSpec, scale: SimilarityScale) -> float:
 
 _TAG_KEY_BYTES: Final = 32
 _MOST_OF_FIGURES: Final = 65_536
+_MOST_RECORDS: Final = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -176,13 +177,15 @@ class LinkCache:
     """Where links are kept; None keeps none."""
 
     @classmethod
-    def of_party(cls, spec: LinkSpec, name: str, folder: Path | None) -> "LinkCache":
-        """Return the cache of one party: the file's, or one in its own folder of the run.
+    def of_party(
+        cls, spec: LinkSpec, name: str, folder: Path | None, *, data_root: Path | None
+    ) -> "LinkCache":
+        """Return the cache of one party: in its data root, or in its own folder of the run.
 
-        Without a folder of the file's choice, a run keeps nothing that is quicker made than read.
+        Without a folder in the data root, a run keeps nothing that is quicker made than read.
         """
-        if spec.cache is not None:
-            return cls(Path(spec.cache).expanduser() / name)
+        if data_root is not None and (data_root / CACHE_FOLDER).is_dir():
+            return cls(data_root / CACHE_FOLDER / name)
         if (
             spec.keys.metric.quick
             and spec.hiding.protection == "none"
@@ -276,7 +279,7 @@ def links_key(spec: LinkSpec, *tables: KeyTable | np.ndarray, secret: str = "") 
     """
     split, limit = spec.split, spec.choice.max_distance
     settings = {
-        "linkage": {name: value for name, value in spec.written.items() if name != "cache"},
+        "linkage": dict(spec.written),
         "similarities": spec.similarities is not None,
         "neighbours": spec.choice.neighbours,
         # Without a limit the key is what it was, so that kept noise stays in use.
@@ -326,8 +329,8 @@ def _table(indices: np.ndarray, distances: np.ndarray) -> LinkTable:
     Raises:
         ValueError: If they are invalid.
     """
-    if indices.size and indices.min() < NO_RECORD:
-        raise ValueError("a record number below -1")
+    if indices.size and not NO_RECORD <= indices.min() <= indices.max() < _MOST_RECORDS:
+        raise ValueError("an impossible record number")
     return LinkTable(indices=_of_type(indices, np.int64), distances=_of_type(distances, np.float64))
 
 

@@ -32,10 +32,15 @@ from securevfl.linkage.protections.protection import (
 )
 from securevfl.linkage.protections.psi import Psi
 from securevfl.linkage.protections.shares import Shares
-from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.spec import (
+    SECRET_FILE,
+    LinkageSecret,
+    LinkedPrimary,
+    LinkedSecondary,
+    LinkSpec,
+)
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.messages import LinkedRows
-from securevfl.linkage.stage.party_keys import read_secret
 from securevfl.transport.channels import CallerChannels, Channels, PrimaryChannels, SealedChannel
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
@@ -133,7 +138,9 @@ class LinkageInput:
             rows=rows,
             lines=lines,
             session=session,
-            secret=read_secret(self.spec, self.data_root) if hides.needs_secret else None,
+            secret=LinkageSecret.from_file(self.data_root / SECRET_FILE)
+            if hides.needs_secret
+            else None,
             cache=self.cache,
             memory=self.memory,
             observe=observe,
@@ -256,9 +263,9 @@ class Linker:
     Args:
         spec: Settings of the linkage.
         primary: The primary's keys.
-        data_root: Where the file with the linkage secret is found.
-        secret: The linkage secret. None reads the file that the federation names, if it does and
-            ``data_root`` is given; else a fresh secret does as well, since all parties are here.
+        data_root: Where a file with the linkage secret and a folder of kept links may be.
+        secret: The linkage secret; None: that of the file, or a fresh one, which does as well,
+            since all parties are here.
         folder: The run's folder of parties, where links are kept; None keeps none.
 
     Raises:
@@ -275,14 +282,15 @@ class Linker:
         secret: LinkageSecret | None = None,
         folder: Path | None = None,
     ) -> None:
-        if secret is None and spec.hiding.secret is not None and data_root is not None:
-            secret = read_secret(spec, data_root)
+        self._protection = protection_of(spec)
+        file = None if data_root is None else data_root / SECRET_FILE
+        if secret is None and file is not None and self._protection.needs_secret and file.exists():
+            secret = LinkageSecret.from_file(file)
         self.spec = spec
         """Settings of the linkage."""
         self._keys = primary
-        self._folder = folder
+        self._folder, self._data_root = folder, data_root
         self._secret = secret or LinkageSecret.fresh()
-        self._protection = protection_of(spec)
         self._similarities: list[Float32[np.ndarray, "rows links"] | None] = []
         self._rows: list[LinkedRows] = []
 
@@ -324,7 +332,7 @@ class Linker:
     def cache(self, own: KeyTable) -> LinkCache:
         """Return where a secondary's links are kept."""
         folder = None if self._folder is None else self._folder / own.name
-        return LinkCache.of_party(self.spec, own.name, folder)
+        return LinkCache.of_party(self.spec, own.name, folder, data_root=self._data_root)
 
     def key(self, own: KeyTable) -> str:
         """Return the key of a secondary's links in its cache."""

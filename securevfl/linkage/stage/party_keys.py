@@ -13,7 +13,7 @@ from securevfl.data.scaling import KeyScaler
 from securevfl.data.sources.settings import AS_IT_IS, Reading
 from securevfl.data.tables import KeyTable, PartyTable, require_finite
 from securevfl.linkage.metrics.metric import KeySpec, numbers_of
-from securevfl.linkage.spec import KeyScale, LinkageSecret, LinkSpec
+from securevfl.linkage.spec import KeyScale, LinkSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,16 +40,6 @@ def keys_of(spec: KeySpec, table: PartyTable) -> KeyTable:
         columns=spec.normal(columns),
         entities=table.entities,
     )
-
-
-def read_secret(spec: LinkSpec, data_root: Path) -> LinkageSecret:
-    """Read the linkage secret on a data party's own machine.
-
-    Raises:
-        ConfigError: If the file cannot be read or holds something else.
-    """
-    assert spec.hiding.secret is not None, "required before any party starts"
-    return LinkageSecret.from_file(data_root / Path(spec.hiding.secret).expanduser())
 
 
 def key_scaler(spec: LinkSpec, primary: KeyTable | None) -> KeyScaler | None:

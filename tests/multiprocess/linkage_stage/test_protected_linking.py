@@ -25,7 +25,7 @@ RANGES = [[-1.0, 11.0], [-1.0, 11.0]]
 WAYS: dict[str, dict[str, Any]] = {
     "bloom": {
         "secondaries": 1,
-        "linkage": {"secret": "linkage.secret", "similarity_noise": 0.5},
+        "linkage": {"similarity_noise": 0.5},
         "model": {"neighbours": 4},
     },
     "shares": {

@@ -280,9 +280,26 @@ FILES = {
         change_section("linkage", similarity_noise=0.1, similarity_tau=0.1),
         ["linkage.similarity_tau", "not both"],
     ),
-    "a secret without codes": (
-        change_section("linkage", secret="linkage.secret"),
-        ["linkage.secret", '"bloom"'],
+    "a secret's file": (
+        change_section("linkage", secret="/etc/secret"),
+        ["linkage.secret", "leave it out", "--data-root"],
+    ),
+    "a folder for links": (
+        change_section("linkage", cache="/etc/links"),
+        ["linkage.cache", "leave it out", "--data-root"],
+    ),
+    "a query for everybody": (
+        change_party(1, reading={"query": "drop table t -- order by"}),
+        ["reading.query", 'data = "NAME.source.toml"'],
+    ),
+    "a table elsewhere": (change_party(1, data="/etc/passwd"), ["data", "--data-root", "file = "]),
+    "a table above": (change_party(1, data="a/../../b.csv"), ["data", "--data-root", "b.csv"]),
+    "a table of a share": (change_party(1, data="\\\\host\\a.csv"), ["data", "--data-root"]),
+    "a table of a user": (change_party(1, data="~/a.csv"), ["data", "--data-root", "~/a.csv"]),
+    "a table with a NUL": (change_party(1, data="a\0.csv"), ["data", "--data-root"]),
+    "an earlier run elsewhere": (
+        lambda source: source.update(pretraining={"checkpoint": "../run"}),
+        ["pretraining.checkpoint", "--data-root"],
     ),
     "a coordinator with nothing to do": (
         lambda source: source["party"].append({"name": "helper", "role": "coordinator"}),

@@ -192,11 +192,6 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"key": ["born"]},
         ["clinic", "row 52", "1981.0", "[1930.0, 1980.0]"],
     ),
-    "a secret that is not there": (
-        {"metric": "levenshtein", "protection": "bloom", "secret": "nowhere.secret"},
-        {},
-        ["linkage secret", "nowhere.secret"],
-    ),
     "a rule that counts others": (
         {"metric": "levenshtein", "blocking": ["first", "count(*)"]},
         {},
@@ -231,7 +226,7 @@ def test_a_mistake_is_one_line(mistake: str, tmp_path: Path, capfd: Capture) -> 
 )
 def test_an_impossible_secret(text: str, words: list[str], tmp_path: Path, capfd: Capture) -> None:
     """A secret file must hold enough hexadecimal digits."""
-    linkage = {"metric": "levenshtein", "protection": "bloom", "secret": "linkage.secret"}
+    linkage = {"metric": "levenshtein", "protection": "bloom"}
     path = people(tmp_path, linkage)
     (tmp_path / "linkage.secret").write_text(text)
     ended = securevfl(capfd, "link", path, "--out", tmp_path / "run")

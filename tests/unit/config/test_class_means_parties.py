@@ -17,7 +17,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.federation.session.membership import callers_in_predictions, idle_helpers
 
 RANGES = [[-1.0, 11.0], [-1.0, 11.0]]
-HIDING: dict[str, Any] = {"protection": "bloom", "ranges": RANGES, "secret": "linkage.secret"}
+HIDING: dict[str, Any] = {"protection": "bloom", "ranges": RANGES}
 
 
 def federation(folder: Path, *roles: str, **sections: Any) -> FederationConfig:

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.federations import save, write_federation
+from helpers.lines import Wires
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
+from securevfl.core.progress import unheard
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.stage.link_cache import links_key
+from securevfl.linkage.stage.link_cache import LinkCache, links_key
+from securevfl.linkage.stage.linking import LinkageInput
 
 RANGES = [[-1.0, 11.0], [-1.0, 11.0]]
 
@@ -38,13 +41,6 @@ def test_third_parties_are_asked_for(
         require_helpers(config)
 
 
-def test_a_missing_secret_is_asked_for(tmp_path: Path) -> None:
-    """Codes without a common secret would protect nobody."""
-    config = federation(tmp_path, ("coordinator",), protection="bloom", ranges=RANGES)
-    with pytest.raises(ConfigError, match=r"linkage\.secret"):
-        require_helpers(config)
-
-
 def test_linking_gets_the_ranks_of_the_federation(tmp_path: Path) -> None:
     """Sealed lines and dealers go by rank: third parties in the file's order come last."""
     config = federation(tmp_path, ("dealer", "coordinator"), protection="shares", ranges=RANGES)
@@ -53,8 +49,22 @@ def test_linking_gets_the_ranks_of_the_federation(tmp_path: Path) -> None:
 
 def test_kept_links_outlive_versions(tmp_path: Path) -> None:
     """Their key is that of earlier versions, or every similarity would be noised anew."""
-    config = federation(tmp_path, (), protection="none", similarity_noise=0.5, cache="/elsewhere")
+    config = federation(tmp_path, (), protection="none", similarity_noise=0.5)
     table = KeyTable(name="x", columns={"lon": np.arange(3.0), "lat": np.arange(3.0)})
     texts = KeyTable(name="y", columns={"name": np.array(["a", None], dtype=object)})
     key = links_key(link_spec(config), table, texts, np.ones(2, dtype=np.uint8), secret="s")
     assert key == "44f849701c69c41c895ee9c0803137e5f917a4a95c4f0189e8eb5c9033b10114"
+
+
+def test_a_missing_secret_is_asked_for(tmp_path: Path) -> None:
+    """Each data party has it in its own folder; no partner's file says where."""
+    config = federation(tmp_path, ("coordinator",), protection="bloom", ranges=RANGES)
+    table = KeyTable(name="x", columns={"lon": np.arange(3.0), "lat": np.arange(3.0)})
+    place = LinkageInput(
+        spec=link_spec(config), keys=table, data_root=tmp_path, cache=LinkCache(None)
+    )
+    asked = {"lines": Wires().of("x"), "rows": 3, "session": b"s", "observe": unheard}
+    with pytest.raises(ConfigError, match=r"linkage\.secret: No such file.*openssl rand -hex 32"):
+        place.with_lines(**asked)
+    (tmp_path / "linkage.secret").write_text("ab" * 32)
+    assert place.with_lines(**asked).secret is not None

@@ -69,7 +69,6 @@ def test_a_helper_that_has_left_could_not_link_again(tmp_path: Path) -> None:
     source["party"].append({"name": "broker", "role": "coordinator"})
     source["linkage"] = {
         "protection": "bloom",
-        "secret": "secret.key",
         "ranges": [[0.0, 10.0], [0.0, 10.0]],
     }
     with pytest.raises(ConfigError, match=r"coordinator leaves when links are made.*on_loss"):

@@ -285,8 +285,6 @@ def by_ids(folder: Path, protection: str, *, ids: Callable[[Any], Any]) -> Path:
     del source["pretraining"], source["training"]["labelled_rows"]
     source["model"], source["training"]["epochs"] = {"family": "top1sim"}, 1
     if protection == "hashes":
-        (folder / "secret").write_text("27" * 32)
-        source["linkage"]["secret"] = "secret"
         source["party"].append({"name": "helper", "role": "coordinator"})
     for table in folder.glob("*.csv"):
         frame = pd.read_csv(table)
@@ -314,7 +312,6 @@ def test_guessed_ids_and_frequent_codes_are_found_behind_protections(tmp_path: P
 
 def coordinated(folder: Path, *helpers: str, **linkage: Any) -> Path:
     """Simulate and record a federation that links numbers through helpers; return its folder."""
-    (folder / "secret").write_text("27" * 32)
     source = tomllib.loads(write_federation(folder, training={"epochs": 1}).read_text())
     source["linkage"] = {"ranges": [[-1, 11], [-1, 11]], **linkage}
     source["party"] += [{"name": one, "role": one} for one in helpers]
@@ -325,7 +322,7 @@ def coordinated(folder: Path, *helpers: str, **linkage: Any) -> Path:
 
 
 def test_codes_of_numbers_are_read_by_whoever_knows_some(tmp_path: Path) -> None:
-    run = coordinated(tmp_path, "coordinator", protection="bloom", secret="secret")
+    run = coordinated(tmp_path, "coordinator", protection="bloom")
     one = found(run, "code-places")["code-places"]
     assert (one["attacker"], one["beats_floor"]) == ("coordinator", True)
     assert one["value"] > 0.5

@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.lines import Wires, data_party
 from helpers.linking import RANGES, key_table, link_spec, text_table
 
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
+from securevfl.data.scaling import KeyScaler
+from securevfl.data.tables import KeyTable
 from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.metrics.metric import Field, numbers_of
 from securevfl.linkage.protections.plaintext import LinkKeys
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.linkage.spec import SimilaritySpec
 from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, similar_links
-from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.linking import Linker, protection_of
 
 
 def links_of(protection: str, **changes: Any) -> LinkTable:
@@ -153,6 +156,35 @@ def test_lengths_that_do_not_add_up_are_refused() -> None:
         LinkKeys.from_message(replace(sent, tensors=arrays), spec=spec.keys, rows=4)
 
 
+def _sent(keys: KeyTable, scaler: KeyScaler, metric: str = "euclidean") -> str:
+    """Return what a secondary says of keys and statistics that a primary sends."""
+    spec, wires = link_spec(metric=metric), Wires()
+    message = LinkKeys(keys=keys, scaler=scaler).to_message()
+    wires.of("agency").send(message, "bank")
+    party = data_party(spec, key_table("bank", 60, seed=2), wires.of("bank"), rows=60)
+    with pytest.raises(ProtocolError) as refused:
+        protection_of(spec).link_as_secondary(party)
+    assert refused.value.exit_code == 3
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("number", [3e38, 1e200, -1e300])
+def test_a_primary_s_extreme_keys_are_its_own_fault(number: float) -> None:
+    """And so are statistics that are not those of its keys."""
+    keys = key_table("agency", 60, seed=1)
+    scaler = KeyScaler.fit(numbers_of(keys))
+    far = KeyTable(name="agency", columns={**keys.columns, "lon": np.full(60, number)})
+    assert _sent(far, scaler).startswith("agency: sent ")
+    for wrong in (
+        replace(scaler, centre=np.full(2, number)),
+        replace(scaler, width=np.full(2, abs(number))),
+        replace(scaler, width=np.full(2, 5e-324)),
+    ):
+        assert _sent(keys, wrong).startswith("agency: sent statistics of keys")
+    assert "agency: sent impossible statistics" in _sent(keys, replace(scaler, width=np.zeros(2)))
+    assert "agency: sent impossible keys" in _sent(far, scaler, "great-circle")
+
+
 def test_quality_of_protected_links_needs_no_distances() -> None:
     """Recall reads indices alone, so a secondary can be told how good its links are."""
     hidden = links_of("shares", ranges=RANGES)
@@ -202,6 +234,11 @@ def damaged_links(whole: bytes, key: str) -> dict[str, bytes]:
         "an array": whole[:0] + b"\x93NUMPY\x01\x00\x08\x00{'descr'",
         "no distances": npz(
             figures=np.frombuffer(json.dumps({"key": key}).encode(), np.uint8), indices=one
+        ),
+        "a record of 2^60": npz(
+            figures=np.frombuffer(json.dumps({"key": key}).encode(), np.uint8),
+            indices=one + 2**60,
+            distances=np.ones((2, 1)),
         ),
         "half similar": npz(
             figures=np.frombuffer(json.dumps({"key": key}).encode(), np.uint8),

@@ -143,16 +143,18 @@ def test_families_share_no_links_of_another_limit(tmp_path: Path) -> None:
     """One folder of kept links, first for ``exact``, then for ``top1sim``, and the other way."""
     for first, second in (("exact", "top1sim"), ("top1sim", "exact")):
         (folder := tmp_path / first).mkdir()
+        (folder / "linkage.cache").mkdir()
         found = {}
         for family in (first, second):
-            linkage = {"protection": "none", "cache": str(folder / "links")}
+            linkage = {"protection": "none"}
             path = write_overlapping(folder, model={"family": family}, linkage=linkage)
             config = read_federation(path)
             tables = read_tables(config, folder)
             spec = spec_of(config)
             # The command first: what it keeps is what runs read.
             study_links(config, folder, folder / f"study-{family}", estimate=False, observe=print)
-            link = Linker(spec, keys_of(spec.keys, tables["agency"]), folder=folder / family)
+            keys = keys_of(spec.keys, tables["agency"])
+            link = Linker(spec, keys, data_root=folder, folder=folder / family)
             source = link(keys_of(spec.keys, tables["bank-1"])).source
             assert isinstance(source, FixedLinks)
             found[family] = int(source.table.present.any(axis=1).sum())

@@ -441,7 +441,6 @@ def test_an_honest_table_over_the_bound_says_so_itself_and_so_does_a_simulation(
         ({"metric": "exact", "protection": "psi", "pad_to": 0}, "pad_to"),
         ({"metric": "exact", "protection": "none", "most_keys": 9}, 'goes with protection = "psi"'),
         ({"metric": "exact", "protection": "psi", "pad_to": 9, "most_keys": 9}, "one of them"),
-        ({"metric": "exact", "protection": "psi", "cache": "kept"}, "no link is kept"),
     ],
 )
 def test_settings_that_do_not_go_with_it_are_refused(

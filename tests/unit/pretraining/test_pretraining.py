@@ -1,6 +1,7 @@
 """Pretraining as a stage of a simulated run: rows, resumption, protection, refusals."""
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,10 @@ def simulate(
         config,
         read_tables(config, path.parent),
         RunOptions(
-            run_folder=out, resume=resume, observe=(events if events is not None else []).append
+            run_folder=out,
+            data_root=path.parent,
+            resume=resume,
+            observe=(events if events is not None else []).append,
         ),
         pretrain_only=pretrain_only,
         with_alone=False,
@@ -203,18 +207,16 @@ def test_plain_exchange_learns_the_same(tmp_path: Path) -> None:
 
 def test_encoders_of_an_earlier_run_are_taken(tmp_path: Path) -> None:
     whole = simulate(federation(tmp_path / "a"), tmp_path / "a" / "run")
-    path = federation(tmp_path / "b", pretraining={"checkpoint": str(tmp_path / "a" / "run")})
+    shutil.copytree(tmp_path / "a" / "run", tmp_path / "b" / "earlier")
+    path = federation(tmp_path / "b", pretraining={"checkpoint": "earlier"})
     taken = simulate(path, tmp_path / "b" / "run")
     assert taken.losses == whole.losses
     assert "pretraining" not in taken.metrics
-    missing = federation(tmp_path / "c", pretraining={"checkpoint": str(tmp_path / "none")})
+    missing = federation(tmp_path / "c", pretraining={"checkpoint": "none"})
     with pytest.raises(ConfigError, match=r"pretraining\.checkpoint"):
         simulate(missing, tmp_path / "c" / "run")
-    other = federation(
-        tmp_path / "d",
-        model={"hidden": 16},
-        pretraining={"checkpoint": str(tmp_path / "a" / "run")},
-    )
+    shutil.copytree(tmp_path / "a" / "run", tmp_path / "d" / "earlier")
+    other = federation(tmp_path / "d", model={"hidden": 16}, pretraining={"checkpoint": "earlier"})
     with pytest.raises(ConfigError, match="has other layers"):
         simulate(other, tmp_path / "d" / "run")
 

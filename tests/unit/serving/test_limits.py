@@ -30,7 +30,12 @@ FORMAT = RowFormat([RowColumn(name="x", kind="number", required=True, nullable=F
 
 
 def asked(
-    path: str, method: str, messages: list[dict[str, Any]], **headers: str
+    path: str,
+    method: str,
+    messages: list[dict[str, Any]],
+    *,
+    hosts: frozenset[str] | None = None,
+    **headers: str,
 ) -> tuple[int, list[bytes], int]:
     """Send a request through the guard; return its status, what the app got, and what was read."""
     got: list[bytes] = []
@@ -54,6 +59,7 @@ def asked(
     guard = Guard(
         app,
         token=None,
+        hosts=hosts,
         max_bytes=100,
         figures=ServiceMetrics(),
         log=lambda _line: None,
@@ -69,6 +75,9 @@ def asked(
     return sent[0]["status"], got, read
 
 
+_WHOLE = {"type": "http.request", "body": b"{}", "more_body": False}
+
+
 def test_a_cut_request_is_not_handed_on() -> None:
     """Fewer bytes than were announced, then the end: nothing is predicted, nothing charged."""
     body = b'{"row": {"x": 1}}'
@@ -78,6 +87,80 @@ def test_a_cut_request_is_not_handed_on() -> None:
     whole = [{"type": "http.request", "body": body, "more_body": False}]
     status, got, _ = asked("/predict", "POST", whole)
     assert (status, got) == (200, [body])
+
+
+@pytest.mark.parametrize("path", ["/predict", "/health", "/budget"])
+def test_a_server_of_one_machine_is_called_by_its_own_names(path: str) -> None:
+    """A page of the web whose name was made to mean this machine has another one."""
+    hosts = frozenset(("localhost", "127.0.0.1", "[::1]"))
+    for good in ("localhost", "LOCALHOST:8080", "127.0.0.1:1", "[::1]", "[::1]:8080"):
+        status, _, _ = asked(path, "POST", [_WHOLE.copy()], hosts=hosts, host=good)
+        assert status == 200, good
+    bad = (
+        "evil.example",
+        "localhost.evil.example:8080",
+        "127.0.0.1@evil",
+        "",
+        "::1",
+        "a:localhost",
+    )
+    for name in bad:
+        status, got, read = asked(path, "POST", [_WHOLE.copy()], hosts=hosts, host=name)
+        assert (status, got, read) == (421, [], 0), name
+    assert asked(path, "POST", [_WHOLE.copy()], hosts=hosts)[0] == 421
+    assert asked(path, "POST", [_WHOLE.copy()], host="bank.example")[0] == 200
+
+
+def _answer(request: bytes) -> bytes:
+    """Return what a guarded server answers over a socket of this machine."""
+
+    async def app(_scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guard = Guard(
+        app,
+        token=None,
+        hosts=frozenset(("localhost",)),
+        max_bytes=100,
+        figures=ServiceMetrics(),
+        log=lambda _line: None,
+        clock=lambda: 0.0,
+    )
+    server = server_of(guard, ConnectionLimits(most=2, head_s=PATIENCE_S))
+    server.config.lifespan = "off"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            place = listener.getsockname()
+            with socket.create_connection(place, timeout=PATIENCE_S) as client:
+                client.sendall(request)
+                answer = b""
+                while piece := client.recv(65536):
+                    answer += piece
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    return answer
+
+
+@pytest.mark.parametrize("path", ["/predict", "/health"])
+def test_a_request_of_two_lengths_is_refused(path: str) -> None:
+    """Nor is what a proxy would take for the next request answered."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n".encode()
+    hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden
+    answer = _answer(head + both)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    one = b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    assert _answer(head + one).startswith(b"HTTP/1.1 204 ")
+    foreign = one.replace(b"Connection", b"Origin: http://evil.example\r\nConnection")
+    asked_as = head.replace(b"localhost", b"evil.example")
+    assert _answer(asked_as + foreign).startswith(b"HTTP/1.1 421 ")
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/budget", "/nowhere"])

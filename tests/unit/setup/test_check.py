@@ -1,6 +1,7 @@
 """What ``securevfl check`` says before anything is done, and that it finds all that is wrong."""
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +311,27 @@ def test_equal_keys_have_no_distance_in_words() -> None:
     )
     links = ExpectedLinks(counts=counts, all_rows=20, all_records=20, share=0.9, enough=0.9)
     assert links.in_words().endswith("drawn at random), to equal keys")
+
+
+def test_a_query_is_shown_before_it_is_run(tmp_path: Path, capfd: Capture) -> None:
+    """On the terminal, so that its owner sees what a copied source file would ask."""
+    _, source = federation(tmp_path)
+    query = "select lon, lat, x0, x1, x2 from t order by lon"
+    with sqlite3.connect(tmp_path / "bank.sqlite") as database:
+        pd.read_csv(tmp_path / "bank-1.csv").to_sql("t", database, index=False)
+    database.close()
+    own = tmp_path / "bank.source.toml"
+    own.write_text(f'file = "bank.sqlite"\nquery = "{query}"\n')
+    source["party"][1]["data"] = own.name
+    path = tmp_path / "fed.toml"
+    path.write_text(tomli_w.dumps(source))
+
+    ended = securevfl(capfd, "check", path, "--json")
+    assert ended.code == 0, ended.err
+    assert ended.err == f"bank-1: {own} runs the query {query}\n"
+
+    own.write_text('file = "bank.sqlite"\nquery = "drop table t -- order by"\n')
+    ended = securevfl(capfd, "check", path, "--json")
+    assert ended.code == 2
+    assert "runs the query drop table t" in ended.err
+    assert "query: must be one SELECT" in json.loads(ended.out)["problems"][0]

@@ -440,3 +440,28 @@ def vars_of(settings: Any) -> dict[str, Any]:
 def comments(path: Path) -> list[str]:
     lines = path.read_text(encoding="utf-8").splitlines()
     return [line.removeprefix("# ") for line in lines if line.startswith("# ")]
+
+
+def test_a_table_elsewhere_is_named_by_a_file_of_this_machine(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    """The shared file has no path of one machine, and runs as it is."""
+    (tables := tmp_path / "tables").mkdir()
+    (here := tmp_path / "here").mkdir()
+    asked = of_housing(tables)
+    ended, out = init(capfd, here, *asked, *BOUNDS)
+    assert ended.code == 0, ended.err
+    assert str(tmp_path) not in out.read_text()
+    own = [here / f"{name}.source.toml" for name in ("agency", "rental", "school")]
+    assert [here / one.data for one in read_federation(out).parties] == own
+    checked = securevfl(capfd, "check", out)
+    assert checked.code == 0, checked.out
+
+    out.unlink()
+    again, _ = init(capfd, here, *asked, *BOUNDS)
+    assert again.complaint.startswith(f"{own[0]}: is there already; add --overwrite")
+    elsewhere = tables / "agency.source.toml"
+    elsewhere.write_text('file = "agency.csv"\n')
+    asked[1] = elsewhere
+    refused, _ = init(capfd, here, *asked, *BOUNDS, "--overwrite")
+    assert "must lie below the folder of --out" in refused.complaint

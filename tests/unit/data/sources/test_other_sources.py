@@ -1,9 +1,12 @@
 """Parquet, Arrow, databases and source files: equal tables, one line each for what is wrong."""
 
 import datetime
+import re
+import sqlite3
 import sys
 from decimal import Decimal
 from pathlib import Path
+from typing import ClassVar
 
 import duckdb
 import numpy as np
@@ -15,8 +18,9 @@ import pytest
 import sqlalchemy
 
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.sources import databases
 from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted, file_behind
+from securevfl.data.sources.settings import AS_IT_IS, OwnReading, Reading, Wanted, file_behind
 from securevfl.ledger.ledger import ledger_of_table
 
 LONG = 2**53 + 1
@@ -120,8 +124,65 @@ def test_only_wanted_columns_come_and_bad_names_are_named(tmp_path: Path, kind: 
 def test_a_query_gives_the_rows(tmp_path: Path, kind: str) -> None:
     path, _ = write(tmp_path, kind)
     query = "select id, a * 2 as b from people where a is not null order by b desc;"
-    frame = read(path, reading=Reading(query=query))
+    frame = read(path, reading=OwnReading(query=query))
     assert frame["b"].tolist() == [3.0, 1.0]
+
+
+WRITES = (
+    "drop table people -- order by",
+    "vacuum into '{}' -- order by",
+    "attach '{}' as n -- order by",
+    "pragma user_version = 77 -- order by",
+    "pragma journal_mode = wal -- order by",
+    "delete from people where n = 1 returning n -- order by",
+    "with one as (select 1) delete from people returning n as 'order by'",
+    "with one as (select 1) delete from people where n in (select n from people order by n)",
+    "select * from people order by n; drop table people",
+    "select load_extension('{}') order by 1",
+    "select fts3_tokenizer('simple', x'00') order by 1",
+    "select * from pragma_journal_mode order by 1",
+    "create temp table z as select 1 -- order by",
+)
+
+
+@pytest.mark.parametrize("words", [True, False], ids=["as it is", "by SQLite alone"])
+@pytest.mark.parametrize("query", WRITES)
+def test_sqlite_only_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str, words: bool
+) -> None:
+    """Also where the query's words would pass."""
+    if not words:
+        monkeypatch.setattr(databases, "_SELECTS", re.compile(".*", re.DOTALL))
+        monkeypatch.setattr(databases, "_ORDERED", re.compile(""))
+    path, _ = write(tmp_path, "sqlite")
+    before = path.read_bytes()
+    refusal(path, reading=OwnReading(query=query.format(tmp_path / "copy")))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_view_and_a_full_text_table_are_read(tmp_path: Path) -> None:
+    path, _ = write(tmp_path, "sqlite")
+    with sqlite3.connect(path) as database:
+        database.execute("create view short as select n, upper(who) as who from people")
+        database.execute("create virtual table words using fts5(word)")
+        database.execute("insert into words values ('one')")
+    database.close()
+    frame = read(path, reading=OwnReading(query="select * from short order by n"))
+    assert len(frame) == 3
+    frame = read(path, reading=OwnReading(query="select word from words order by word"))
+    assert frame["word"].tolist() == ["one"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_a_query_without_end_ends(tmp_path: Path, kind: str) -> None:
+    path, _ = write(tmp_path, kind)
+    endless = (
+        "with recursive c(x) as (select 1 union all select (x + 1) % 7 from c) "
+        "select count(*) as n from c order by n"
+    )
+    said = refusal(path, reading=OwnReading(query=endless, timeout_s=0.2))
+    assert "took longer than 0.2 s; correct the query, or write another timeout_s" in said
 
 
 def test_an_index_of_pandas_is_a_column_if_it_has_a_name(tmp_path: Path) -> None:
@@ -140,12 +201,12 @@ def test_an_index_of_pandas_is_a_column_if_it_has_a_name(tmp_path: Path) -> None
         ("sqlite", {"table": "peple"}, "has no table 'peple'; did you mean 'people'?"),
         ("duckdb", {}, "table or query: one must be given; it has people"),
         ("sqlite", {}, "table or query: one must be given"),
-        ("duckdb", {"query": "selec 1 order by 1"}, "can't be read: Parser Error"),
-        ("sqlite", {"query": "selec 1 order by 1"}, "can't be read: near"),
+        ("duckdb", {"query": "select 1 orderr by order by"}, "can't be read: Parser Error"),
+        ("sqlite", {"query": "select 1 fro t order by"}, "can't be read: near"),
         ("duckdb", {"query": "select * from people"}, "query: has no ORDER BY"),
         ("sqlite", {"query": "select * from people"}, "query: has no ORDER BY"),
-        ("sqlite", {"query": "delete from people -- order by"}, "gives no rows"),
-        ("duckdb", {"query": "delete from people -- order by"}, "can't be read"),
+        ("sqlite", {"query": "delete from people -- order by"}, "must be one SELECT"),
+        ("duckdb", {"query": "delete from people -- order by"}, "must be one SELECT"),
         ("duckdb", {"query": "from read_csv('/etc/passwd') order by 1"}, "can't be read"),
         ("duckdb", {"query": QUERY, "separator": ";"}, "goes with a text file alone"),
         ("parquet", {"separator": ";"}, "a .parquet file needs none"),
@@ -155,7 +216,7 @@ def test_a_wrong_question_gets_one_line(
     tmp_path: Path, kind: str, reading: dict[str, str], message: str
 ) -> None:
     path, _ = write(tmp_path, kind)
-    assert message in refusal(path, reading=Reading(**reading))  # type: ignore[arg-type]
+    assert message in refusal(path, reading=OwnReading(**reading))  # type: ignore[arg-type]
     assert len(read(path, reading=write_reading(kind))) == 3
 
 
@@ -301,6 +362,74 @@ def test_a_wrong_password_is_not_shown(tmp_path: Path, monkeypatch: pytest.Monke
     assert "can't be read: login of" in said
     assert "***" in said
     assert "hunter2" not in said
+
+
+class _Server:
+    """A driver that notes what it is told; a query has one row."""
+
+    paramstyle = "qmark"
+    description = (("n", *[None] * 6),)
+    Error = OperationalError = DatabaseError = InterfaceError = sqlite3.Error
+    said: ClassVar[list[str]] = []
+
+    @classmethod
+    def connect(cls, *_: object, **__: object) -> "_Server":
+        cls.said.clear()
+        return cls()
+
+    def cursor(self, *_: object) -> "_Server":
+        self._rows = [(1,)]
+        return self
+
+    def execute(self, statement: str, *_: object) -> None:
+        self.said.append(statement)
+
+    def fetchmany(self, *_: object) -> list[tuple[int]]:
+        rows, self._rows = self._rows, []
+        return rows
+
+    def close(self) -> None:
+        pass
+
+    rollback = commit = close
+
+
+@pytest.mark.parametrize(
+    ("server", "before"),
+    [
+        ("postgresql", ["SET TRANSACTION READ ONLY", "SET LOCAL statement_timeout = 9000"]),
+        ("mysql", ["SET TRANSACTION READ ONLY", "SET SESSION max_execution_time = 9000"]),
+        ("oracle", ["SET TRANSACTION READ ONLY"]),
+        ("mssql", []),
+    ],
+)
+def test_a_server_is_only_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, before: list[str]
+) -> None:
+    """By its transaction where SQL has that, else by the words of the query; never by two."""
+    from sqlalchemy.dialects import registry
+    from sqlalchemy.engine.default import DefaultDialect
+
+    class Dialect(DefaultDialect):
+        name = server
+        supports_statement_cache = True
+        import_dbapi = classmethod(lambda _: _Server)
+        _get_server_version_info = _get_default_schema_name = lambda *_: None
+
+    monkeypatch.setattr(sys.modules[__name__], "NotingDialect", Dialect, raising=False)
+    monkeypatch.setitem(sys.modules, "noting_dialect", sys.modules[__name__])
+    registry.register("noting", "noting_dialect", "NotingDialect")
+    start = 'url = "noting://reader@db/bank"\ntimeout_s = 9\n'
+    assert len(read(source(tmp_path, f'{start}query = "{QUERY}"'))) == 1
+    assert _Server.said == [*before, QUERY]
+    two = source(tmp_path, f'{start}query = "{QUERY}; commit; drop table people"')
+    assert "must be one SELECT" in refusal(two) or not before
+    into = source(tmp_path, f'{start}query = "select * into copy from people order by n"')
+    if before:
+        read(into)  # the server refuses it
+    else:
+        assert "must only read, and says 'into'" in refusal(into)
+    assert "copy" in "".join(_Server.said) or not before
 
 
 def test_a_renamed_column_is_named_and_no_other(tmp_path: Path) -> None:
