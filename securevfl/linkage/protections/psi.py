@@ -74,6 +74,7 @@ class RowPoints(DeclaredMessage):
 
     KIND = LinkingKind.LINK_POINTS
     WAY = "primary to a secondary"
+    COVERS: ClassVar = {"linkage": "points", "sizes and times": "lengths"}
 
     points: Points
 
@@ -84,6 +85,7 @@ class RecordPoints(DeclaredMessage):
 
     KIND = LinkingKind.LINK_POINTS
     WAY = "secondary to primary"
+    COVERS: ClassVar = {"record counts": "count lengths", "masks": "points"}
 
     count: int = wire(least=1, most=MOST_KEYS)
     """Points in all, padding among them."""
@@ -97,6 +99,7 @@ class ReturnedPoints(DeclaredMessage):
 
     KIND = LinkingKind.LINK_POINTS
     WAY = "primary to the secondary"
+    COVERS: ClassVar = {"masks": "points", "record counts": "lengths"}
 
     points: Points
 
