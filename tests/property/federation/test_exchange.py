@@ -1,0 +1,242 @@
+"""One record, or one label, exchanged over keys that an attacker chooses: what all others receive.
+
+The primary's table holds invented ids, one suspect's and those next to it. Runs with the suspect's
+record, without it and with a stranger's in its place are played whole, with predictions, and all
+that other parties receive is compared, with how each run ended and what others read of it. Given
+the same answers behind noise it is the same to the bit; the sums before noise move by no more than
+noise is made for; and under other noise every number that noise covers is another one.
+
+In one process nothing is masked and no message is sealed; what crosses the wire in linking is
+compared below, protection by protection, field by field, as each message's own table says.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.assisted import LINEAR
+from helpers.federations import save, write_federation
+from helpers.removal import WholeRun, whole_run
+from torch import Tensor
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation
+from securevfl.data.tables import PartyTable
+from securevfl.dp.class_sums import Moments
+from securevfl.models.registry import FAMILIES
+from securevfl.runtime.run_tables import read_tables
+
+ROWS, RECORDS, CAP = 48, 12, 2
+SUSPECT = 77
+PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "frozen", "links_per_record": CAP}
+TRAINED = {**PRIVACY, "encoder": "trained"}
+DP_TRAINED = {**PRIVACY, "encoder": "dp-trained"}
+NO_NOISE = {"mechanism": "none", "encoder": "trained"}
+POOLED = {"release": "pooled", "hidden": 4, "neighbours": 2, "heads": 1, "keys_as_features": False}
+DIRECTIONS = {**POOLED, "top": "additive"}
+TIED = {**POOLED, "hidden": 3, "top": "tied"}
+PAIR = {"hidden": 4, "layer_width": 4}
+SSL = {"batch_size": 16, "projector": [4, 4, 4], "predictor": 4, "iterations": 1}
+EXACT = {"protection": "psi", "metric": "exact", "choose": "records", "least_linked": 0.0}
+NEAR = {"metric": "euclidean", "choose": "records", "max_distance": 1.5, "least_linked": 0.0}
+NEAREST = {"metric": "euclidean", "least_linked": 0.0}
+
+
+def class_means(labels: str, **more: Any) -> dict[str, Any]:
+    return {
+        "model": TIED,
+        "encoder": {"method": "class-means", "labels": labels, "share": 0.3},
+        "base": {"estimator": "linear"},
+        "linkage": NEAR,
+        **more,
+    }
+
+
+SCORES = {"federation": {"task": "regression"}, "model": {**TIED, "hidden": 2}}
+
+RUNS: dict[str, dict[str, Any]] = {
+    "random": {"model": DIRECTIONS, "encoder": {"method": "random"}, "linkage": EXACT},
+    "principal": {
+        "model": DIRECTIONS,
+        "encoder": {"method": "principal", "share": 0.3},
+        "linkage": NEAR,
+    },
+    "class means, plaintext": class_means("plaintext"),
+    "class means, randomised": class_means("randomised", linkage=EXACT),
+    "class means, shares": class_means("shares"),
+    "scores, shares": class_means("shares", **SCORES),
+    "sampled": {"model": POOLED, "privacy": {**PRIVACY, "sampling_rate": 0.5}, "linkage": NEAREST},
+    "dp-trained": {"model": POOLED, "privacy": DP_TRAINED, "linkage": NEAREST},
+    "trained": {"model": POOLED, "privacy": TRAINED, "linkage": NEAREST},
+    "entity": {
+        "model": DIRECTIONS,
+        "encoder": {"method": "random"},
+        "privacy": {**PRIVACY, "unit": "entity"},
+        "linkage": EXACT,
+    },
+}
+
+
+def write(folder: Path, **sections: Any) -> Path:
+    """Write a federation whose primary asks for a suspect, who is the last record of ``bank-1``."""
+    settings = {"privacy": PRIVACY, "training": {"batch_size": 16, "epochs": 2}, **sections}
+    path = write_federation(folder, rows=ROWS, **settings)
+    source = tomllib.loads(path.read_text())
+    for number, party in enumerate(source["party"]):
+        table = folder / party["data"]
+        frame = pd.read_csv(table).drop(columns=["lon", "lat"])
+        ids = 1_000_000 * number + 5_000 + 10 * np.arange(len(frame))
+        if number:
+            frame, ids = frame.head(RECORDS), ids[:RECORDS]
+            party |= {"scaling": "bounds", "bounds": [-3.0, 3.0]}
+        else:
+            ids[7:10] = SUSPECT - 1, SUSPECT, SUSPECT + 1
+            if source["federation"]["task"] == "binary":
+                frame["y"] = frame["y"].clip(upper=1)
+        if number == 1:
+            ids[-1] = SUSPECT
+        frame.insert(0, "id", ids)
+        frame.to_csv(table, index=False)
+        party["key"] = ["id"]
+    if source.get("encoder", {}).get("labels") == "shares":
+        source["party"].append({"name": "dealer", "role": "dealer"})
+    return save(folder, source)
+
+
+def read(path: Path) -> tuple[FederationConfig, dict[str, PartyTable]]:
+    config = read_federation(path)
+    return config, dict(read_tables(config, path.parent))
+
+
+def others(path: Path) -> Iterator[tuple[int, dict[str, PartyTable]]]:
+    """Yield all tables without the suspect, and with a stranger in its place, and the changes."""
+    table = path.parent / "bank-1.csv"
+    frame = pd.read_csv(table)
+    for changes in (1, 2):
+        other = frame.iloc[:-1].copy()
+        if changes == 2:
+            stranger = frame.iloc[[-1]].copy()
+            stranger["id"] = 9_999_999
+            stranger[["x0", "x1", "x2"]] *= -1e6
+            other = pd.concat([other, stranger])
+        other.to_csv(table, index=False)
+        yield changes, read(path)[1]
+    frame.to_csv(table, index=False)
+
+
+def require_same(here: WholeRun, there: WholeRun) -> None:
+    """Check that others received the same of two runs, step by step."""
+    for mine, theirs in zip(here.received, there.received, strict=False):
+        assert theirs == mine, f"others receive another {mine[0]!r}: {str(theirs)[:300]}"
+    assert len(there.received) == len(here.received)
+
+
+def require_all_noised(here: WholeRun, others: list[WholeRun]) -> None:
+    """Check that each number that noise covers is another one under some other noise."""
+
+    def numbers(answer: Any) -> np.ndarray:
+        if isinstance(answer, Moments):
+            parts = (answer.count, answer.mean, answer.covariance)
+            return np.concatenate([np.ravel(one) for one in parts])
+        return answer.numpy() if isinstance(answer, Tensor) else np.asarray(answer)
+
+    for place, mine in enumerate(here.sums):
+        if mine.what in ("labels", "class sums"):
+            continue
+        fresh = [numbers(one.sums[place].fresh) for one in (here, *others)]
+        still = np.all([one == fresh[0] for one in fresh[1:]], axis=0)
+        if mine.what == "ranks":
+            # They are drawn back into [0, 1].
+            still &= (fresh[0] > 0) & (fresh[0] < 1)
+        assert not still.any(), (
+            f"{mine.what} of {mine.party}: {np.argwhere(still)[:3]} have no noise"
+        )
+    for place, sums in enumerate(here.noised_sums):
+        still = np.all([one.noised_sums[place] == sums for one in others], axis=0)
+        assert not still.any(), f"class sums: {np.argwhere(still)[:3]} have no noise"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_suspect_is_nowhere_but_behind_noise(name: str, tmp_path: Path) -> None:
+    """Its record there, gone, or a stranger's: the same for the others, but for noised sums."""
+    path = write(tmp_path, **RUNS[name])
+    config, tables = read(path)
+    requests = ((7, 8, 9), (8,), (8, 30))
+    here = whole_run(config, tables, tmp_path / "here", requests=requests)
+    assert here.received[-1] == ("end",)
+    furthest = 0.0
+    for changes, other in others(path):
+        folder = tmp_path / f"other-{changes}"
+        there = whole_run(config, other, folder, before=here, requests=requests)
+        require_same(here, there)
+        ratios = here.ratios(there)
+        if config.privacy.encoder != "trained":
+            assert max(ratios.values()) <= changes + 1e-9, ratios
+        furthest = max(furthest, *ratios.values())
+    assert furthest > 0.02, "the suspect has some effect"
+    again = [
+        whole_run(config, tables, tmp_path / series, before=here, requests=requests, noise=series)
+        for series in ("one", "two")
+    ]
+    require_all_noised(here, again)
+
+
+FAMILY_RUNS: dict[str, dict[str, Any]] = {
+    "fet": {"model": POOLED},
+    "assist": {"model": LINEAR, "privacy": TRAINED},
+    **{
+        name: {"model": {"family": name, **PAIR}, "privacy": TRAINED}
+        for name in ("exact", "top1sim")
+    },
+    **{
+        name: {"model": {"family": name, **PAIR, "neighbours": 2}, "privacy": TRAINED}
+        for name in ("avgsim", "fedsim", "featuresim")
+    },
+    **{
+        name: {
+            "model": {"family": name, "hidden": 4, "encoder_hidden": 4, "norm": "layer"},
+            "privacy": TRAINED,
+            "pretraining": SSL,
+        }
+        for name in ("fedhssl", "fedgssl", "fedcssl", "fedlocalssl", "fedsplitnn")
+    },
+}
+REFUSED = {"assist", "fedsim", "featuresim", "fedhssl", "fedgssl", "fedcssl"}
+"""What a promise refuses, before keys are linked."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_refused_or_shows_nothing(name: str, tmp_path: Path) -> None:
+    """Also links themselves: gaps of what the primary gets, and rows that it learns of."""
+    source = {"linkage": {**NEAREST, "max_distance": 1.5}, **FAMILY_RUNS[name]}
+    path = write(tmp_path, **source, federation={"task": "binary"})
+    config, tables = read(path)
+    here = whole_run(config, tables, tmp_path / "here", requests=((8,),))
+    if name in REFUSED:
+        ((what, kind, text, code),) = here.received
+        assert (what, kind, code) == ("end", "failed", 4), text
+        assert "epsilon would" in text
+    for changes, other in others(path):
+        folder = tmp_path / f"other-{changes}"
+        require_same(here, whole_run(config, other, folder, before=here, requests=((8,),)))
+    assert name in REFUSED or here.received[-1] == ("end",)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="linkage.least_linked refuses by a count without noise; a noised one takes its place",
+)
+def test_a_count_of_links_ends_no_run(tmp_path: Path) -> None:
+    """Nobody but the suspect is linked, so that a stranger in its place leaves no link at all."""
+    linkage = {name: value for name, value in EXACT.items() if name != "least_linked"}
+    path = write(tmp_path, **{**RUNS["random"], "linkage": linkage})
+    config, tables = read(path)
+    here = whole_run(config, tables, tmp_path / "here", requests=())
+    assert here.received[-1] == ("end",)
+    for changes, other in others(path):
+        folder = tmp_path / f"other-{changes}"
+        require_same(here, whole_run(config, other, folder, before=here, requests=()))
