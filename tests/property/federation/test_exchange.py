@@ -10,8 +10,12 @@ In one process nothing is masked and no message is sealed; what crosses the wire
 compared below, protection by protection, field by field, as each message's own table says.
 """
 
+import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +24,29 @@ import pandas as pd
 import pytest
 from helpers.assisted import LINEAR
 from helpers.federations import save, write_federation
+from helpers.lines import link_as_threads
+from helpers.linking import HELPERS, RANGES, SHORT_KEY, hidden_spec
 from helpers.removal import WholeRun, whole_run
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.class_sums import Moments
+from securevfl.linkage.protections import paillier
+from securevfl.linkage.spec import LinkRoles
+from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.models.registry import FAMILIES
 from securevfl.runtime.run_tables import read_tables
+from securevfl.transport.message import (
+    DeclaredMessage,
+    Message,
+    TypedMessage,
+    failure_kind,
+    public_reason,
+)
 
-ROWS, RECORDS, CAP = 48, 12, 2
+ROWS, RECORDS, CAP = 48, 8, 2
 SUSPECT = 77
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "frozen", "links_per_record": CAP}
 TRAINED = {**PRIVACY, "encoder": "trained"}
@@ -97,8 +113,8 @@ def write(folder: Path, **sections: Any) -> Path:
             ids[7:10] = SUSPECT - 1, SUSPECT, SUSPECT + 1
             if source["federation"]["task"] == "binary":
                 frame["y"] = frame["y"].clip(upper=1)
-        if number == 1:
-            ids[-1] = SUSPECT
+        if number:
+            ids[-1] = SUSPECT if number == 1 else 5_000
         frame.insert(0, "id", ids)
         frame.to_csv(table, index=False)
         party["key"] = ["id"]
@@ -240,3 +256,140 @@ def test_a_count_of_links_ends_no_run(tmp_path: Path) -> None:
     for changes, other in others(path):
         folder = tmp_path / f"other-{changes}"
         require_same(here, whole_run(config, other, folder, before=here, requests=()))
+
+
+NUMBERS = {"metric": "euclidean", "ranges": RANGES}
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plaintext": ("none", NUMBERS),
+    "plaintext, great circle": ("none", {"metric": "great-circle"}),
+    "plaintext, edits": ("none", {"metric": "levenshtein", "ranges": None}),
+    "plaintext, exact": ("none", {"metric": "exact", "ranges": None}),
+    "psi": ("psi", {"metric": "exact", "ranges": None}),
+    "hashes": ("hashes", {"metric": "exact", "ranges": None}),
+    "bloom": ("bloom", {"metric": "bloom", "ranges": None}),
+    "shares": ("shares", NUMBERS),
+    "paillier": ("paillier", {**NUMBERS, "key_bits": SHORT_KEY}),
+}
+CHOICES: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "rows, capped": {"links_per_record": CAP},
+    "records": {"by": "records", "links_per_record": CAP, "once": True},
+}
+
+
+def keys_over_wires(metric: str) -> dict[str, list[KeyTable]]:
+    """Return keys of each party: of ``bank`` with the suspect, without it, with a stranger."""
+    random = np.random.default_rng(8)
+    points = random.uniform(0, 10, (20 + 2 * RECORDS, 2))
+    points[3], points[4], points[20] = (5, 5), (5, 5.01), (5, 5)
+    columns = {"lon": points[:, 0], "lat": points[:, 1]}
+    if metric not in ("euclidean", "great-circle"):
+        words = ["".join(map(chr, word)) for word in random.integers(97, 123, (len(points), 9))]
+        words[3], words[4], words[20] = "suspected", "suspectee", "suspected"
+        columns = {name: np.array(words, dtype=object) for name in columns}
+    bank = [*range(20, 20 + RECORDS)]
+    rows = {"agency": [[*range(20)]], "shop": [[*range(20 + RECORDS, len(points))]]}
+    stranger = [len(points) - 1, *bank[1:]]
+    rows["bank"] = [[*bank[1:], bank[0]], bank[1:], [*bank[1:], stranger[0]]]
+    return {
+        party: [
+            KeyTable(name=party, columns={name: one[some] for name, one in columns.items()})
+            for some in worlds
+        ]
+        for party, worlds in rows.items()
+    }
+
+
+ROLES = {"agency": "primary", "bank": "secondary", "shop": "secondary"}
+
+
+def type_of(message: Message, sender: str, receiver: str) -> type[TypedMessage]:
+    """Return the type of a message by its kind and its way."""
+
+    def fits(end: str, party: str) -> bool:
+        return "data party" in end or ROLES.get(party, party) in end
+
+    (found,) = {
+        one
+        for one in (*TypedMessage.__subclasses__(), *DeclaredMessage.__subclasses__())
+        if getattr(one, "KIND", None) is message.kind
+        and fits(one.WAY.partition(" to ")[0], sender)
+        and fits(one.WAY.partition(" to ")[2], receiver)
+        and (message.kind is not LinkingKind.LINKED or bool(fields(one)) == bool(message.tensors))
+        and getattr(sys.modules[one.__module__], one.__name__) is one
+    }
+    return found
+
+
+def differing(
+    mine: Message, theirs: Message, kind: type[TypedMessage], *, free: set[str]
+) -> Iterator[str]:
+    """Yield which fields differ that are not under any of the ``free`` channels."""
+    of_wire = {
+        (one.metadata["wire"].name if "wire" in one.metadata else "") or one.name: one.name
+        for one in fields(kind)
+    }
+
+    def held(field: str) -> bool:
+        # What a message writes in several arrays stands for all that it has.
+        known = of_wire.get(field, field)
+        covers = {cover for cover, names in kind.COVERS.items() if known in names.split()}
+        return not (covers or set(kind.COVERS)) & free
+
+    if mine.meta.keys() != theirs.meta.keys() or mine.tensors.keys() != theirs.tensors.keys():
+        yield "its fields"
+    for name, value in mine.meta.items():
+        if held(name) and theirs.meta[name] != value:
+            yield name
+    for name, array in mine.tensors.items():
+        other = theirs.tensors[name]
+        if other.dtype != array.dtype or (held("lengths") and other.shape != array.shape):
+            yield f"{name}'s type or length"
+        elif held(name) and not np.array_equal(other, array):
+            yield name
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("way", WAYS)
+def test_linking_sends_what_the_table_of_fields_says(
+    way: str, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the primary nothing of a record but how many there are, where the table says so."""
+    monkeypatch.setattr(paillier, "Keyholder", partial(paillier.Keyholder, insecure_short_key=True))
+    protection, settings = WAYS[way]
+    helpers = {} if protection in ("none", "psi") else HELPERS
+    roles = LinkRoles(primary="agency", secondaries=("bank", "shop"), helpers=helpers)
+    spec = hidden_spec(protection, **settings, roles=roles)
+    spec = replace(spec, choice=replace(spec.choice, neighbours=2, **CHOICES[choice]))
+    keys = keys_over_wires(settings["metric"])
+    worlds = []
+    for bank in keys["bank"]:
+        tables = {"agency": keys["agency"][0], "bank": bank, "shop": keys["shop"][0]}
+        found, wires = link_as_threads(spec, tables)
+        told = {
+            name: (failure_kind(one), public_reason(one)) if isinstance(one, Exception) else "done"
+            for name, one in found.items()
+        }
+        assert set(told.values()) == {"done"}, told
+        sent = defaultdict(list)
+        for sender, receiver, message in wires.travelled:
+            sent[sender, receiver].append(message)
+        worlds.append(sent)
+    here, *others = worlds
+    compared = set()
+    for there, gone in zip(others, (True, False), strict=True):
+        assert there.keys() == here.keys()
+        for (sender, receiver), messages in here.items():
+            if sender == "agency":
+                continue
+            # Nothing is kept here, so each tag is a new one.
+            free = {"masks", "kept links"} | ({"record counts"} if gone else set())
+            if receiver != "agency":
+                free.add("linkage")
+            for mine, theirs in zip(messages, there[sender, receiver], strict=True):
+                assert mine.kind is theirs.kind
+                kind = type_of(mine, sender, receiver)
+                compared.add(kind.__name__)
+                wrong = [*differing(mine, theirs, kind, free=free)]
+                assert not wrong, f"{kind.__name__} of {sender} to {receiver}: {wrong}"
+    assert "Linked" in compared
