@@ -12,7 +12,7 @@ predictions, and keeps whatever else any party receives.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from torch import Tensor
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import SecureVflError
-from securevfl.core.progress import unheard
+from securevfl.core.progress import ProgressEvent, RoundDone, unheard
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp import class_sums
@@ -529,6 +529,7 @@ def whole_run(
     before: WholeRun | None = None,
     requests: Sequence[Sequence[int]] = ((0, 1, 2),),
     noise: str = "",
+    cut_off: int | None = None,
 ) -> WholeRun:
     """Simulate a run and requests for predictions of the primary's own rows.
 
@@ -542,6 +543,7 @@ def whole_run(
         before: The other run, whose answers behind noise are said again.
         requests: Rows of each, by number.
         noise: Series of the keys that noise is drawn from.
+        cut_off: Rounds after which the run is cut off, and resumed; None lets it end.
     """
     listener = Listener(before)
     with ExitStack() as patches:
@@ -571,25 +573,51 @@ def whole_run(
         # A request is made whoever would answer it.
         patches.enter_context(mock.patch.object(predicting, "answers_alone", return_value=False))
         try:
-            _play(listener, config, tables, folder, requests)
+            if cut_off is not None:
+                _cut_off(config, tables, folder, rounds=cut_off)
+                listener.hear("cut off")
+            options = RunOptions(run_folder=folder, resume=cut_off is not None)
+            _play(listener, config, tables, options, requests)
         except SecureVflError as error:
             listener.hear("end", failure_kind(error), public_reason(error), error.exit_code)
     return listener.heard
+
+
+class CutOffError(Exception):
+    """A run ends here, as if it was killed."""
+
+
+def _cut_off(
+    config: FederationConfig, tables: Mapping[str, PartyTable], folder: Path, *, rounds: int
+) -> None:
+    done = 0
+
+    def observe(event: ProgressEvent) -> None:
+        nonlocal done
+        done += isinstance(event, RoundDone)
+        if done == rounds:
+            raise CutOffError
+
+    with suppress(CutOffError):
+        options = RunOptions(run_folder=folder, observe=observe)
+        simulate_federation(config, tables, options, with_alone=False)
+        raise AssertionError("the run has fewer rounds")
 
 
 def _play(
     listener: Listener,
     config: FederationConfig,
     tables: Mapping[str, PartyTable],
-    folder: Path,
+    options: RunOptions,
     requests: Sequence[Sequence[int]],
 ) -> None:
-    result = simulate_federation(config, tables, RunOptions(run_folder=folder), with_alone=False)
+    result = simulate_federation(config, tables, options, with_alone=False)
     timed = {"seconds"}
     listener.hear(
         "history", [{k: v for k, v in one.items() if k not in timed} for one in result.history]
     )
-    run = trained_run.TrainedRun(config=config, place=folder, tables=tables)
+    assert options.run_folder is not None, "given above"
+    run = trained_run.TrainedRun(config=config, place=options.run_folder, tables=tables)
     for rows in requests:
         new = tables[config.primary.name].take(np.array(rows))
         with run.session(unheard) as session:

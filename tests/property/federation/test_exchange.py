@@ -201,6 +201,20 @@ def test_a_suspect_is_nowhere_but_behind_noise(name: str, tmp_path: Path) -> Non
     require_all_noised(here, again)
 
 
+@pytest.mark.parametrize(("name", "rounds"), [("principal", 2), ("dp-trained", 6)])
+def test_a_resumed_run_shows_no_more(name: str, rounds: int, tmp_path: Path) -> None:
+    """Cut off in the middle, and resumed from what every party has kept."""
+    path = write(tmp_path, **RUNS[name])
+    config, tables = read(path)
+    here = whole_run(config, tables, tmp_path / "here", requests=(), cut_off=rounds)
+    assert ("cut off",) in here.received
+    assert here.received[-1] == ("end",)
+    for changes, other in others(path):
+        folder = tmp_path / f"other-{changes}"
+        there = whole_run(config, other, folder, before=here, requests=(), cut_off=rounds)
+        require_same(here, there)
+
+
 FAMILY_RUNS: dict[str, dict[str, Any]] = {
     "fet": {"model": POOLED},
     "assist": {"model": LINEAR, "privacy": TRAINED},
