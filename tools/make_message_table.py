@@ -44,8 +44,10 @@ def table() -> str:
         channels = "; ".join(
             f"{channel}: {'/'.join(f'`{name}`' for name in names.split())}"
             for channel, names in one.COVERS.items()
-            if channel != "no record"
+            if channel not in ("no record", "sizes and times")
         )
+        if len(one.COVERS) == 1:
+            channels = channels.partition(":")[0]
         told = f"{content} *{channels}*" if channels else content
         lines.append(f"| {one.KIND.value} {one.KIND.name} | {one.WAY} | {told} |")
     return "\n".join(lines) + "\n"

@@ -163,7 +163,7 @@ class ClassMeansSeed(TypedMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassMeansShifted(DeclaredMessage):
-    """The class of every row, moved on by the dealer's shift: uniform numbers."""
+    """The class of every row, moved on by the dealer's shift."""
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_SHIFTED
     WAY: ClassVar = "primary to a secondary"
@@ -174,7 +174,7 @@ class ClassMeansShifted(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassMeansNoise(DeclaredMessage):
-    """A secondary's noise under the dealer's mask: uniform numbers."""
+    """A secondary's noise under the dealer's mask."""
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_NOISE
     WAY: ClassVar = "secondary to primary"
@@ -185,7 +185,7 @@ class ClassMeansNoise(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassMeansMasked(DeclaredMessage):
-    """The vectors of some rows, one after another, under the dealer's masks: uniform numbers.
+    """The vectors of some rows, one after another, under the dealer's masks.
 
     With masked noise and the dealer's correction they come to noised sums by class alone.
     """

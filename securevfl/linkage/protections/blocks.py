@@ -411,10 +411,7 @@ class Turn(TypedMessage):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class RowBlocks(DeclaredMessage):
-    """Numbers of the primary's rows to compare next, block by block, and with how many records.
-
-    Without ``linkage.cell`` that is nothing but sizes.
-    """
+    """Numbers of the primary's rows to compare next, block by block, and with how many records."""
 
     KIND = LinkingKind.LINK_BLOCK
     WAY = "coordinator to primary"
@@ -438,10 +435,7 @@ class RowBlocks(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class RecordBlocks(DeclaredMessage):
-    """Numbers of a secondary's records to compare next, block by block, and with how many rows.
-
-    Without ``linkage.cell`` that is nothing but sizes.
-    """
+    """Numbers of a secondary's records to compare next, block by block, and with how many rows."""
 
     KIND = LinkingKind.LINK_BLOCK
     WAY = "coordinator to a secondary"

@@ -165,7 +165,7 @@ class Dealt(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class MaskedKeys(DeclaredMessage):
-    """A party's keys of an exchange's blocks under masks that the other does not know."""
+    """A party's keys of an exchange's blocks, masked."""
 
     KIND = LinkingKind.LINK_MASKED
     WAY = "data party to data party"

@@ -82,10 +82,7 @@ class Linked(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class OwnSimilarities(DeclaredMessage):
-    """That linkage is done at the sender, and noised similarities of its links in falling order.
-
-    Only for families that read similarities, without a coordinator.
-    """
+    """That linkage is done at the sender, and noised similarities of its links in falling order."""
 
     KIND = LinkingKind.LINKED
     WAY = "secondary to primary"
