@@ -273,10 +273,15 @@ def test_a_count_of_links_ends_no_run(tmp_path: Path) -> None:
 
 
 NUMBERS = {"metric": "euclidean", "ranges": RANGES}
+FAILS_ON_SUSPECT = "9 // length(replace(lon, 'suspected', ''))"
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "plaintext": ("none", NUMBERS),
     "plaintext, great circle": ("none", {"metric": "great-circle"}),
     "plaintext, edits": ("none", {"metric": "levenshtein", "ranges": None}),
+    "plaintext, a rule that fails on the suspect": (
+        "none",
+        {"metric": "levenshtein", "ranges": None, "blocking": FAILS_ON_SUSPECT},
+    ),
     "plaintext, exact": ("none", {"metric": "exact", "ranges": None}),
     "psi": ("psi", {"metric": "exact", "ranges": None}),
     "hashes": ("hashes", {"metric": "exact", "ranges": None}),
@@ -370,10 +375,13 @@ def test_linking_sends_what_the_table_of_fields_says(
 ) -> None:
     """To the primary nothing of a record but how many there are, where the table says so."""
     monkeypatch.setattr(paillier, "Keyholder", partial(paillier.Keyholder, insecure_short_key=True))
-    protection, settings = WAYS[way]
+    protection, settings = WAYS[way][0], dict(WAYS[way][1])
     helpers = {} if protection in ("none", "psi") else HELPERS
     roles = LinkRoles(primary="agency", secondaries=("bank", "shop"), helpers=helpers)
+    rules = (settings.pop("blocking"),) if "blocking" in settings else None
     spec = hidden_spec(protection, **settings, roles=roles)
+    if rules is not None:
+        spec = replace(spec, keys=replace(spec.keys, blocking=rules))
     spec = replace(spec, choice=replace(spec.choice, neighbours=2, **CHOICES[choice]))
     keys = keys_over_wires(settings["metric"])
     worlds = []
