@@ -1,6 +1,7 @@
 """Write the table of ``docs/messages.md``: ``python tools/make_message_table.py``.
 
-It is made of the code: each message's kind, who sends it to whom, and its docstring.
+It is made of the code: each message's kind, who sends it to whom, its docstring, and what stands
+for each of its fields.
 """
 
 import importlib
@@ -37,10 +38,18 @@ def message_types() -> list[type[TypedMessage]]:
 
 def table() -> str:
     """Return the table in Markdown."""
-    lines = ["| message | from and to | content |", "| --- | --- | --- |"]
+    lines = ["| message | from and to | content; channels of fields |", "| --- | --- | --- |"]
     for one in message_types():
         content = " ".join((inspect.getdoc(one) or "").split()).replace("``", "`")
-        lines.append(f"| {one.KIND.value} {one.KIND.name} | {one.WAY} | {content} |")
+        channels = "; ".join(
+            f"{channel}: {'/'.join(f'`{name}`' for name in names.split())}"
+            for channel, names in one.COVERS.items()
+            if channel not in ("no record", "sizes and times")
+        )
+        if len(one.COVERS) == 1:
+            channels = channels.partition(":")[0]
+        told = f"{content} *{channels}*" if channels else content
+        lines.append(f"| {one.KIND.value} {one.KIND.name} | {one.WAY} | {told} |")
     return "\n".join(lines) + "\n"
 
 

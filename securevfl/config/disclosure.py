@@ -1,15 +1,19 @@
 """Every way in which a party learns something, and what covers it: part of every run folder.
 
-Each function below yields the channels of one part of a run that a federation file has.
+Each function below yields the channels of one part of a run that a federation file has. Each
+field of each message names the channel that it belongs to
+(:data:`securevfl.transport.message.Cover`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.sections import TrainingSettings
-from securevfl.linkage.stage.linking import reveals_of
+from securevfl.core.errors import PrivacyError
+from securevfl.linkage.stage.linking import PROTECTIONS, reveals_of
+from securevfl.transport.message import Cover, TypedMessage
 
 _NOTHING: Final = "nothing is sent"
 _NOT_COVERED: Final = "not covered"
@@ -20,8 +24,8 @@ _ISO: Final = "heuristic: ISO noise promises nothing, and its size shows"
 class Channel:
     """One way in which a party learns something."""
 
-    channel: str
-    """What it is called."""
+    channel: Cover
+    """Its name, by which fields of messages refer to it."""
 
     reveals: str
     """Who learns what."""
@@ -34,6 +38,14 @@ class Channel:
 
     to: Literal["primary", "secondaries", "all", "recipients", "nobody"]
     """Who learns it; ``recipients`` are those who get the model."""
+
+    stated: bool = False
+    """Whether it stands beside a promise of epsilon that does not cover it, as the promise's
+    statement and docs/privacy.md say."""
+
+    refusal: str = ""
+    """The setting that opens it beside a promise that does not cover it, why, and what to write
+    instead."""
 
 
 def coverage(channel: Mapping[str, str]) -> str:
@@ -69,17 +81,56 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
 
     docs/privacy.md, section 1, says the same in words.
     """
-    parts = (_rounds, _returned, _linkage, _always, _pretraining, _encoders)
-    return [asdict(channel) for part in parts for channel in part(config)]
+    own = ("stated", "refusal")
+    return [
+        {name: value for name, value in asdict(channel).items() if name not in own}
+        for channel in _all(config)
+    ]
+
+
+def _all(config: FederationConfig) -> Iterator[Channel]:
+    for part in (_rounds, _returned, _linkage, _always, _pretraining, _encoders):
+        yield from part(config)
+
+
+def require_covered_channels(config: FederationConfig) -> None:
+    """Refuse a run that promises an epsilon and has a channel of records which it does not cover.
+
+    Raises:
+        PrivacyError: Saying which setting opens it, what it shows, and what to write instead.
+    """
+    privacy = config.privacy
+    # Scores of assisted boosting have no noise, so nothing could be shown as published.
+    if privacy.mechanism == "none" or (
+        privacy.accounting == "as-published" and not config.family.assisted
+    ):
+        return
+    config.family.require_separate_rows(config.model)
+    for channel in _all(config):
+        shows = asdict(channel)
+        if leaves_secondary(shows) and coverage(shows) == _NOT_COVERED and not channel.stated:
+            raise PrivacyError(
+                channel.refusal or f"{channel.channel}: {channel.reveals}; no epsilon covers this"
+            )
 
 
 def _rounds(config: FederationConfig) -> Iterator[Channel]:
     """Yield what rounds release of secondaries, and to whom."""
     covered, all_of_them = _covered_by_noise(config), len(config.secondaries)
-    reveals = "the primary: one noised average over secondaries for every row and release"
+    reveals, refusal = "the primary: one noised average over secondaries for every row", ""
+    reveals += " and release"
     if all_of_them == 1:
         reveals += "; with one secondary nothing hides it but the noise"
-    yield Channel("aggregates", reveals, covered, "secondaries", "primary")
+    if config.privacy.mechanism != "none":
+        refusal = _why_noise_is_not_enough(config)
+    yield Channel(
+        "aggregates",
+        reveals,
+        "not covered: records move more than noise hides" if refusal else covered,
+        "secondaries",
+        "primary",
+        refusal=refusal,
+    )
     if (degree := config.privacy.mask_degree) is not None:
         noise = "nothing" if config.privacy.mechanism == "none" else "its own noise alone"
         yield Channel(
@@ -152,8 +203,17 @@ def _returned(config: FederationConfig) -> Iterator[Channel]:
         covered = "heuristic: a secure mean without noise"
         if encoder == "dp-trained":
             covered = "covered by epsilon: every update of the weights is noised"
-    to: Literal["all", "nobody"] = "nobody" if covered == _NOTHING else "all"
-    yield Channel("positional-encoding averaging", reveals, covered, "all", to)
+    yield Channel(
+        "positional-encoding averaging",
+        reveals,
+        covered,
+        "all",
+        "nobody" if covered == _NOTHING else "all",
+        refusal="model.average_positions_every: positional encodings are trained on private "
+        "records, and their average is not noised, so epsilon would not cover it; set it to 0 or "
+        'use privacy.encoder = "dp-trained", whose weights are covered (or, '
+        'without any guarantee, privacy.accounting = "as-published" or mechanism = "none")',
+    )
 
 
 def _gradients(training: TrainingSettings) -> tuple[str, str]:
@@ -189,7 +249,9 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
         f'not covered by epsilon: protection = "{config.linkage.protection}"',
         "all",
         "all",
+        stated=True,
     )
+    yield from _counts(config)
     if spec.tells_rows:
         yield Channel(
             "aligned rows",
@@ -199,15 +261,31 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
             _NOT_COVERED,
             "all",
             "all",
+            refusal='training.rows: "aligned" shows the primary which rows have a record at every '
+            "secondary, which no noise covers, so epsilon would not hold for one record; set it "
+            'to "all"',
         )
     reveals, covered = "no one: the family reads none", _NOTHING
     if spec.similarities is not None:
-        reveals = "the primary: K of them for each row and secondary, noised once, in falling order"
+        reveals = (
+            "the primary: up to K of them for each row and secondary, noised once, in falling "
+            "order, so also how many records each row is linked to"
+        )
         covered = (
             "heuristic: tau bounds one greedy attacker, where distances are whole numbers; not DP"
         )
-    to: Literal["primary", "nobody"] = "nobody" if covered == _NOTHING else "primary"
-    yield Channel("similarities", reveals, covered, "secondaries", to)
+    name = config.family.name
+    yield Channel(
+        "similarities",
+        reveals,
+        covered,
+        "secondaries",
+        "nobody" if covered == _NOTHING else "primary",
+        refusal=f"model.family: {name!r} sends the primary similarities, of which a row without a "
+        f"record has none, whatever the noise, so epsilon would not hold for one record; take "
+        f'"avgsim", "top1sim" or "fet", or, without a promise, privacy.mechanism = "none" with '
+        f"linkage.similarity_noise",
+    )
     if spec.keys.are_numbers and spec.keys.ranges is None:
         reveals = "every secondary: mean and deviation of the primary's keys"
         yield Channel("scaling statistics", reveals, _NOT_COVERED, "primary", "secondaries")
@@ -215,14 +293,71 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
         yield Channel("scaling statistics", "no one", _NOTHING, "primary", "nobody")
 
 
+def _counts(config: FederationConfig) -> Iterator[Channel]:
+    """Yield what linking shows of how many records there are, and whether they were there before.
+
+    The protection's messages say what is sent.
+    """
+    linkage = config.linkage
+    messages = PROTECTIONS[linkage.protection].messages
+    reveals, covered = "no one", _NOTHING
+    if (to := _receivers(messages, "record counts")) and linkage.pad_to is None:
+        reveals = f"{to}: how many records, or different keys, each secondary has"
+        covered = "not covered: who knows all records but one learns whether that one is there"
+    yield Channel("record counts", reveals, covered, "secondaries", "all", stated=True)
+    reveals, covered = "no one", _NOTHING
+    if linkage.cell is not None and (to := _receivers(messages, "records near rows")):
+        reveals, covered = f"{to}: with how many records each row is compared", _NOT_COVERED
+    yield Channel(
+        "records near rows",
+        reveals,
+        covered,
+        "secondaries",
+        "nobody" if covered == _NOTHING else "primary",
+        refusal="linkage.cell: shows the primary how many records lie near its rows, which no "
+        "noise covers, so epsilon would not hold for one record; leave it out",
+    )
+    reveals, covered = "no one", _NOTHING
+    if linkage.cache is not None and (to := _receivers(messages, "kept links")):
+        reveals = f"{to}: whether a table is the same as in an earlier run"
+        covered = "not covered: tags under a key of each party's own"
+    yield Channel("kept links", reveals, covered, "all", "all", stated=True)
+
+
+def _receivers(messages: Sequence[type[TypedMessage]], channel: Cover) -> str:
+    """Return who receives messages with fields of a channel; empty where there are none."""
+    ways = [one.WAY.partition(" to ")[2] for one in messages if channel in one.COVERS]
+    return ", ".join(dict.fromkeys(ways))
+
+
 def _always(_config: FederationConfig) -> Iterator[Channel]:
     """Yield what every run shows, and every model that is published."""
     yield Channel(
-        "row counts, batch membership, timing and message sizes",
-        "every secondary, and the primary",
+        "sizes and times",
+        "every secondary, and the primary: how many rows there are, which are in a batch, when "
+        "messages come and how long they are",
         _NOT_COVERED,
         "all",
         "all",
+        stated=True,
+    )
+    yield Channel(
+        "failures",
+        "every party: who failed and why, in one sentence without records; so also that a table "
+        "can't be read or linked",
+        _NOT_COVERED,
+        "all",
+        "all",
+        stated=True,
+    )
+    yield Channel(
+        "ledgers",
+        "every party with a table: heads of the others' ledgers and how often something was "
+        "charged, in other federations too",
+        "not covered; no line depends on a record",
+        "all",
+        "all",
+        stated=True,
     )
     yield Channel(
         "publication of the model",
@@ -246,6 +381,7 @@ def _pretraining(config: FederationConfig) -> Iterator[Channel]:
             _NOT_COVERED,
             "secondaries",
             "primary",
+            refusal=_exchanged(config, "averages of projections"),
         )
         seen, covered = "unit vectors of every aligned row", _NOT_COVERED
         if settings.primary_sends == "gaussian":
@@ -276,12 +412,28 @@ def _pretraining(config: FederationConfig) -> Iterator[Channel]:
         if settings.iso_weights:
             reveals += "; the primary's part is behind ISO noise, but for batch norms' statistics"
             covered += f"; of the primary's weights {_ISO} each layer's longest row"
-        yield Channel("pretraining, aggregation of models", reveals, covered, "all", "all")
+        yield Channel(
+            "pretraining, aggregation of models",
+            reveals,
+            covered,
+            "all",
+            "all",
+            refusal=_exchanged(config, "means of weights"),
+        )
+
+
+def _exchanged(config: FederationConfig, what: str) -> str:
+    return (
+        f"model.family: {config.family.name!r} exchanges {what} in pretraining, which carry no "
+        f'noise, so epsilon would not cover them; use family = "fedlocalssl", which exchanges '
+        f'nothing, or mechanism = "none"'
+    )
 
 
 def _encoders(config: FederationConfig) -> Iterator[Channel]:
     """Yield what the fitting of frozen encoders shows, of records and of labels."""
-    encoder, name = config.encoder, "labels that class means are fitted to"
+    encoder = config.encoder
+    name: Final = "labels that class means are fitted to"
     if encoder is None:
         return
     if config.fitting is not None:
@@ -327,3 +479,30 @@ def _covered_by_noise(config: FederationConfig) -> str:
         nopeek = "; heuristic: encoders learn to correlate less with records, promising nothing"
         return "not covered: no noise" + nopeek * bool(config.training.distance_correlation)
     return f"covered by epsilon, unit {config.privacy.unit}"
+
+
+def _why_noise_is_not_enough(config: FederationConfig) -> str:
+    """Return why noise does not cover what rounds release, and what to write; empty if it does."""
+    encoder, name = config.privacy.encoder, config.family.name
+    if config.family.assisted:
+        return (
+            f"model.family: {name!r} releases scores of models that are fitted to private records "
+            f'without noise, so no epsilon would cover them; set privacy.mechanism = "none", or '
+            f'take frozen encoders (family = "fet", privacy.encoder = "frozen")'
+        )
+    if encoder == "trained":
+        return ""
+    if config.family.pretraining:
+        return (
+            f"model.family: {name!r} pretrains encoders on private records without noise, so they "
+            f"are not {encoder} in the sense of the promise; use encoder = "
+            f'"trained", or "fedsplitnn"'
+        )
+    for party in config.secondaries:
+        if party.scaling in ("standard", "clamped"):
+            return (
+                f'party {party.name!r}: scaling = "{party.scaling}" fits statistics to the table, '
+                f"so one record moves every row and a {encoder} encoder's epsilon would not hold; "
+                f'use scaling = "bounds" with declared bounds, or "none"'
+            )
+    return ""

@@ -85,7 +85,7 @@ class LinkageSettings:
     cell: checks.Positive | None = None
     """For ``shares`` and ``paillier``: width of a grid cell, in the keys' unit; links stay the
     same. The coordinator learns every cell; the primary how many records are near its rows, with
-    ``links_per_record`` also in each cell."""
+    ``links_per_record`` also in each cell: refused where epsilon is promised."""
 
     key_bits: Literal[2048, 3072, 4096] = 2048
     """Bits of the modulus (``paillier``)."""

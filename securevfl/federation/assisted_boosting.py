@@ -63,6 +63,11 @@ class Residuals(DeclaredMessage):
 
     KIND: ClassVar = AssistKind.RESIDUALS
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {
+        "no record": "epoch",
+        "sizes and times": "rows lengths",
+        "residuals": "residuals",
+    }
 
     epoch: int
     """The round of boosting, from 1."""
@@ -91,6 +96,7 @@ class ModelFitted(DeclaredMessage):
 
     KIND: ClassVar = AssistKind.FITTED
     WAY: ClassVar = "secondary to primary"
+    COVERS: ClassVar = {"no record": "lengths"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +105,7 @@ class Step(DeclaredMessage):
 
     KIND: ClassVar = AssistKind.STEP
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"no record": "epoch lengths", "residuals": "step"}
 
     epoch: int
     step: float = wire(least=0)

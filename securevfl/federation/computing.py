@@ -47,6 +47,7 @@ class ComputingKey(DeclaredMessage):
 
     KIND: ClassVar = ComputingKind.COMPUTING_KEY
     WAY: ClassVar = "secondary to primary"
+    COVERS: ClassVar = {"masks": "key", "no record": "lengths"}
 
     key: bytes = wire(length=KEY_BYTES, repr=False)
 
@@ -60,6 +61,7 @@ class ComputingSeed(DeclaredMessage):
 
     KIND: ClassVar = ComputingKind.COMPUTING_SEED
     WAY: ClassVar = "dealer to every party that computes"
+    COVERS: ClassVar = {"masks": "seed", "no record": "context lengths"}
 
     seed: bytes = wire(length=SEED_BYTES, repr=False)
     context: bytes = wire(length=32)
@@ -74,6 +76,11 @@ class ComputingTensor(TypedMessage):
 
     KIND: ClassVar = ComputingKind.COMPUTING_TENSOR
     WAY: ClassVar = "party that computes to another one"
+    COVERS: ClassVar = {
+        "masks": "values",
+        "programs": "values lengths",
+        "no record": "step",
+    }
 
     step: int
     values: npt.NDArray[Any]
@@ -118,6 +125,7 @@ class ComputingBegin(DeclaredMessage):
 
     KIND: ClassVar = ComputingKind.COMPUTING_BEGIN
     WAY: ClassVar = "first party that computes to dealer"
+    COVERS: ClassVar = {"no record": "world number lengths"}
 
     world: tuple[int, ...]
     number: int = wire(least=0)
@@ -129,6 +137,7 @@ class ComputingRequest(TypedMessage):
 
     KIND: ClassVar = ComputingKind.COMPUTING_REQUEST
     WAY: ClassVar = "first party that computes to dealer"
+    COVERS: ClassVar = {"no record": "requests lengths"}
 
     requests: tuple[TupleRequest, ...]
 
@@ -154,6 +163,7 @@ class ComputingDealing(DeclaredMessage):
 
     KIND: ClassVar = ComputingKind.COMPUTING_DEALING
     WAY: ClassVar = "dealer to the first party that computes"
+    COVERS: ClassVar = {"masks": "words", "no record": "number lengths"}
 
     number: int
     """Of the first request that it answers."""
@@ -166,6 +176,7 @@ class ComputingDone(DeclaredMessage):
 
     KIND: ClassVar = ComputingKind.COMPUTING_DONE
     WAY: ClassVar = "secondary to primary"
+    COVERS: ClassVar = {"no record": "lengths"}
 
 
 AT_SECONDARY: Kinds = (

@@ -47,6 +47,9 @@ class Hello(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.HELLO
     WAY: ClassVar = "caller to primary"
+    COVERS: ClassVar = {
+        "no record": "digest protocol public signature epochs pretrained run lengths"
+    }
 
     digest: str
     protocol: int = PROTOCOL_VERSION
@@ -68,6 +71,7 @@ class Welcome(TypedMessage):
 
     KIND: ClassVar = RoundKind.WELCOME
     WAY: ClassVar = "primary to every caller"
+    COVERS: ClassVar = {"sizes and times": "facts", "no record": "keys lengths"}
 
     facts: RunFacts
     keys: Mapping[str, tuple[bytes, bytes]]
@@ -136,6 +140,7 @@ class Ready(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.READY
     WAY: ClassVar = "caller to primary"
+    COVERS: ClassVar = {"no record": "lengths"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +152,7 @@ class TrainingRows(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.TRAINING_ROWS
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"aligned rows": "rows lengths"}
 
     rows: int = wire(least=1, most="most")
 
@@ -157,6 +163,11 @@ class RoundPlan(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.PLAN
     WAY: ClassVar = "primary to every active secondary"
+    COVERS: ClassVar = {
+        "no record": "round_number purpose",
+        "who takes part": "active",
+        "sizes and times": "rows lengths",
+    }
 
     round_number: int
     """Counts from 1 within a session and never repeats, for any purpose."""
@@ -182,6 +193,13 @@ class Share(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.SHARE
     WAY: ClassVar = "active secondary to primary"
+    COVERS: ClassVar = {
+        "aggregates": "words",
+        "positional-encoding averaging": "words",
+        "pretraining, to the primary": "words",
+        "pretraining, aggregation of models": "words",
+        "no record": "round_number lengths",
+    }
 
     round_number: int
     words: Int64[np.ndarray, " count"]
@@ -196,6 +214,11 @@ class Gradient(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.GRADIENT
     WAY: ClassVar = "primary to every active secondary"
+    COVERS: ClassVar = {
+        "gradients": "gradient",
+        "no record": "round_number",
+        "sizes and times": "lengths",
+    }
 
     round_number: int
     gradient: Float32[np.ndarray, "*shape"]
@@ -207,6 +230,7 @@ class AverageRequest(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.AVERAGE
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"no record": "round_number lengths"}
 
     round_number: int
 
@@ -217,6 +241,11 @@ class Mean(TypedMessage):
 
     KIND: ClassVar = RoundKind.MEAN
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {
+        "positional-encoding averaging": "values",
+        "pretraining, aggregation of models": "values",
+        "no record": "round_number lengths",
+    }
 
     round_number: int
     values: Mapping[str, npt.NDArray[Any]]
@@ -246,6 +275,11 @@ class EpochMark(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.EPOCH
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {
+        "no record": "epoch",
+        "gradients": "best restore_best lengths",
+        "residuals": "best restore_best lengths",
+    }
 
     epoch: int = wire(least=1)
     """Epochs done, from 1."""
@@ -263,6 +297,7 @@ class Rejoin(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.REJOIN
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"who takes part": "ranks lengths"}
 
     ranks: tuple[int, ...]
     """Of those who are back, ascending."""
@@ -305,6 +340,11 @@ class PredictRequest(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.PREDICT
     WAY: ClassVar = "primary to every caller"
+    COVERS: ClassVar = {
+        "no record": "run",
+        "sizes and times": "rows predicted_rows lengths",
+        "who takes part": "active",
+    }
 
     run: str
     """The request's own id in all ledgers."""

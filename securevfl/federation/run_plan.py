@@ -352,7 +352,7 @@ def plan_run(config: FederationConfig, facts: RunFacts) -> RunPlan:
 
     Raises:
         PrivacyError: If the promise that is asked for does not hold; see also
-            :func:`securevfl.config.rules.require_covered_channels`.
+            :func:`securevfl.config.disclosure.require_covered_channels`.
         EncodingRangeError: If no fixed-point format holds what is released.
     """
     releases = _releases(config, facts, config.privacy)

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
-from securevfl.config.rules import require_covered_channels
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import written

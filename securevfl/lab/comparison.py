@@ -6,9 +6,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.methods import ALONE, IN_ONE_PLACE, method_family
-from securevfl.config.rules import require_covered_channels
 from securevfl.core import checks, files
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError

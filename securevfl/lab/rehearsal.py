@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
-from securevfl.config.rules import require_covered_channels
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.columns import Column, features_of_column

@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.encoder import AUTO
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
-from securevfl.config.rules import require_covered_channels
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.federation.base import require_estimator
 from securevfl.lab.one_run import LeftOut, Recipe, Run, Task, run_digest

@@ -85,6 +85,7 @@ class Memories(TypedMessage):
 
     KIND: ClassVar = LedgerKind.MEMORIES
     WAY: ClassVar = "secondary to primary; the primary passes all of them, and its own, on"
+    COVERS: ClassVar = {"ledgers": "parties memories lengths"}
 
     parties: Sequence[str]
     """All parties that have a ledger; heads are in their order."""
@@ -140,6 +141,7 @@ class Heads(TypedMessage):
 
     KIND: ClassVar = LedgerKind.HEADS
     WAY: ClassVar = "secondary to primary; the primary passes all of them, and its own, on"
+    COVERS: ClassVar = {"ledgers": "heads lengths"}
 
     heads: Mapping[str, SignedHead]
 
@@ -188,6 +190,7 @@ class CountersignRequest(DeclaredMessage):
 
     KIND: ClassVar = LedgerKind.COUNTERSIGN
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"no record": "point lengths"}
 
     point: Request
 

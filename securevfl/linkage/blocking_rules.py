@@ -289,11 +289,14 @@ class BlockingRules:
 
     @property
     def keys(self) -> str:
-        """The columns of a query that gives each row's value by every rule; NULL for missing."""
+        """The columns of a query that gives each row's value by every rule; NULL for missing.
+
+        Also where a term fails: an error would show the other party that there is such a row.
+        """
         return ", ".join(
             # Values of different rows that meet in one number only make a pair more a candidate.
-            f"case when {' and '.join(_is_there(term) for term in terms)} "
-            f"then hash({', '.join(terms)}) end as k{rule}"
+            f"try(case when {' and '.join(_is_there(term) for term in terms)} "
+            f"then hash({', '.join(terms)}) end) as k{rule}"
             for rule, terms in enumerate(self.terms)
         )
 

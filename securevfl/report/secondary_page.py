@@ -46,9 +46,14 @@ _PLAIN: Final = {
     "who takes part": "Whether you were there",
     "positional-encoding averaging": "Weights of how keys are encoded, averaged over partners",
     "linkage": "What it takes to find which records belong to which rows",
+    "record counts": "How many records you have",
+    "records near rows": "How many of your records lie near the primary's rows",
+    "kept links": "Whether your table is the same as in an earlier run",
     "aligned rows": "Which of the primary's rows have one of your records",
     "similarities": "How near your records are to the primary's rows",
-    "row counts, batch membership, timing and message sizes": "Sizes and times of messages",
+    "sizes and times": "Sizes and times of messages",
+    "failures": "That your program failed, and why in one sentence",
+    "ledgers": "How many lines your ledger has",
     "publication of the model": "What a copy of the finished model shows",
     "pretraining, to the primary": "Vectors of your records, before training",
     "pretraining, aggregation of models": "Weights of your model, averaged over partners",
@@ -160,8 +165,7 @@ def _left(
         "fitting of encoders": f"{sum(one.fits for one in trained):,}",
     }
     if facts["bytes_sent"] is not None:
-        sizes = "row counts, batch membership, timing and message sizes"
-        counts[sizes] = f"{facts['bytes_sent']:,} bytes sent"
+        counts["sizes and times"] = f"{facts['bytes_sent']:,} bytes sent"
     return [
         {
             "plain": _PLAIN.get(one["channel"], one["channel"]),

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import torch
 
+from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
-from securevfl.config.rules import require_covered_channels, require_helpers
+from securevfl.config.rules import require_helpers
 from securevfl.config.sections import parse_address
 from securevfl.core import errors, files, progress
 from securevfl.core.formatting import toml_text

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
+from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig, link_spec
-from securevfl.config.rules import require_covered_channels, require_helpers
+from securevfl.config.rules import require_helpers
 from securevfl.config.sections import IN_MEMORY
 from securevfl.core import errors, files, interrupts
 from securevfl.core.formatting import finite_or_none

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import pandas as pd
 from torch import Tensor
 
+from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig, link_spec
-from securevfl.config.rules import require_covered_channels, require_enough_records
+from securevfl.config.rules import require_enough_records
 from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError

@@ -46,6 +46,7 @@ class PeerFacts(DeclaredMessage):
 
     KIND: ClassVar = CheckKind.PEER_FACTS
     WAY: ClassVar = "primary and caller, to each other"
+    COVERS: ClassVar = {"no record": "version digest clock_s lengths"}
 
     version: str
     digest: str

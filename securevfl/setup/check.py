@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from securevfl.config import rules
-from securevfl.config.disclosure import channels
+from securevfl.config.disclosure import channels, require_covered_channels
 from securevfl.config.encoder import resolved
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import Findings, load_federation, read_sections, require_method
@@ -117,7 +117,7 @@ class Collected(Findings):
         if not self._whole:
             return
         self.config = config
-        for require in (rules.require_trainable, rules.require_covered_channels):
+        for require in (rules.require_trainable, require_covered_channels):
             self.attempt(partial(require, config), otherwise=None, about="rules")
         for name in config.source.get("methods", {}):
             self.attempt(partial(require_method, config, name), otherwise=None, about="rules")

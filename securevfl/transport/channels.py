@@ -52,6 +52,7 @@ class SealedTo(DeclaredMessage):
 
     KIND: ClassVar = StarKind.SEALED
     WAY: ClassVar = "caller to primary, to be passed on"
+    COVERS: ClassVar = {"no record": "rank", "masks": "sealed", "sizes and times": "lengths"}
 
     rank: int = wire(name="to")
     """Whom it is for."""
@@ -65,6 +66,7 @@ class SealedFrom(DeclaredMessage):
 
     KIND: ClassVar = StarKind.SEALED
     WAY: ClassVar = "primary to a caller, passed on"
+    COVERS: ClassVar = {"no record": "rank", "masks": "sealed", "sizes and times": "lengths"}
 
     rank: int = wire(name="from")
     """Whose it is, as the primary says; the key proves it."""

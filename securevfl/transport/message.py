@@ -189,12 +189,44 @@ class Message:
         return tuple(value)
 
 
+Cover = Literal[
+    "no record",
+    "masks",
+    "aggregates",
+    "who takes part",
+    "gradients",
+    "residuals",
+    "positional-encoding averaging",
+    "linkage",
+    "record counts",
+    "records near rows",
+    "kept links",
+    "aligned rows",
+    "similarities",
+    "scaling statistics",
+    "sizes and times",
+    "failures",
+    "ledgers",
+    "programs",
+    "publication of the model",
+    "pretraining, to the primary",
+    "pretraining, from the primary",
+    "pretraining, aggregation of models",
+    "fitting of encoders",
+    "labels that class means are fitted to",
+]
+"""What stands for a field of a message. ``"no record"``: it depends on no record and no label.
+``"masks"``: it is uniform to whoever receives it. Each other one is a channel of
+:mod:`securevfl.config.disclosure`, which says what covers it in a run, or that nothing does."""
+
+
 class TypedMessage:
     """Base of the dataclasses that are messages to those who send and read them.
 
-    A subclass names its kind and its way, and its docstring says what it tells: the table of who
-    tells what to whom in ``docs/messages.md`` is made of these. It may add ``to_message``,
-    where it holds anything, and ``from_message``, which checks all that a reader relies on.
+    A subclass names its kind, its way and what stands for each of its fields, and its docstring
+    says what it tells: the table of who tells what to whom in ``docs/messages.md`` is made of
+    these. It may add ``to_message``, where it holds anything, and ``from_message``, which checks
+    all that a reader relies on.
     """
 
     __slots__ = ()
@@ -204,6 +236,10 @@ class TypedMessage:
 
     WAY: ClassVar[str]
     """Sender and receiver, for example ``"primary to every secondary"``."""
+
+    COVERS: ClassVar[Mapping[Cover, str]]
+    """By what stands for them: names of fields, gaps included, and ``lengths``: that the message
+    comes, how often, and how long its arrays are."""
 
     def __init_subclass__(cls) -> None:
         """Note whether messages of its kind hold anything."""
@@ -393,6 +429,7 @@ class SessionStart(DeclaredMessage):
 
     KIND: ClassVar = StarKind.SESSION
     WAY: ClassVar = "primary to a caller"
+    COVERS: ClassVar = {"no record": "rank lengths"}
 
     rank: int
 
@@ -406,6 +443,7 @@ class Ping(TypedMessage):
 
     KIND: ClassVar = StarKind.PING
     WAY: ClassVar = "either way"
+    COVERS: ClassVar = {"sizes and times": "full lengths"}
 
     full: bool = False
 
@@ -430,6 +468,7 @@ class Leave(TypedMessage):
 
     KIND: ClassVar = StarKind.LEAVE
     WAY: ClassVar = "either way"
+    COVERS: ClassVar = {"no record": "lengths"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +477,7 @@ class Done(DeclaredMessage):
 
     KIND: ClassVar = StarKind.DONE
     WAY: ClassVar = "primary to every caller"
+    COVERS: ClassVar = {"no record": "lengths"}
 
 
 # The first failure of a federation: who, why, and how it travels to everybody else.
@@ -464,6 +504,7 @@ class Failure(TypedMessage):
 
     KIND: ClassVar = StarKind.ABORT
     WAY: ClassVar = "either way; the primary passes it on"
+    COVERS: ClassVar = {"failures": "party reason kind lengths"}
 
     party: str
     """The party where it began."""

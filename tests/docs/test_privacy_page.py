@@ -87,13 +87,19 @@ def test_misreadings_are_answered() -> None:
 
 
 def test_whatever_shows_record_counts_is_listed() -> None:
-    """Under these protections a count, exact, reaches the primary beside the promise."""
+    """Under these protections a count, exact, reaches the primary beside the promise.
+
+    Their messages say so, and what they say that the primary learns.
+    """
     (counts,) = [row for row in rows_of("| channel | who may learn") if "record counts" in row[0]]
     shows = {
         name
         for name, protection in PROTECTIONS.items()
-        if "how many records each secondary has" in protection.learned["primary"]
+        if any(
+            "record counts" in one.COVERS and "to primary" in one.WAY for one in protection.messages
+        )
     }
-    assert shows == {"shares", "paillier"}
-    assert set(re.findall(r"`(\w+)`", counts[0])) == shows
+    assert shows == {"psi", "shares", "paillier"}
+    assert all("how many" in PROTECTIONS[name].learned["primary"] for name in shows)
+    assert set(re.findall(r"`(\w+)`", counts[0])) == shows | {"pad_to"}
     assert counts[2] == "not covered"

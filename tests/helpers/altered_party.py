@@ -1,15 +1,18 @@
-"""One party of a real run, altered: it is killed at one place of its code, or it lies.
+"""One party of a real run, altered: killed at one place of its code, lying, or listening.
 
 Run as ``python altered_party.py ALTERATION party FED.toml ...``: what follows the alteration goes
 to the ``securevfl`` command. ``kill:CachedRows.keep:2:before`` is SIGKILL as the second call of a
 method begins, ``...:after`` as it returns; ``trusting`` is a primary that takes any secondary;
 ``longer`` is a secondary that adds 20 to the length of each row, once clipped and noised.
+``lists:FILE`` writes a line for each message that it receives, without the values of arrays.
 """
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +21,8 @@ from securevfl.cli.main import main
 from securevfl.federation.rounds.exchanges import CachedRows
 from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease
 from securevfl.federation.session import handshake
+from securevfl.transport.framing import FrameReader
+from securevfl.transport.message import Message, StarKind
 
 KINDS = {kind.__name__: kind for kind in (CachedRelease, CachedRows)}
 
@@ -44,6 +49,22 @@ def trust(*_args: Any, **_kwargs: Any) -> None:
     """Refuse nobody."""
 
 
+def list_received(path: str) -> None:
+    """Write what is received to a file: sender, kind, round, figures, and arrays' types."""
+    assemble = FrameReader._assemble
+
+    def listed(reader: FrameReader, *parts: Any) -> Message:
+        message = assemble(reader, *parts)
+        if message.kind is not StarKind.PING:
+            arrays = {name: [str(one.dtype), one.shape] for name, one in message.tensors.items()}
+            line = [message.sender, message.kind.name, message.round_number, message.meta, arrays]
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        return message
+
+    setattr(FrameReader, "_assemble", listed)  # noqa: B010 - typed otherwise
+
+
 def send_longer() -> None:
     """Let a secondary add 20 to the length of each row, once it is clipped and noised."""
     honest = SecondaryRelease.units
@@ -62,6 +83,8 @@ if __name__ == "__main__":
         handshake.require_one_run = trust
     elif alteration == "longer":
         send_longer()
+    elif alteration.startswith("lists:"):
+        list_received(alteration.removeprefix("lists:"))
     elif alteration != "none":
         kill_at(alteration.removeprefix("kill:"))
     main()

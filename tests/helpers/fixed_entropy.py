@@ -20,11 +20,14 @@ _MODULES = (
 
 
 @contextmanager
-def fixed_entropy() -> Iterator[None]:
+def fixed_entropy(series: str = "") -> Iterator[None]:
     """Draw noise, secret samples and labels of this process from fixed keys.
 
     Everything else is as installed: the keys alone come from a counter instead of the system. A
     test within it has no chance to fail that it does not always take.
+
+    Args:
+        series: Another one has other keys.
     """
     drawn = {name: count() for name in _MODULES}
     system = os.urandom
@@ -33,7 +36,7 @@ def fixed_entropy() -> Iterator[None]:
         name = sys._getframe(1).f_globals.get("__name__")
         if name not in drawn:
             return system(size)
-        return hashlib.shake_256(f"{name} {next(drawn[name])}".encode()).digest(size)
+        return hashlib.shake_256(f"{name} {next(drawn[name])}{series}".encode()).digest(size)
 
     with patch.object(os, "urandom", urandom):
         yield

@@ -12,7 +12,7 @@ predictions, and keeps whatever else any party receives.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,8 @@ from torch import Tensor
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import read_federation
-from securevfl.core.progress import unheard
+from securevfl.core.errors import SecureVflError
+from securevfl.core.progress import ProgressEvent, RoundDone, unheard
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp import class_sums
@@ -44,6 +45,7 @@ from securevfl.federation.run_plan import Purpose, RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage import sampling
+from securevfl.linkage.stage import linking
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
@@ -51,6 +53,7 @@ from securevfl.runtime import predicting, simulation, trained_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
+from securevfl.transport.message import failure_kind, public_reason
 
 
 class Silent:
@@ -277,6 +280,9 @@ class Summed:
     """Of rows in units of the ring; of others over what one record may change of it."""
     answer: Any
     """What went on behind noise."""
+    fresh: Any
+    """What this run's own noise makes of the exact sum; the answer, unless another run's is said
+    again."""
     of_label: float
     """Of class sums: what one record may change, over what one label may."""
 
@@ -294,7 +300,12 @@ class WholeRun:
     """Of every session."""
     sums: list[Summed] = field(default_factory=list)
     received: list[tuple[Any, ...]] = field(default_factory=list)
-    """Rounds, averages, gradients, messages, class sums, request and predictions, as bytes."""
+    """Rounds, averages, gradients, messages, class sums, request and predictions, as bytes; in the
+    end how it ended, for the others."""
+    noised_sums: list[np.ndarray] = field(default_factory=list)
+    """Class sums with all their noise, one after another."""
+    label_epsilons: list[float] = field(default_factory=list)
+    """What each draw of labels was told to spend on a row."""
 
     def ratios(self, other: "WholeRun") -> dict[str, float]:
         """Return by mechanism how far its sums moved, over what its promise counts on.
@@ -398,6 +409,7 @@ class Listener:
                 round_number=self.number,
                 exact=exact.clone(),
                 answer=said,
+                fresh=deepcopy(fresh),
                 of_label=self.of_label,
             )
         )
@@ -441,6 +453,8 @@ class Listener:
     def drawn(self, draw: Any) -> Any:
         def one(labels: np.ndarray, *parts: Any, **more: Any) -> Any:
             exact = torch.from_numpy(labels.copy())
+            spent = more["epsilon"] if "epsilon" in more else parts[-1]
+            self.heard.label_epsilons.append(spent)
             return self.say("labels", exact, lambda: draw(labels, *parts, **more))
 
         return one
@@ -449,6 +463,7 @@ class Listener:
         def one(of: Any, sums: np.ndarray) -> None:
             self.speaker, self.number = of.name, 0
             self.hear("class sums", of.name, sums.tobytes())
+            self.heard.noised_sums.append(sums.copy())
             method(of, sums)
 
         return one
@@ -488,6 +503,15 @@ class Listener:
 
         return one
 
+    def linked(self, link: Any) -> Any:
+        def one(*parts: Any) -> Any:
+            made = link(*parts)
+            given = (made.similarities, made.alignment and made.alignment.linked)
+            self.hear("linked", [None if some is None else some.tobytes() for some in given])
+            return made
+
+        return one
+
     def requested(self, request: Any) -> Any:
         def one(**parts: Any) -> Any:
             keys = parts["keys"].columns
@@ -504,10 +528,13 @@ def whole_run(
     *,
     before: WholeRun | None = None,
     requests: Sequence[Sequence[int]] = ((0, 1, 2),),
+    noise: str = "",
+    cut_off: int | None = None,
 ) -> WholeRun:
     """Simulate a run and requests for predictions of the primary's own rows.
 
-    Both runs draw noise, samples and labels from the same keys.
+    Both runs draw noise, samples and labels from the same keys. An error of a party ends the run,
+    and what the others learn of it is the last thing that they receive.
 
     Args:
         config: The federation file.
@@ -515,10 +542,12 @@ def whole_run(
         folder: Of the run.
         before: The other run, whose answers behind noise are said again.
         requests: Rows of each, by number.
+        noise: Series of the keys that noise is drawn from.
+        cut_off: Rounds after which the run is cut off, and resumed; None lets it end.
     """
     listener = Listener(before)
     with ExitStack() as patches:
-        patches.enter_context(fixed_entropy())
+        patches.enter_context(fixed_entropy(noise))
         patches.enter_context(mechanisms_overheard(listener.say))
         for owner, name, make in (
             (simulation, "build_secondary", listener.built),
@@ -535,6 +564,7 @@ def whole_run(
             (assisted_boosting, "noised_labels", listener.drawn),
             (RoundExchange, "average", listener.released),
             (Exchange, "return_gradient", listener.returned),
+            (linking, "linked_primary", listener.linked),
             (PeersHere, "tell", listener.told),
             (PeersHere, "ask", listener.told),
             (predicting, "Request", listener.requested),
@@ -542,17 +572,55 @@ def whole_run(
             patches.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
         # A request is made whoever would answer it.
         patches.enter_context(mock.patch.object(predicting, "answers_alone", return_value=False))
-        result = simulate_federation(
-            config, tables, RunOptions(run_folder=folder), with_alone=False
-        )
-        timed = {"seconds"}
-        listener.hear(
-            "history", [{k: v for k, v in one.items() if k not in timed} for one in result.history]
-        )
-        run = trained_run.TrainedRun(config=config, place=folder, tables=tables)
-        for rows in requests:
-            new = tables[config.primary.name].take(np.array(rows))
-            with run.session(unheard) as session:
-                answer = session.ask(predicting.NamedRows.all_of(new))
-            listener.hear("predictions", answer.values.tolist())
+        try:
+            if cut_off is not None:
+                _cut_off(config, tables, folder, rounds=cut_off)
+                listener.hear("cut off")
+            options = RunOptions(run_folder=folder, resume=cut_off is not None)
+            _play(listener, config, tables, options, requests)
+        except SecureVflError as error:
+            listener.hear("end", failure_kind(error), public_reason(error), error.exit_code)
     return listener.heard
+
+
+class CutOffError(Exception):
+    """A run ends here, as if it was killed."""
+
+
+def _cut_off(
+    config: FederationConfig, tables: Mapping[str, PartyTable], folder: Path, *, rounds: int
+) -> None:
+    done = 0
+
+    def observe(event: ProgressEvent) -> None:
+        nonlocal done
+        done += isinstance(event, RoundDone)
+        if done == rounds:
+            raise CutOffError
+
+    with suppress(CutOffError):
+        options = RunOptions(run_folder=folder, observe=observe)
+        simulate_federation(config, tables, options, with_alone=False)
+        raise AssertionError("the run has fewer rounds")
+
+
+def _play(
+    listener: Listener,
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    options: RunOptions,
+    requests: Sequence[Sequence[int]],
+) -> None:
+    result = simulate_federation(config, tables, options, with_alone=False)
+    timed = {"seconds"}
+    listener.hear(
+        "history", [{k: v for k, v in one.items() if k not in timed} for one in result.history]
+    )
+    assert options.run_folder is not None, "given above"
+    run = trained_run.TrainedRun(config=config, place=options.run_folder, tables=tables)
+    for rows in requests:
+        new = tables[config.primary.name].take(np.array(rows))
+        with run.session(unheard) as session:
+            answer = session.ask(predicting.NamedRows.all_of(new))
+        listener.hear("predictions", answer.values.tolist())
+    listener.hear("end")

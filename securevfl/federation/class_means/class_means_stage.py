@@ -53,6 +53,7 @@ class ClassMeansCall(DeclaredMessage):
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_CALL
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"no record": "lengths"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +65,7 @@ class ClassMeansState(DeclaredMessage):
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_STATE
     WAY: ClassVar = "secondary to primary"
+    COVERS: ClassVar = {"no record": "settled numbers lengths"}
 
     settled: bool
     """Whether they are fitted, in an earlier session of this run."""
@@ -82,6 +84,10 @@ class ClassMeansLabels(DeclaredMessage):
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_LABELS
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {
+        "labels that class means are fitted to": "bins_of_rows",
+        "sizes and times": "lengths",
+    }
 
     bins_of_rows: Int64[np.ndarray, " rows"] = wire(name="bins", below="bins", repr=False)
 
@@ -92,6 +98,7 @@ class ClassMeansTurn(DeclaredMessage):
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_TURN
     WAY: ClassVar = "primary to dealer"
+    COVERS: ClassVar = {"no record": "secondary numbers lengths"}
 
     secondary: int = wire(among="due")
     """Its rank."""
@@ -105,6 +112,7 @@ class ClassMeansDealing(DeclaredMessage):
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_DEALING
     WAY: ClassVar = "dealer to primary"
+    COVERS: ClassVar = {"masks": "shifts correction", "sizes and times": "lengths"}
 
     shifts: Int64[np.ndarray, " rows"] = wire(below="bins", repr=False)
     correction: UInt64[np.ndarray, "bins numbers"] = wire(repr=False)
@@ -119,6 +127,7 @@ class ClassMeansSeed(TypedMessage):
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_SEED
     WAY: ClassVar = "dealer to a secondary"
+    COVERS: ClassVar = {"masks": "seed", "sizes and times": "what", "no record": "lengths"}
 
     seed: bytes = field(repr=False)
     what: dealt_sums.DealtFor
@@ -155,33 +164,36 @@ class ClassMeansSeed(TypedMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassMeansShifted(DeclaredMessage):
-    """The class of every row, moved on by the dealer's shift: uniform numbers."""
+    """The class of every row, moved on by the dealer's shift."""
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_SHIFTED
     WAY: ClassVar = "primary to a secondary"
+    COVERS: ClassVar = {"masks": "said", "sizes and times": "lengths"}
 
     said: Int64[np.ndarray, " rows"] = wire(below="bins", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassMeansNoise(DeclaredMessage):
-    """A secondary's noise under the dealer's mask: uniform numbers."""
+    """A secondary's noise under the dealer's mask."""
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_NOISE
     WAY: ClassVar = "secondary to primary"
+    COVERS: ClassVar = {"masks": "words", "no record": "lengths"}
 
     words: UInt64[np.ndarray, "bins numbers"] = wire(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassMeansMasked(DeclaredMessage):
-    """The vectors of some rows, one after another, under the dealer's masks: uniform numbers.
+    """The vectors of some rows, one after another, under the dealer's masks.
 
     With masked noise and the dealer's correction they come to noised sums by class alone.
     """
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_MASKED
     WAY: ClassVar = "secondary to primary"
+    COVERS: ClassVar = {"fitting of encoders": "words", "no record": "lengths"}
 
     words: UInt64[np.ndarray, "rows bins numbers"] = wire(repr=False)
     """Of so many rows as :func:`securevfl.mpc.dealt_sums.rows_of_piece` says, or what is left."""
@@ -196,6 +208,7 @@ class ClassMeansSums(DeclaredMessage):
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_SUMS
     WAY: ClassVar = "primary to a secondary"
+    COVERS: ClassVar = {"labels that class means are fitted to": "sums", "no record": "lengths"}
 
     sums: Int64[np.ndarray, "bins numbers"] = wire(repr=False)
 
@@ -206,6 +219,7 @@ class ClassMeansDone(DeclaredMessage):
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_DONE
     WAY: ClassVar = "secondary to primary"
+    COVERS: ClassVar = {"no record": "lengths"}
 
 
 # Class means in a simulation: the same sums and noise as between processes, without masks.

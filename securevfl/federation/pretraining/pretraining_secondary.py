@@ -50,6 +50,10 @@ class IterationBegin(DeclaredMessage):
 
     KIND: ClassVar = PretrainingKind.PRETRAIN
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {
+        "no record": "iteration lengths",
+        "pretraining, from the primary": "held_out",
+    }
 
     iteration: int
     """Counts from 0."""
@@ -67,6 +71,10 @@ class CrossBatch(DeclaredMessage):
 
     KIND: ClassVar = PretrainingKind.CROSS
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {
+        "no record": "round_number",
+        "pretraining, from the primary": "rows sent lengths",
+    }
 
     round_number: int
     rows: Int64[np.ndarray, " some_rows"]
@@ -82,6 +90,10 @@ class Projections(DeclaredMessage):
 
     KIND: ClassVar = PretrainingKind.PROJECTIONS
     WAY: ClassVar = "secondary to primary"
+    COVERS: ClassVar = {
+        "no record": "round_number lengths",
+        "pretraining, to the primary": "vectors",
+    }
 
     round_number: int
     vectors: Float32[np.ndarray, "*shape"]
@@ -93,6 +105,7 @@ class LearnLocally(DeclaredMessage):
 
     KIND: ClassVar = PretrainingKind.LOCAL
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"no record": "iteration lengths"}
 
     iteration: int
 
@@ -103,6 +116,7 @@ class TopsRequest(DeclaredMessage):
 
     KIND: ClassVar = PretrainingKind.TOPS
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"no record": "round_number lengths"}
 
     round_number: int
 
@@ -113,6 +127,7 @@ class IterationEnd(DeclaredMessage):
 
     KIND: ClassVar = PretrainingKind.PRETRAINED
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"no record": "iterations last lengths"}
 
     iterations: int = wire(least=1)
     last: bool

@@ -122,7 +122,7 @@ class RowNumbers:
             evidence,
             guesses,
             attacker="every secondary",
-            channel="row counts, batch membership, timing and message sizes",
+            channel="sizes and times",
             floor=attack.label_floor(evidence, rows),
             known=f"{_KNOWN} labels of each class",
             seeds=seeds,

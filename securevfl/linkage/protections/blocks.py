@@ -21,7 +21,7 @@ parties hold in memory.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import scipy  # its trees load when they are first named
@@ -317,6 +317,7 @@ class Shift(DeclaredMessage):
 
     KIND = LinkingKind.LINK_CELLS
     WAY = "primary to every secondary"
+    COVERS: ClassVar = {"no record": "shift lengths"}
 
     shift: Int64[np.ndarray, " key_dim"]
     """In units of quantised keys."""
@@ -328,6 +329,7 @@ class Cells(DeclaredMessage):
 
     KIND = LinkingKind.LINK_CELLS
     WAY = "data party to coordinator"
+    COVERS: ClassVar = {"linkage": "cells", "record counts": "lengths"}
 
     cells: Int64[np.ndarray, "count key_dim"]
     """One a row or record."""
@@ -339,6 +341,7 @@ class Offer(DeclaredMessage):
 
     KIND = LinkingKind.LINK_TURN
     WAY = "secondary to primary and coordinator"
+    COVERS: ClassVar = {"record counts": "records", "kept links": "tag", "no record": "lengths"}
 
     records: int
     tag: str
@@ -351,6 +354,7 @@ class Turn(TypedMessage):
 
     KIND = LinkingKind.LINK_TURN
     WAY = "primary to coordinator"
+    COVERS: ClassVar = {"record counts": "records", "kept links": "tags", "no record": "lengths"}
 
     records: int
     tags: tuple[str, str]
@@ -408,13 +412,14 @@ class Turn(TypedMessage):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class RowBlocks(DeclaredMessage):
-    """Numbers of the primary's rows to compare next, block by block, and with how many records.
-
-    Without ``linkage.cell`` that is nothing but sizes.
-    """
+    """Numbers of the primary's rows to compare next, block by block, and with how many records."""
 
     KIND = LinkingKind.LINK_BLOCK
     WAY = "coordinator to primary"
+    COVERS: ClassVar = {
+        "record counts": "sizes done of lengths",
+        "records near rows": "rows sizes done of lengths",
+    }
 
     rows: Int64[np.ndarray, " _all_rows"] = wire(below="num_rows")
     """Those of the first block, then those of the second; a row may be in several."""
@@ -431,13 +436,11 @@ class RowBlocks(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class RecordBlocks(DeclaredMessage):
-    """Numbers of a secondary's records to compare next, block by block, and with how many rows.
-
-    Without ``linkage.cell`` that is nothing but sizes.
-    """
+    """Numbers of a secondary's records to compare next, block by block, and with how many rows."""
 
     KIND = LinkingKind.LINK_BLOCK
     WAY = "coordinator to a secondary"
+    COVERS: ClassVar = {"linkage": "records sizes due lengths"}
 
     records: Int64[np.ndarray, " _all_records"] = wire(below="num_records")
     """Those of the first block, then those of the second; a record may be in several."""
@@ -455,6 +458,7 @@ class DistanceShare(DeclaredMessage):
 
     KIND = LinkingKind.LINK_SHARE
     WAY = "data party to coordinator"
+    COVERS: ClassVar = {"linkage": "share", "record counts": "lengths"}
 
     share: UInt64[np.ndarray, " pairs"]
     """Row by row of each block, block after block, mod 2^64."""

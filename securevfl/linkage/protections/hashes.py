@@ -35,6 +35,7 @@ class Codes(DeclaredMessage):
 
     KIND = LinkingKind.LINK_CODES
     WAY = "data party to coordinator"
+    COVERS: ClassVar = {"linkage": "codes", "record counts": "lengths", "no record": "check"}
 
     codes: UInt8[np.ndarray, "_rows code_bytes"]
     """One a row."""

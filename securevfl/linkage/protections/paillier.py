@@ -558,6 +558,7 @@ class EncryptedRows(TypedMessage):
 
     KIND = LinkingKind.LINK_CIPHERS
     WAY = "primary to a secondary"
+    COVERS: ClassVar = {"masks": "blocks", "sizes and times": "lengths"}
 
     blocks: list[PackedRows]
     """Those of each block; at least one, all of one key."""
@@ -623,6 +624,7 @@ class EncryptedDistances(TypedMessage):
 
     KIND = LinkingKind.LINK_CIPHERS
     WAY = "secondary to primary"
+    COVERS: ClassVar = {"masks": "blocks", "no record": "modulus", "record counts": "lengths"}
 
     blocks: list[list[list[int]]]
     """For each block and each of its packs of rows, a ciphertext a record."""

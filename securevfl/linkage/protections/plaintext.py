@@ -105,6 +105,7 @@ class LinkKeys(TypedMessage):
 
     KIND = LinkingKind.LINK_KEYS
     WAY = "primary to every secondary"
+    COVERS: ClassVar = {"linkage": "keys lengths", "scaling statistics": "scaler"}
 
     keys: KeyTable
     """The primary's keys, in their own units."""

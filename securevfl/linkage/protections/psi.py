@@ -110,6 +110,7 @@ class RowValues(DeclaredMessage):
 
     KIND = LinkingKind.LINK_POINTS
     WAY = "primary to a secondary"
+    COVERS: ClassVar = {"linkage": "points", "sizes and times": "lengths"}
 
     values: UInt8[np.ndarray, "values 16"]
 
@@ -120,6 +121,7 @@ class BlindedPoints(DeclaredMessage):
 
     KIND = LinkingKind.LINK_POINTS
     WAY = "secondary to primary"
+    COVERS: ClassVar = {"record counts": "count lengths", "masks": "points"}
 
     count: int = wire(least=1, most=MOST_KEYS)
     """Points in all, padding among them."""
@@ -133,6 +135,7 @@ class EvaluatedPoints(DeclaredMessage):
 
     KIND = LinkingKind.LINK_POINTS
     WAY = "primary to the secondary"
+    COVERS: ClassVar = {"masks": "points", "record counts": "lengths"}
 
     points: UInt8[np.ndarray, "points 32"]
 

@@ -133,6 +133,7 @@ class DealerTurn(DeclaredMessage):
 
     KIND = LinkingKind.LINK_TURN
     WAY = "primary to dealer"
+    COVERS: ClassVar = {"no record": "secondary", "record counts": "sizes lengths"}
 
     secondary: int = wire(among="ranks")
     """Its rank."""
@@ -147,6 +148,7 @@ class Dealt(DeclaredMessage):
 
     KIND = LinkingKind.LINK_DEALING
     WAY = "dealer to a data party"
+    COVERS: ClassVar = {"masks": "mask product", "record counts": "lengths"}
 
     mask: UInt64[np.ndarray, "count key_dim"] = wire(repr=False)
     """The party's masks, block after block."""
@@ -163,10 +165,11 @@ class Dealt(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class MaskedKeys(DeclaredMessage):
-    """A party's keys of an exchange's blocks under masks that the other does not know."""
+    """A party's keys of an exchange's blocks, masked."""
 
     KIND = LinkingKind.LINK_MASKED
     WAY = "data party to data party"
+    COVERS: ClassVar = {"masks": "keys", "record counts": "lengths"}
 
     keys: UInt64[np.ndarray, "count key_dim"]
     """Uniform numbers to a party that does not know the mask."""

@@ -4,6 +4,7 @@ Messages of one protection are in its module, in :mod:`securevfl.linkage.protect
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
@@ -76,17 +77,16 @@ class Linked(DeclaredMessage):
 
     KIND = LinkingKind.LINKED
     WAY = "secondary to primary"
+    COVERS: ClassVar = {"no record": "lengths"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class OwnSimilarities(DeclaredMessage):
-    """That linkage is done at the sender, and noised similarities of its links in falling order.
-
-    Only for families that read similarities, without a coordinator.
-    """
+    """That linkage is done at the sender, and noised similarities of its links in falling order."""
 
     KIND = LinkingKind.LINKED
     WAY = "secondary to primary"
+    COVERS: ClassVar = {"similarities": "similarities", "no record": "lengths"}
 
     similarities: Float32[np.ndarray, "rows neighbours"] = wire(gaps=True)
     """NaN where a slot holds no record."""
@@ -102,6 +102,7 @@ class LinkedRows(DeclaredMessage):
 
     KIND = LinkingKind.LINKED_ROWS
     WAY = "secondary to primary"
+    COVERS: ClassVar = {"aligned rows": "rows apart lengths"}
 
     rows: Bool[np.ndarray, " rows"]
     """One a row."""
@@ -116,6 +117,7 @@ class MadeSimilarities(DeclaredMessage):
 
     KIND = LinkingKind.SIMILARITIES
     WAY = "coordinator to primary"
+    COVERS: ClassVar = {"similarities": "similarities", "no record": "lengths"}
 
     similarities: Float32[np.ndarray, "rows neighbours"] = wire(gaps=True)
     """NaN where a slot holds no record."""
@@ -131,6 +133,7 @@ class Lists(TypedMessage):
 
     KIND = LinkingKind.LINK_LISTS
     WAY = "coordinator to a secondary"
+    COVERS: ClassVar = {"linkage": "candidates apart lengths"}
 
     candidates: Candidates
     """Their distances are not sent; received ones have places of the list instead."""

@@ -206,6 +206,7 @@ def test_assistants_hear_of_one_draw_of_one_label(task: str, base: str, tmp_path
     other = with_other_label(config, tables, value)
     there = whole_run(config, other, tmp_path / "there", before=here)
     assert here.labels_moved(there) == (1, 0.0)
+    assert here.label_epsilons == [config.label_epsilon]
     assert there.heard_by_secondaries() == here.heard_by_secondaries()
 
 
@@ -229,9 +230,49 @@ def test_one_label_moves_class_sums_by_what_noise_is_made_for(
     if labels == "randomised":
         assert 0 < drawn <= config.labels_moved
         assert furthest == 0, "sums are by labels that were drawn"
+        assert config.label_epsilon is not None
+        (each,) = here.label_epsilons
+        assert each * config.labels_moved <= config.label_epsilon
     else:
         assert drawn == 0
         assert 0 < furthest <= config.labels_moved
+    assert there.heard_by_secondaries() == here.heard_by_secondaries()
+
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "fet": {"family": "fet", "hidden": 4, "heads": 1, "neighbours": 2},
+    "fedsim": {"family": "fedsim", "hidden": 4, "layer_width": 4, "neighbours": 2},
+    "top1sim": {"family": "top1sim", "hidden": 4, "layer_width": 4},
+    "fedsplitnn": {"family": "fedsplitnn", "hidden": 4, "encoder_hidden": 4},
+}
+
+
+@pytest.mark.parametrize("family", NETWORKS)
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_gradients_are_of_labels_as_they_were_drawn(family: str, task: str, tmp_path: Path) -> None:
+    """Given the draw, no gradient, no round, no best epoch and no end depends on a label."""
+    path = write_federation(
+        tmp_path,
+        rows=ROWS,
+        federation={"task": task},
+        model=NETWORKS[family],
+        privacy={"mechanism": "none", "encoder": "trained"},
+        training={"batch_size": 16, "epochs": 3, "patience": 2, "label_epsilon": 1.0},
+    )
+    source = tomllib.loads(path.read_text())
+    source["training"].pop("split", None)
+    if task == "binary":
+        frame = pd.read_csv(tmp_path / "agency.csv")
+        frame["y"] = frame["y"].clip(upper=1)
+        frame.to_csv(tmp_path / "agency.csv", index=False)
+    config = read_federation(save(tmp_path, source))
+    tables = read_tables(config, tmp_path)
+    here = whole_run(config, tables, tmp_path / "here")
+    other = with_other_label(config, tables, 0.0)
+    there = whole_run(config, other, tmp_path / "there", before=here)
+    assert here.labels_moved(there)[0] == 1
+    assert here.label_epsilons == [1.0]
+    assert any(one[0] == "gradient" for one in here.received)
     assert there.heard_by_secondaries() == here.heard_by_secondaries()
 
 

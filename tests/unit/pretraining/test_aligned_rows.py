@@ -13,10 +13,9 @@ import torch
 from helpers.federations import COMMON_IDS, ROWS, write_federation, write_overlapping
 
 from securevfl.cli.results import print_results
-from securevfl.config.disclosure import channels
+from securevfl.config.disclosure import channels, require_covered_channels
 from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
-from securevfl.config.rules import require_covered_channels
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.core.progress import RowsAligned, Warned
 from securevfl.data.rows import split_rows

@@ -81,26 +81,26 @@ def test_report_shows_what_fedsim_makes_of_its_links(tmp_path: Path) -> None:
     assert "merge gate: mean absolute integrated gradient" in page
 
 
-def test_a_sample_that_similarities_show_amplifies_nothing(tmp_path: Path) -> None:
-    """A frozen encoder may sample in secret; a family that reads similarities may not."""
-    privacy = {**FROZEN, "sampling_rate": 0.5}
-    path = write(tmp_path, FEDSIM, privacy=privacy)
-    with pytest.raises(PrivacyError, match=r"privacy\.sampling_rate: 'fedsim' shows the primary"):
-        run(path, tmp_path / "run")
-
-
 @pytest.mark.parametrize("encoder", ["frozen", "trained", "dp-trained"])
-def test_promises_that_hold_are_kept(tmp_path: Path, encoder: str) -> None:
-    """FedSim runs with noise under each encoder; the ledger has what was asked for."""
+@pytest.mark.parametrize("family", ["fedsim", "featuresim"])
+def test_similarities_are_refused_beside_an_epsilon(
+    tmp_path: Path, family: str, encoder: str
+) -> None:
+    """A row without a record has none, whatever the noise; without a promise noise is allowed."""
+    model = {"family": family, "neighbours": 4, "hidden": 8, "layer_width": 16}
     privacy = {**FROZEN, "encoder": encoder}
-    source = tomllib.loads(write(tmp_path, FEDSIM, privacy=privacy).read_text())
+    source = tomllib.loads(write(tmp_path, model, privacy=privacy).read_text())
+    source["linkage"]["similarity_noise"] = 100.0
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    refused = rf"model\.family: '{family}' sends .*record.*avgsim.*similarity_noise"
+    with pytest.raises(PrivacyError, match=refused) as error:
+        run(save(tmp_path, source), tmp_path / "run")
+    assert error.value.exit_code == 4
+    assert not (tmp_path / "run").exists()
+    source["privacy"] = {"mechanism": "none", "encoder": "trained"}
     source["training"]["epochs"] = 1
-    result = run(save(tmp_path, source), tmp_path / "run")
-
-    assert result.metrics["privacy"]["epsilon"] == pytest.approx(50.0, rel=1e-3)
-    assert np.isfinite(result.metrics["test"])
+    assert np.isfinite(run(save(tmp_path, source), tmp_path / "run").metrics["test"])
 
 
 def test_secondaries_of_equal_keys_find_one_list_of_links(tmp_path: Path) -> None:
