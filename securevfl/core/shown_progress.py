@@ -69,6 +69,7 @@ class RunProgress:
                 | progress.PresenceChanged()
                 | progress.SpendingPlanned()
                 | progress.LinksCounted()
+                | progress.LinkedRowsCounted()
                 | progress.RowsAligned()
             ):
                 self._say(_sentence(event))
@@ -172,6 +173,7 @@ def _sentence(
     | progress.PresenceChanged
     | progress.SpendingPlanned
     | progress.LinksCounted
+    | progress.LinkedRowsCounted
     | progress.RowsAligned,
 ) -> str:
     match event:
@@ -194,6 +196,8 @@ def _sentence(
             return spending_in_words(event)
         case progress.LinksCounted():
             return progress.links_in_words(event).partition("; ")[0]
+        case progress.LinkedRowsCounted():
+            return progress.linked_rows_in_words(event)
         case progress.RowsAligned():
             return progress.alignment_in_words(progress.told(event))
 

@@ -121,6 +121,7 @@ def bounded(
         against = f"the primary together with any {colluding} of the {parties} secondaries"
         knowing, their = "they know, they", "their"
     released = "all averages" if parties > 1 else "all noised vectors"
+    released += " and counts of linked rows"
     cap = None if encoder == "trained" else links_per_record
     hides = _hidden(unit, cap=cap, parties=parties, colluding=colluding)
     warning = _warning(epsilon=epsilon, total=total_epsilon, published=claimed is not None)

@@ -171,8 +171,7 @@ def prediction_spec(
     spec = link_spec(config)
     return replace(
         spec,
-        # Of one row, a refusal would tell the primary that it has no link.
-        choice=replace(spec.choice, least_linked=None),
+        choice=replace(spec.choice, counted=False),
         roles=replace(spec.roles, absent=frozenset(absent_names(config, active))),
         key_scale=model.key_scale,
         similarity_scale=model.similarity_scale,
