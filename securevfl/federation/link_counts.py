@@ -76,8 +76,8 @@ def require_link_counts(
     few = [linked_rows_in_words(event) for event in events if event.linked < least * rows]
     if few:
         raise DataError(
-            f"linkage.least_linked: {', '.join(few)}; less than {least:.4g} of the rows, so the "
-            f"run ends here, with this number charged and nothing else; compare how both parties "
+            f"linkage.least_linked: {', '.join(few)}; less than {100 * least:.4g} %, so the run "
+            f"ends here, with this number charged and nothing else; compare how both parties "
             f"write their keys (securevfl check shows it where both tables are), or set "
             f"least_linked = 0 to run anyway"
         )

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pandas as pd
 import pytest
 import torch
 from helpers.federations import FROZEN, save
+from helpers.fixed_entropy import fixed_entropy
 from helpers.lines import link_as_threads
 from helpers.linking import hidden_spec, key_table, link_spec
+from scipy.stats import chi2
 
 from securevfl.config.federation import link_spec as link_spec_of
 from securevfl.config.linkage import parse_linkage
@@ -314,23 +317,25 @@ def test_a_number_is_on_the_disk_before_it_is_said(tmp_path: Path) -> None:
 
 
 def test_a_primary_that_asks_for_ever_is_charged_for_ever(tmp_path: Path) -> None:
-    """One suspect, a run each time: the owner's limit ends it, and the total is what it booked.
+    """A run each time: the owner's limit ends it, the total is booked, and every number is noised.
 
-    At a run's multiplier of 1, runs of which nothing but the number is asked come to the root of
-    their number over ten.
+    At a run's multiplier of 0.5, runs of which nothing but the number is asked come to the root of
+    their number over five. Noise of a quarter of the deviation fails, and so does a fixed one.
     """
     plan, path = plan_of(tmp_path, noise=0.5), tmp_path / "bank.jsonl"
-    limit, ledgers = gaussian_epsilon(noise_multiplier=5 / math.sqrt(20), delta=1e-4), []
+    limit, said = gaussian_epsilon(noise_multiplier=5 / math.sqrt(20), delta=1e-4), []
 
     def ask_for_ever() -> None:
         for asked in range(1000):
             run = f"{asked:032x}"
-            ledgers.append(answer(plan, path, [7], run=run, limit=limit * (1 + 1e-9))[1])
+            said.append(answer(plan, path, [*range(30)], run=run, limit=limit * (1 + 1e-9)))
 
     with pytest.raises(BudgetExceededError, match="over the limit of its owner"):
         ask_for_ever()
-    assert len(ledgers) == 20
-    assert ledgers[-1].total == pytest.approx(limit)
+    assert len(said) == 20
+    assert said[-1][1].total == pytest.approx(limit)
+    squares = sum((linked - 30) ** 2 for linked, _ in said) / 5**2
+    assert chi2.ppf(1e-9, 20) < squares < chi2.isf(1e-9, 20)
 
 
 def test_a_run_reports_its_links(tmp_path: Path) -> None:
@@ -391,3 +396,26 @@ def test_predictions_do_not_count_links() -> None:
     keys = key_table("bank", 40, seed=2)
     assert protection_of(spec).report_links(spec, keys, linked, events.append).counts is None
     assert not events
+
+
+def test_a_suspect_is_told_by_the_noised_number_alone(tmp_path: Path) -> None:
+    """19 invented ids and one suspect's, with the same noise: the number differs by m at most.
+
+    All else that happens follows from the number, so that two equal ones end alike.
+    """
+    ends = []
+    for name, suspect in (("member", 30), ("stranger", 999)):
+        (tmp_path / name).mkdir()
+        path = federation(tmp_path / name, list(range(60)), noise=0.15)
+        agency = pd.read_csv(path.parent / "agency.csv").head(20)
+        agency["id"] = [*range(500, 519), suspect]
+        agency.to_csv(path.parent / "agency.csv", index=False)
+        events: list[ProgressEvent] = []
+        with fixed_entropy(), suppress(DataError):
+            simulated(path.parent, path, events)
+            events.append(Warned(text="went on"))
+        (said,) = [one.linked for one in events if isinstance(one, LinkedRowsCounted)]
+        ends.append(said)
+        assert (Warned(text="went on") in events) == (said >= 1)
+    member, stranger = ends
+    assert 0 <= member - stranger <= 1
