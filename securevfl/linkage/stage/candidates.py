@@ -119,7 +119,8 @@ def _source(
     # A frozen encoder answers each row once, from one sample for the whole pass.
     every, unsampled = np.arange(rows, dtype=np.int64), None
     if spec.choice.sampling_rate < 1:
-        unsampled = find(every, np.ones(records, dtype=np.bool_)).present.any(axis=1)
+        links = find(every, np.ones(records, dtype=np.bool_))
+        unsampled = np.asarray(links.present.any(axis=1))
     return sampling.FixedLinks(table=find(every, sampler.draw()), unsampled=unsampled)
 
 
