@@ -119,6 +119,7 @@ def budget(
         "gradient_noise_multiplier": gradient_noise_multiplier,
         "gradient_clip_norm": gradient_clip_norm,
         "accountant": accountant,
+        "counts_links": encoder != "trained" or unit == "linked-row" or bool(links_per_record),
     }
     from securevfl.dp.budget import Budget
     from securevfl.lab.accountants import compare

@@ -252,6 +252,16 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
         stated=True,
     )
     yield from _counts(config)
+    counted = config.privacy.bounds_linked_rows
+    yield Channel(
+        "number of linked rows",
+        "the primary: of each secondary, how many rows have a record there"
+        if counted
+        else "no one: a record without privacy.links_per_record might link every row",
+        _covered_by_noise(config) if counted else _NOTHING,
+        "secondaries",
+        "primary" if counted else "nobody",
+    )
     if spec.tells_rows:
         yield Channel(
             "aligned rows",

@@ -337,7 +337,7 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
             sampling_rate=privacy.sampling_rate,
             once=privacy.encoder == "frozen",
             max_distance=min(config.family.max_distance, _farthest(config)),
-            least_linked=linkage.least_linked,
+            counted=True,
         ),
         roles=spec.LinkRoles(
             primary=config.primary.name,

@@ -40,9 +40,9 @@ class LinkageSettings:
     key is one number, an id."""
 
     least_linked: checks.ClosedUnit = 0.05
-    """Least share of the rows, or else of a secondary's records, that must be linked, in [0, 1].
-    With fewer a run ends before anything is charged; 0 allows all. Each secondary asks it of its
-    own links, predictions do not."""
+    """Least share of the primary's rows that must be linked at each secondary, in [0, 1]; 0 allows
+    all. Secondaries say how many are, behind noise where epsilon is promised, and with fewer the
+    primary ends the run. Predictions do not ask."""
 
     truth: str | None = None
     """Column of true matches, for measuring links; never a feature."""

@@ -129,7 +129,7 @@ class KeysAnnounced:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinksCounted:
-    """A secondary is linked: counts for that secondary, and for a simulation."""
+    """A secondary is linked: counts for its own operator, and for a simulation."""
 
     EVENT: ClassVar[str] = "links-counted"
 
@@ -149,9 +149,20 @@ class LinksCounted:
     """Of each linked row's nearest record; None where no data party knows distances."""
     unit: str
     """Of that distance."""
-    share: float
-    """Of the links that there could be: of rows, or of records if more of these are linked. Where
-    records choose, of the rows that they could choose at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkedRowsCounted:
+    """A secondary has said how many of the primary's rows are linked, behind its noise."""
+
+    EVENT: ClassVar[str] = "linked-rows"
+
+    name: str
+    """The secondary's."""
+    rows: int
+    linked: int
+    noise_std: float
+    """Standard deviation of the noise, in rows; 0: the number is exact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,6 +281,7 @@ ProgressEvent = (
     | CiphertextsMade
     | KeysAnnounced
     | LinksCounted
+    | LinkedRowsCounted
     | RowsAligned
     | RowsReleased
     | RoundDone
@@ -313,6 +325,17 @@ def links_in_words(counts: LinksCounted) -> str:
             f"record number"
         )
     return text
+
+
+def linked_rows_in_words(count: LinkedRowsCounted) -> str:
+    """Return which share of the rows is linked at a secondary, with two deviations of the noise."""
+    share = f"{100 * count.linked / count.rows:.0f} %"
+    if count.noise_std == 0:
+        return f"{share} of the {count.rows:,} rows are linked at {count.name}"
+    return (
+        f"about {share} of the {count.rows:,} rows are linked at {count.name} "
+        f"(± {200 * count.noise_std / count.rows:.2g} %)"
+    )
 
 
 def nearness_in_words(counts: LinksCounted) -> str:

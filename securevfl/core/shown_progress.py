@@ -71,6 +71,7 @@ class RunProgress:
                 | progress.SpendingPlanned()
                 | progress.KeysAnnounced()
                 | progress.LinksCounted()
+                | progress.LinkedRowsCounted()
                 | progress.RowsAligned()
             ):
                 self._say(_sentence(event))
@@ -175,6 +176,7 @@ def _sentence(
     | progress.SpendingPlanned
     | progress.KeysAnnounced
     | progress.LinksCounted
+    | progress.LinkedRowsCounted
     | progress.RowsAligned,
 ) -> str:
     match event:
@@ -199,6 +201,8 @@ def _sentence(
             return f"keys of {event.name}: {event.keys:,} announced, for {event.rows:,} rows"
         case progress.LinksCounted():
             return progress.links_in_words(event).partition("; ")[0]
+        case progress.LinkedRowsCounted():
+            return progress.linked_rows_in_words(event)
         case progress.RowsAligned():
             return progress.alignment_in_words(progress.told(event))
 

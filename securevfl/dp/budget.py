@@ -98,6 +98,10 @@ class Budget:
     accountant: Method = "auto"
     """``auto``, ``pld`` or ``rdp``."""
 
+    counts_links: bool = False
+    """Whether each secondary also says, behind noise and once, how many rows are linked, as runs
+    do."""
+
     def __post_init__(self) -> None:
         checks.require_limits(self)
         for name in ("gradient_noise_multiplier", "gradient_clip_norm"):
@@ -158,6 +162,17 @@ class Budget:
     def releases(self, noise_multiplier: float) -> list[events.Release]:
         """Return the plan's releases at a round's noise multiplier ``z``, for an accountant.
 
+        The rounds come first, and what each secondary says of its links after them.
+        """
+        rounds = self._rounds(noise_multiplier)
+        if not self.counts_links or not self.steps:
+            return [rounds]
+        answers = 1 if self.unit == "secondary-record" else self.secondaries
+        return [rounds, events.link_count_release(rounds, answers=answers)]
+
+    def _rounds(self, noise_multiplier: float) -> events.Release:
+        """Return what all rounds release.
+
         References:
             docs/privacy.md, section 3, "How epsilon is computed". ``dp-trained``: forward and
             gradient releases of a round compose to ``(z_f^-2 + z_g^-2)^-1/2``. One sample an
@@ -171,20 +186,18 @@ class Budget:
             # A row is in one batch of an epoch; the other batches do not depend on it.
             count = -(-self.steps // self.batches_per_epoch)
         if self.sampling_rate == 1:
-            return [events.GaussianRelease(noise_multiplier=z, count=count)]
+            return events.GaussianRelease(noise_multiplier=z, count=count)
         if self.sampling == "per-epoch":
             z /= math.sqrt(self.batches_per_epoch)
             count = -(-self.steps // self.batches_per_epoch)
         replace_one = self.neighbouring == "replace-one"
         if self.unit == "entity" and self.sampling == "per-round" and not replace_one:
-            return [
-                events.EntitySampledRelease(
-                    parties=self.secondaries,
-                    sampling_rate=self.sampling_rate,
-                    noise_multiplier=z,
-                    count=count,
-                )
-            ]
+            return events.EntitySampledRelease(
+                parties=self.secondaries,
+                sampling_rate=self.sampling_rate,
+                noise_multiplier=z,
+                count=count,
+            )
         if replace_one:
             # z was measured by the exchange, of up to 2m rows; the event wants one record's m.
             assert self.links_per_record is not None  # checked: sampled units need the cap
@@ -200,14 +213,12 @@ class Budget:
                 )
             )
             z *= math.sqrt(exchanged / one)
-        return [
-            events.SampledRelease(
-                sampling_rate=self.sampling_rate,
-                noise_multiplier=z,
-                count=count,
-                neighbouring=events.Neighbouring(self.neighbouring),
-            )
-        ]
+        return events.SampledRelease(
+            sampling_rate=self.sampling_rate,
+            noise_multiplier=z,
+            count=count,
+            neighbouring=events.Neighbouring(self.neighbouring),
+        )
 
     def epsilon(self, *, noise_multiplier: float) -> float:
         """Return epsilon of the plan at a round's noise multiplier; rounded up.

@@ -1,4 +1,4 @@
-"""Noised statistics for encoders: moments, sums by class, and distribution functions.
+"""Noised statistics: moments, sums by class, distribution functions, and one number of rows.
 
 Every record ``x`` is scaled down to the ball of radius R, written as ``u = (R/2, x)`` and rounded
 towards zero into integer units; the noise is integers too, so all sums are exact.
@@ -21,12 +21,16 @@ that are not used for training: the sum of its rows' vectors.
 - One row's label, exchanged for another, takes the row's vector from one line of S to another: S
   moves by at most sqrt(2) times ``sqrt(5)/2 R``, for any records of the row.
 
+**Linked rows.** How many of the primary's rows have a record here: one number, which a record moves
+by its m rows at most (:func:`securevfl.dp.sensitivity.linked_rows_sensitivity`).
+
 **Distribution functions.** Each of c columns has its records counted by cell. One record adds 1 to
 one cell of each column, so it moves all counts together by at most sqrt(c).
 """
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 import numpy as np
@@ -369,3 +373,31 @@ def noised_ranks(
         shares = (largest + least) / 2
         ranks[column] = (shares[:-1] + shares[1:]) / 2
     return ranks
+
+
+# The number of rows that are linked.
+
+
+_ROWS_STD_UNITS: Final = 2.0**16
+
+
+def noised_rows(count: int, *, rows: int, std: float) -> int:
+    """Return a number of rows behind noise, rounded to a whole one within the table.
+
+    Noise is drawn in parts of a row, so fine that the accounting of integers holds, and that no
+    rounding of halves is seen.
+
+    Args:
+        count: The number, from 0 to ``rows``.
+        rows: Of the table.
+        std: Standard deviation of the noise, in rows; 0 adds none.
+
+    Reveals:
+        As much as one Gaussian release of deviation ``std``; the caller says to whom.
+    """
+    noised = count
+    if std > 0:
+        bits = max(0, math.ceil(math.log2(_ROWS_STD_UNITS / std)))
+        noise = int(ExactDiscreteGaussian(std * 2.0**bits).sample((1,)))
+        noised = round(Fraction((count << bits) + noise, 1 << bits))
+    return min(max(noised, 0), rows)

@@ -5,8 +5,10 @@ noise standard deviation over the L2 sensitivity of the *sum* that the primary l
 (docs/privacy.md, section 3).
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from securevfl.core import checks
 
@@ -99,3 +101,25 @@ class EntitySampledRelease:
 
 
 Release = GaussianRelease | SampledRelease | EntitySampledRelease
+
+
+_LINK_COUNT_NOISE: Final = 10.0
+
+
+def link_count_release(whole: Release, *, answers: int) -> GaussianRelease:
+    """Return the answers on how many rows are linked that one unit is in.
+
+    Together they have ten times the noise multiplier of the other releases, which is that of one
+    Gaussian release where these compose to one.
+
+    Args:
+        whole: All other releases of the run.
+        answers: Secondaries whose number the unit moves, >= 1.
+
+    References:
+        [DRS19] Corollary 3.3, for both roots: ``mu`` composes as the root of summed squares.
+    """
+    # Each sampled round has its own sample, and rounds do not add up to one multiplier.
+    rounds = whole.count if isinstance(whole, GaussianRelease) else 1
+    together = _LINK_COUNT_NOISE * whole.noise_multiplier / math.sqrt(rounds)
+    return GaussianRelease(noise_multiplier=together * math.sqrt(answers), count=answers)

@@ -180,6 +180,15 @@ class Privacy:
         return frozen and self.mechanism != "none" and self.accounting == "sound"
 
     @property
+    def bounds_linked_rows(self) -> bool:
+        """Whether a unit moves the number of linked rows by a known number, or nothing is promised.
+
+        Without a cap a record may be the only one of every row.
+        """
+        capped = self.unit == "linked-row" or self.links_per_record is not None
+        return self.mechanism == "none" or capped
+
+    @property
     def update_clip_norm(self) -> float:
         """``C_g``, clip norm of a row's gradient, for a dp-trained encoder."""
         return 1.0 if self.gradient_clip_norm is None else self.gradient_clip_norm

@@ -11,10 +11,22 @@ from typing import Final, assert_never
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of, noise_multiplier_for
-from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Release, SampledRelease, Unit
+from securevfl.dp.events import (
+    EntitySampledRelease,
+    GaussianRelease,
+    Release,
+    SampledRelease,
+    Unit,
+    link_count_release,
+)
 from securevfl.dp.gaussian import composed_multiplier, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
-from securevfl.dp.sensitivity import gradient_sensitivity, honest_parties, row_change
+from securevfl.dp.sensitivity import (
+    gradient_sensitivity,
+    honest_parties,
+    linked_rows_sensitivity,
+    row_change,
+)
 from securevfl.dp.statement import Statement, bounded, unbounded
 
 # Fitting of frozen encoders: cost and noise. Each secondary fits its encoder to noised statistics
@@ -130,6 +142,10 @@ class ReleasePlan:
     fitting: FittingPlan | None = None
     """What every secondary's fitting of a frozen encoder takes; None fits nothing."""
 
+    linked_rows: checks.Count | None = None
+    """Rows of the primary of which every secondary says, once, how many are linked, behind noise of
+    its own; None says nothing. It counts all records, whatever a secret sample holds."""
+
     releases_per_record: checks.Count | None = None
     """N: rows that one record takes part in, at each secondary and over all requests for
     predictions of a kept model, whatever is asked for. All of them together are then one release,
@@ -162,6 +178,8 @@ class ReleasePlan:
         bounded = self.privacy.bounds_a_record and not self.contested
         if self.releases_per_record is not None and not bounded:
             raise ConfigError("releases_per_record: a record must change its own rows alone")
+        if self.linked_rows is not None and self.privacy.mechanism != "none":
+            _ = self._linked_rows_change  # refuses records that may be linked to any number of rows
 
     def check(self) -> None:
         """Refuse a plan whose guarantee would not hold.
@@ -227,6 +245,7 @@ class ReleasePlan:
         share_std = one * noise_multiplier_for(
             lambda multiplier: [
                 *self.fitting_releases(),
+                *self.link_count_releases(multiplier * one),
                 self.release(multiplier * one, rounds=self.rounds, row_releases=self.row_releases),
             ],
             epsilon=privacy.epsilon,
@@ -268,6 +287,39 @@ class ReleasePlan:
             return []
         return [GaussianRelease(noise_multiplier=multiplier, count=self.fitting.steps * fittings)]
 
+    def link_count_std(self, noise_share_std: float) -> float:
+        """Return the deviation of the noise on a secondary's number of linked rows, at ``tau``.
+
+        In rows; 0 without noise. A secondary adds all of it, so no other one matters: neither how
+        many there are, nor how many collude.
+        """
+        return sum(
+            one.noise_multiplier * self._linked_rows_change
+            for one in self.link_count_releases(noise_share_std)
+        )
+
+    def link_count_releases(self, noise_share_std: float) -> list[GaussianRelease]:
+        """Return the answers on linked rows that a unit is in, for an accountant.
+
+        Empty if there are none, or no noise. Together they have ten times the noise multiplier of
+        the whole plan's releases: where these are Gaussian, 1/101 of the squared ``mu`` of both.
+        """
+        if self.linked_rows is None or noise_share_std == 0:
+            return []
+        whole = self.release(noise_share_std, rounds=self.rounds, row_releases=self.row_releases)
+        answers = 1 if self.privacy.unit == "secondary-record" else self.parties
+        return [link_count_release(whole, answers=answers)]
+
+    @property
+    def _linked_rows_change(self) -> int:
+        """The most by which one unit moves a secondary's number of linked rows."""
+        assert self.linked_rows is not None, "asked where it is counted"
+        return linked_rows_sensitivity(
+            unit=Unit(self.privacy.unit),
+            links_per_record=self.privacy.links_per_record,
+            rows=self.linked_rows,
+        )
+
     @property
     def _fittings_of_unit(self) -> int:
         """The number of secondaries whose statistics contain one unit."""
@@ -306,7 +358,9 @@ class ReleasePlan:
     def epsilon_after(
         self, noise_share_std: float, *, rounds: int, row_releases: int, passes: int | None = None
     ) -> float:
-        """Return the sound epsilon of a part of the plan, with the fitting that came before it.
+        """Return the sound epsilon of a part of the plan, with what comes before its rows.
+
+        That is the fitting of encoders, and the number of linked rows.
 
         Args:
             noise_share_std: ``tau``; 0 if the mechanism is ``none``.
@@ -321,7 +375,8 @@ class ReleasePlan:
         release = self.release(
             noise_share_std, rounds=rounds, row_releases=row_releases, passes=passes
         )
-        return epsilon_of([*self.fitting_releases(), release], delta=self.privacy.delta)
+        before = [*self.fitting_releases(), *self.link_count_releases(noise_share_std)]
+        return epsilon_of([*before, release], delta=self.privacy.delta)
 
     def release(
         self, noise_share_std: float, *, rounds: int, row_releases: int, passes: int | None = None

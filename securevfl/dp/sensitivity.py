@@ -95,6 +95,29 @@ def rows_changed(
     return min(touched, rows)
 
 
+def linked_rows_sensitivity(*, unit: Unit, links_per_record: int | None, rows: int) -> int:
+    """Return the largest change of the number of linked rows at one secondary.
+
+    A row is linked if some record there may be linked to it. A record picks its m rows by its own
+    key and theirs alone, so removing it leaves at most these m without a record, and links none;
+    exchanging it for another takes away at most m and adds at most m. A linked row is one row.
+
+    Args:
+        unit: What is added, removed or exchanged.
+        links_per_record: ``m``, >= 1; for linked rows it may be None.
+        rows: Rows of the primary, >= 1.
+
+    Raises:
+        ConfigError: If a record has no cap: it may then be the only one of every row.
+    """
+    checks.whole_from(1, rows=rows)
+    if unit is Unit.LINKED_ROW:
+        return 1
+    if links_per_record is None:
+        raise ConfigError(f"links_per_record: must be given for the unit {unit.value!r}")
+    return rows_changed(links_per_record=links_per_record, rows=rows)
+
+
 def gradient_sensitivity(*, clip_norm: float, unit: Unit, rows: int) -> float:
     """Return the largest L2 change of one secondary's sum of clipped row gradients.
 

@@ -123,7 +123,7 @@ def bounded(
         against = f"the primary together with any {colluding} of the {parties} secondaries"
         knowing, their = "they know, they", "their"
     # Of class sums too, which are each secondary's own.
-    released = "all noised sums" if parties > 1 else "all noised vectors"
+    released = f"all noised {'sums' if parties > 1 else 'vectors'} and counts"
     linked = "linked to any number of the primary's rows"
     if releases_per_record is not None:
         linked = f"released in at most {releases_per_record} of the primary's rows"

@@ -36,6 +36,8 @@ class RoundKind(MessageKind):
     TRAINING_ROWS = 38
     PREDICT = 39
     REJOIN = 54
+    LINK_COUNT_REQUEST = 64
+    LINK_COUNT = 65
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +143,28 @@ class Ready(DeclaredMessage):
     KIND: ClassVar = RoundKind.READY
     WAY: ClassVar = "caller to primary"
     COVERS: ClassVar = {"no record": "lengths"}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCountRequest(DeclaredMessage):
+    """All secondaries have linked: say how many rows are linked."""
+
+    KIND: ClassVar = RoundKind.LINK_COUNT_REQUEST
+    WAY: ClassVar = "primary to every secondary"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkCount(DeclaredMessage):
+    """How many of the primary's rows have a record at the sender.
+
+    Where epsilon is promised, behind noise of the sender's own, a part of the run's epsilon.
+    """
+
+    KIND: ClassVar = RoundKind.LINK_COUNT
+    WAY: ClassVar = "secondary to primary"
+
+    linked: int = wire(least=0, most="rows")
+    """The same in all sessions of a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

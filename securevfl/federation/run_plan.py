@@ -347,6 +347,11 @@ class RunPlan:
         return self.config.model.average_positions_every if self.learns else 0
 
 
+_MOST_COUNT_NOISE: Final = 0.1
+"""Where the noise on a number of linked rows is a larger part of all rows than this, none is said:
+it would tell nothing of links, and end good runs."""
+
+
 def plan_run(config: FederationConfig, facts: RunFacts) -> RunPlan:
     """Decide what a run releases, with how much noise, and how it is encoded.
 
@@ -357,7 +362,12 @@ def plan_run(config: FederationConfig, facts: RunFacts) -> RunPlan:
     """
     releases = _releases(config, facts, config.privacy)
     releases.check()
-    return _plan(config, facts, releases, releases.noise_share_std())
+    share_std = releases.noise_share_std()
+    # The same at every party: it depends on the file and on the number of rows alone.
+    if releases.link_count_std(share_std) > _MOST_COUNT_NOISE * facts.rows:
+        releases = replace(releases, linked_rows=None)
+        share_std = releases.noise_share_std()
+    return _plan(config, facts, releases, share_std)
 
 
 def plan_prediction(
@@ -493,6 +503,7 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         disjoint=_in_blocks(config),
         fitting=None if facts.predicts else config.fitting,
         rounding=0.0 if config.linkage.choose == "rows" else drawn_back,
+        linked_rows=facts.rows if privacy.bounds_linked_rows and not facts.predicts else None,
         releases_per_record=counted,
     )
 

@@ -172,17 +172,19 @@ def compare(budget: Budget, *, noise_multiplier: float) -> list[AccountantFigure
 def _added_up(budget: Budget, noise_multiplier: float) -> float | None:
     if budget.neighbouring == "replace-one" and budget.sampling_rate < 1:
         return None
-    release = budget.releases(noise_multiplier)[0]
-    rate = 1.0 if isinstance(release, GaussianRelease) else release.sampling_rate
-    if isinstance(release, EntitySampledRelease) and release.parties > 1:
-        # Drawn by at least one party: what amplification of one release can say of the entity.
-        rate = -math.expm1(release.parties * math.log1p(-rate))
-    return basic_composition(
-        delta=budget.delta,
-        noise_multiplier=release.noise_multiplier,
-        sampling_rate=rate,
-        steps=release.count,
-    )
+    releases, epsilon = budget.releases(noise_multiplier), 0.0
+    for release in releases:
+        rate = 1.0 if isinstance(release, GaussianRelease) else release.sampling_rate
+        if isinstance(release, EntitySampledRelease) and release.parties > 1:
+            # Drawn by at least one party: what amplification of one release can say of the entity.
+            rate = -math.expm1(release.parties * math.log1p(-rate))
+        epsilon += basic_composition(
+            delta=budget.delta / len(releases),
+            noise_multiplier=release.noise_multiplier,
+            sampling_rate=rate,
+            steps=release.count,
+        )
+    return epsilon
 
 
 def curves(

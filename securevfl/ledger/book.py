@@ -126,6 +126,10 @@ class Session:
     primary, which has no records."""
     fits: int = 0
     """Fittings of a frozen encoder."""
+    link_counts: int = 0
+    """Answers on how many rows are linked."""
+    linked_rows: int | None = None
+    """What a secondary has answered; None before that, and at the primary."""
     rounds: int = 0
     row_releases: int = 0
     passes: int = 0
@@ -165,7 +169,7 @@ class Session:
     @property
     def spent(self) -> bool:
         """Whether anything was released or fitted."""
-        return self.fits + self.rounds > 0
+        return self.fits + self.rounds + self.link_counts > 0
 
     def goes_on_with(self, plan: ReleasePlan) -> bool:
         """Return whether another request with that plan is under the same promise."""
@@ -180,11 +184,14 @@ class Session:
         self.passes = max(self.passes, passes)
         self.last_round = round_number
 
-    def with_more(self, *, rounds: int, rows: int, passes: int, fits: int = 0) -> "Session":
+    def with_more(
+        self, *, rounds: int, rows: int, passes: int, fits: int = 0, link_counts: int = 0
+    ) -> "Session":
         """Return the session as it would be with so many more releases."""
         return replace(
             self,
             fits=self.fits + fits,
+            link_counts=self.link_counts + link_counts,
             rounds=self.rounds + rounds,
             row_releases=self.row_releases + rows,
             passes=max(self.passes, passes),
@@ -212,7 +219,7 @@ class Session:
         Reveals:
             Nothing: it computes what was released before.
         """
-        booked = self.fits, self.rounds, self.row_releases, self.passes
+        booked = self.fits, self.link_counts, self.rounds, self.row_releases, self.passes
         if self._known is None or self._known[0] != booked:
             self._known = booked, self._events()
         return self._known[1]
@@ -226,11 +233,15 @@ class Session:
             multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=privacy.delta)
             return [GaussianRelease(noise_multiplier=multiplier)]
         # A release of a fitted encoder has its fitting behind it, in any session.
-        fitting = self.plan.fitting_releases() if self.spent else []
+        before: list[Release] = []
+        if self.fits + self.rounds:
+            before += self.plan.fitting_releases()
+        for _ in range(self.link_counts):
+            before += self.plan.link_count_releases(self.noise_share_std)
         if self.rounds == 0:
-            return fitting
+            return before
         return [
-            *fitting,
+            *before,
             self.plan.release(
                 self.noise_share_std,
                 rounds=self.rounds,
@@ -538,6 +549,13 @@ class LedgerBook:
     def _fit(self, _entry: Mapping[str, Any]) -> None:
         self.sessions[-1].fits += 1
 
+    def _link_count(self, entry: Mapping[str, Any]) -> None:
+        session, linked = self.sessions[-1], entry["linked"]
+        if linked is not None:
+            checks.whole_from(0, linked=linked)
+        session.link_counts += 1
+        session.linked_rows = linked
+
     def _release(self, entry: Mapping[str, Any]) -> None:
         self.sessions[-1].release = str(entry["digest"])
 
@@ -580,6 +598,7 @@ _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
     "open": LedgerBook._open,
     "charge": LedgerBook._charge,
     "fit": LedgerBook._fit,
+    "link-count": LedgerBook._link_count,
     "release": LedgerBook._release,
     LABELS: LedgerBook._labels,
     "limit": LedgerBook._limit,
@@ -627,6 +646,7 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
                     rows=session.row_releases,
                     passes=session.passes,
                     fits=session.fits,
+                    link_counts=session.link_counts,
                 )
                 own[number] = replace(more, release=session.release)
                 break

@@ -14,7 +14,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -464,6 +464,18 @@ class Ledger:
         return any(session.fits for session in self._sessions)
 
     @property
+    def linked_rows(self) -> int | None:
+        """What this run has answered on how many rows are linked, in any of its sessions."""
+        said = (one.linked_rows for one in self._sessions)
+        return next((linked for linked in said if linked is not None), None)
+
+    @property
+    def link_counts_due(self) -> int:
+        """How often this run still has to answer how many rows are linked: once, or never again."""
+        due = self._own.plan.linked_rows is not None
+        return int(due and not any(one.link_counts for one in self._sessions))
+
+    @property
     def released_rows(self) -> Int64[np.ndarray, " released"]:
         """Ids of the rows that a frozen run released, in all its sessions and in order."""
         return self._uses.rows if self._own.frozen else np.zeros(0, dtype=np.int64)
@@ -515,6 +527,7 @@ class Ledger:
                 rounds=rounds,
                 rows=row_releases,
                 passes=self._own.passes + passes,
+                link_counts=self.link_counts_due,
                 what=f"the {'request' if self._own.model else 'run'}'s {rounds} releases",
             )
 
@@ -594,6 +607,35 @@ class Ledger:
             {"kind": "fit", "noise_multiplier": multiplier, "epsilon": finite_or_none(epsilon)}
         )
         self._own.fits += 1
+        return epsilon
+
+    def charge_link_count(self, draw: Callable[[], int] | None = None) -> float:
+        """Book how many rows are linked, durably, with the number itself; once a run.
+
+        The line has the number, so that there is no moment at which it is charged and not known, or
+        known and not charged.
+
+        Args:
+            draw: Draws a secondary's noised number; None at the primary, which has none to give.
+
+        Returns:
+            Epsilon of this run, the number included; rounded up.
+
+        Raises:
+            BudgetExceededError: If the budget does not cover it; nothing is drawn or booked then.
+            PrivacyError: If this run has no such number, or has answered before.
+        """
+        if not self.link_counts_due:
+            raise PrivacyError(
+                "how many rows are linked is said once in a run, where it is planned"
+            )
+        epsilon = self._require(
+            rounds=0, rows=0, passes=0, link_counts=1, what="saying how many rows are linked"
+        )
+        linked, kind = None if draw is None else draw(), "link-count"
+        self._file.append({"kind": kind, "linked": linked, "epsilon": finite_or_none(epsilon)})
+        self._own.link_counts += 1
+        self._own.linked_rows = linked
         return epsilon
 
     def count_records(self, folder: Path, keys: KeyTable) -> None:
@@ -682,16 +724,24 @@ class Ledger:
         """This session as it would be with everything released that is planned."""
         plan = self._own.plan
         return self._own.with_more(
-            rounds=plan.rounds, rows=plan.row_releases, passes=plan.releases_per_row
+            rounds=plan.rounds,
+            rows=plan.row_releases,
+            passes=plan.releases_per_row,
+            link_counts=self.link_counts_due,
         )
 
     @property
     def _delta(self) -> float:
         return self._own.plan.privacy.delta
 
-    def _require(self, *, rounds: int, rows: int, passes: int, what: str, fits: int = 0) -> float:
-        """Return the run's epsilon with so many more releases, if all bounds allow them."""
-        after = self._own.with_more(rounds=rounds, rows=rows, passes=passes, fits=fits)
+    def _require(self, *, what: str, **more: int) -> float:
+        """Return the run's epsilon with so many more releases, if all bounds allow them.
+
+        Args:
+            what: What is asked for, in words.
+            more: As :meth:`Session.with_more` takes it.
+        """
+        after = self._own.with_more(**more)
         require_planned(self._own, after, what=what)
         *earlier, _ = self.budgeted
         epsilon = epsilon_of_sessions([*earlier, after], delta=self._delta)

@@ -162,7 +162,8 @@ class PoissonSampler:
         """
         checks.at_least(1, num_records=num_records)
         checks.rate(sampling_rate=rate)
-        self._num_records = num_records
+        self.num_records = num_records
+        """Records of the secondary."""
         # Rounded down, so that no record is drawn with more than probability q.
         self._threshold = int(rate * 2**64)
         self._insecure = None if insecure_seed is None else np.random.default_rng(insecure_seed)
@@ -170,13 +171,13 @@ class PoissonSampler:
     def draw(self) -> Sample:
         """Return a fresh sample: True for the records that are in it."""
         if self._threshold >= 2**64:
-            return np.ones(self._num_records, dtype=np.bool_)
-        size = 8 * self._num_records
+            return np.ones(self.num_records, dtype=np.bool_)
+        size = 8 * self.num_records
         entropy = os.urandom(size) if self._insecure is None else self._insecure.bytes(size)
         return np.frombuffer(entropy, dtype="<u8") < np.uint64(self._threshold)
 
     def __repr__(self) -> str:
-        return f"PoissonSampler({self._num_records} records)"
+        return f"PoissonSampler({self.num_records} records)"
 
 
 class RoundLinker:
@@ -305,6 +306,9 @@ class FixedLinks:
     table: LinkTable
     """Links of all primary rows."""
 
+    unsampled: npt.NDArray[np.bool_] | None = None
+    """Which rows would have a link with every record, where ``table`` is of a secret sample."""
+
     def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
         """Return the links of the given primary rows."""
         return self.table.take(rows)
@@ -339,3 +343,20 @@ class FreshlySampledLinks:
     def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
         """Draw a sample and return the links of the given primary rows within it."""
         return self.find(rows, self.sampler.draw())
+
+
+def has_candidate(source: LinkSource, rows: Chosen) -> npt.NDArray[np.bool_]:
+    """Return which rows have a record that may be linked to them, whatever a secret sample holds.
+
+    Under a cap of m rows a record, one record more or less changes at most m of them.
+    """
+    match source:
+        case PickedLinks(pairs=pairs):
+            return np.asarray(np.diff(pairs.starts)[rows] > 0)
+        case FreshlySampledLinks(find=find, sampler=sampler):
+            links = find(rows, np.ones(sampler.num_records, dtype=np.bool_))
+        case FixedLinks(unsampled=np.ndarray() as unsampled):
+            return np.asarray(unsampled[rows])
+        case _:
+            links = source.link(rows)
+    return np.asarray(links.present.any(axis=1))

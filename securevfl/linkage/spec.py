@@ -147,9 +147,9 @@ class ChoiceSpec:
     max_distance: float = math.inf
     """The farthest that a record may be linked, in the unit of what is compared."""
 
-    least_linked: float | None = None
-    """The least share of the rows, or of a secondary's records, that must be linked; None: links
-    are not counted, as for predictions, where a row may well have no link."""
+    counted: bool = False
+    """Whether each secondary counts its links for its own operator, as in runs; for predictions it
+    does not, where a row may well have no link."""
 
     @property
     def fixed(self) -> bool:

@@ -177,8 +177,7 @@ def prediction_spec(
     return replace(
         spec,
         hiding=replace(spec.hiding, most_keys=spec.hiding.most_keys or trained),
-        # Of one row, a refusal would tell the primary that it has no link.
-        choice=replace(spec.choice, least_linked=None),
+        choice=replace(spec.choice, counted=False),
         roles=replace(spec.roles, absent=frozenset(absent_names(config, active))),
         key_scale=model.key_scale,
         similarity_scale=model.similarity_scale,

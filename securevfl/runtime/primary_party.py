@@ -18,7 +18,16 @@ from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import ClassMeansPrimary
-from securevfl.federation.messages import Hello, PredictRequest, Rejoin, RoundKind, TrainingRows
+from securevfl.federation.link_counts import book_link_counts, require_link_counts
+from securevfl.federation.messages import (
+    Hello,
+    LinkCount,
+    LinkCountRequest,
+    PredictRequest,
+    Rejoin,
+    RoundKind,
+    TrainingRows,
+)
 from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.pretraining.pretraining_stage import (
     pretrain_as_primary,
@@ -211,10 +220,12 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         secondaries = list(plan.secondaries.values())
         session.countersign()
         linked = _link(session, plan, table)
+        linked_rows = _count_links(session, plan)
         class_means = (
             ClassMeansPrimary.over(session.transport, plan) if plan.fits_class_means else None
         )
         run = _build(session, plan, table, split, linked, presence, class_means, recorder)
+        run.linked_rows = linked_rows
         run.pretraining = pretrain_as_primary(
             plan,
             table,
@@ -264,6 +275,31 @@ def _link(session: PrimarySession, plan: run_plan.RunPlan, table: PartyTable) ->
         **({} if linked.announced is None else {"announced_keys": dict(linked.announced)}),
     )
     return linked
+
+
+def _count_links(session: PrimarySession, plan: run_plan.RunPlan) -> dict[str, Any] | None:
+    """Ask every secondary how many rows are linked there; see :func:`require_link_counts`.
+
+    Reveals:
+        To every secondary: that all have linked. To this party: the answers.
+    """
+    party, transport, secondaries = (
+        session.party,
+        session.transport,
+        list(plan.secondaries.values()),
+    )
+    if not book_link_counts(plan, party.files.ledger, party.observe):
+        return None
+    transport.broadcast(secondaries, LinkCountRequest().to_message())
+    wait = party.config.runtime.idle_timeout_s
+    counts = {
+        name: LinkCount.from_message(
+            transport.receive(name, RoundKind.LINK_COUNT, round_number=0, deadline_s=wait),
+            rows=plan.facts.rows,
+        )
+        for name in secondaries
+    }
+    return require_link_counts(plan, counts, party.observe)
 
 
 def _build(

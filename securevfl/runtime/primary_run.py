@@ -402,6 +402,8 @@ class PrimaryRun:
         """How many rows are linked where, which becomes part of the run's figures too."""
         self.links: dict[str, Any] | None = None
         """In a simulation, each secondary's counts of links, which do too."""
+        self.linked_rows: dict[str, Any] | None = None
+        """What each secondary has said of the rows that are linked there, likewise."""
 
     def _spent(self, epsilon: float) -> None:
         self._epsilon = epsilon
@@ -679,6 +681,7 @@ class PrimaryRun:
             alignment=self.alignment,
             links=self.links,
             announced_keys=self.linked.announced,
+            linked_rows=self.linked_rows,
             absences=None
             if self._others.presence is None
             else self._others.presence.absences() or None,

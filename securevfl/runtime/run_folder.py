@@ -22,7 +22,12 @@ from securevfl.config.sections import PartySettings
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import finite_or_none, toml_text, written
-from securevfl.core.progress import LinksCounted, links_in_words
+from securevfl.core.progress import (
+    LinkedRowsCounted,
+    LinksCounted,
+    linked_rows_in_words,
+    links_in_words,
+)
 from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
 from securevfl.federation.run_plan import RunPlan
@@ -154,6 +159,9 @@ class RunFigures:
     """In a simulation, by secondary: how many rows and records are linked, and how near, with the
     fields of :class:`securevfl.core.progress.LinksCounted`. Between processes each secondary alone
     knows its own; its log has them."""
+    linked_rows: Mapping[str, Mapping[str, Any]] | None = None
+    """By secondary: how many rows are linked there, as it has said, with the fields of
+    :class:`securevfl.core.progress.LinkedRowsCounted`; None where nothing was said."""
     announced_keys: Mapping[str, int] | None = None
     """How many keys each secondary announced in private set intersection, between processes."""
     absences: Sequence[Mapping[str, Any]] | None = None
@@ -254,8 +262,10 @@ def top_in_words(figures: Mapping[str, Any]) -> str:
 
 
 def links_of_run(figures: Mapping[str, Any]) -> list[str]:
-    """Return how many rows and records are linked, a line a secondary; none between processes."""
-    return [links_in_words(LinksCounted(**one)) for one in figures.get("links", {}).values()]
+    """Return how many rows are linked, as each secondary has said; in simulations also exactly."""
+    said = [LinkedRowsCounted(**one) for one in figures.get("linked_rows", {}).values()]
+    exact = [LinksCounted(**one) for one in figures.get("links", {}).values()]
+    return [*map(linked_rows_in_words, said), *map(links_in_words, exact)]
 
 
 def interval_heading(evaluation: Mapping[str, Any]) -> str:

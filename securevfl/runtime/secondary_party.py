@@ -17,6 +17,7 @@ from securevfl.federation import messages
 from securevfl.federation.build import build_secondary, save_secondary
 from securevfl.federation.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
 from securevfl.federation.computing import context_of
+from securevfl.federation.link_counts import link_count
 from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.pretraining.pretraining_stage import (
     finish_pretraining,
@@ -160,6 +161,8 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
             _begin(files, facts.run)
         session.ready(frozen=plan.frozen)
         linked = _link(session, plan, table)
+        if plan.releases.linked_rows is not None:
+            _tell_link_count(session, plan, linked)
         page = _page_facts(party, facts.run, table, linked)
         # Before the first release, so that a run that is cut off has a page too.
         write_json(party.job.folder / OWN_FACTS, page)
@@ -205,6 +208,21 @@ def _link(session: SecondarySession, plan: RunPlan, table: PartyTable) -> Linked
         **{**linked.figures, **({} if linked.counts is None else told(linked.counts))},
     )
     return linked
+
+
+def _tell_link_count(session: SecondarySession, plan: RunPlan, linked: LinkedSecondary) -> None:
+    """Say how many rows are linked, once the primary has heard that all are.
+
+    Reveals:
+        To the primary: what :func:`securevfl.federation.link_counts.link_count` says.
+    """
+    transport, party = session.star.transport, session.party
+    transport.receive(
+        messages.RoundKind.LINK_COUNT_REQUEST,
+        round_number=0,
+        deadline_s=party.config.runtime.idle_timeout_s,
+    )
+    transport.send(link_count(plan, linked, party.files.ledger).to_message())
 
 
 def _page_facts(
@@ -279,9 +297,9 @@ def _begin(files: PartyFiles, run: str) -> None:
     """Begin a fresh run under the id that the primary has drawn.
 
     Raises:
-        ProtocolError: If it is the id of an earlier run, whose rows would be released afresh.
+        ProtocolError: If it is the id of an earlier run, which would be released afresh.
     """
-    if len(files.ledger.released_rows):
+    if len(files.ledger.released_rows) or files.ledger.linked_rows is not None:
         raise ProtocolError("the primary calls this run by the id of an earlier one of this party")
     files.checkpoints.begin(run)
 

@@ -25,6 +25,7 @@ from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data, save_secondary
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import class_means_in_process
+from securevfl.federation.link_counts import book_link_counts, link_count, require_link_counts
 from securevfl.federation.pretraining import pretraining_stage
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.recording import Recorder, recording
@@ -251,6 +252,8 @@ class _Links:
     """By name."""
     counts: dict[str, Any]
     """Each secondary's numbers of links, for the figures."""
+    linked_rows: dict[str, Any] | None
+    """What each has said of them to the primary."""
 
 
 class _Simulation:
@@ -296,7 +299,7 @@ class _Simulation:
         plan = plan_run(config, facts)
         for one in self._files.values():
             one.open_ledger(plan)
-        links = self._links = self._links or self._link()
+        links = self._links = self._links or self._link(plan)
         linked = links.linker.primary
         data = primary_data(config, self._tables[name], split, linked, device=options.device)
         plan = replace(plan, training_rows=len(data.training_rows))
@@ -360,7 +363,7 @@ class _Simulation:
             observe=options.observe,
             own=own,
         )
-        run.alignment, run.links = alignment, links.counts
+        run.alignment, run.links, run.linked_rows = alignment, links.counts, links.linked_rows
         return run
 
     def pretrain(self, run: PrimaryRun) -> dict[str, Any] | None:
@@ -468,8 +471,8 @@ class _Simulation:
             run.train()
             return run.joint_outputs
 
-    def _link(self) -> "_Links":
-        """Link every secondary's records to the primary's rows."""
+    def _link(self, plan: RunPlan) -> "_Links":
+        """Link every secondary's records to the primary's rows, and let each say how many are."""
         config, tables, options = self._config, self._tables, self._options
         options.observe(Stage(text="linking", of=len(config.secondaries)))
         spec = link_spec(config)
@@ -483,7 +486,14 @@ class _Simulation:
             found = protection_of(spec).report_links(spec, keys, link(keys), options.observe)
             assert found.counts is not None, "a run counts its links"
             linked[party.name], counts[party.name] = found, told(found.counts)
-        return _Links(linker=link, secondaries=linked, counts=counts)
+        linked_rows, observe = None, options.observe
+        if book_link_counts(plan, self._files[config.primary.name].ledger, observe):
+            said = {
+                name: link_count(plan, one, self._files[name].ledger)
+                for name, one in linked.items()
+            }
+            linked_rows = require_link_counts(plan, said, observe)
+        return _Links(linker=link, secondaries=linked, counts=counts, linked_rows=linked_rows)
 
     def _resumed_run(self) -> str:
         """Return the id of the run that is resumed in all parties' folders."""

@@ -22,7 +22,7 @@ from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.texts import Exact, exact_texts
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.candidates import count_links, link_warnings, most_rows
+from securevfl.linkage.stage.candidates import count_links, link_warnings
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.text import Spelling
 from securevfl.models.alone.perceptron import BaselineConfig
@@ -300,9 +300,6 @@ class ExpectedLinks:
     share: float
     """Of all rows, those that get a link: estimated where a part was linked."""
 
-    enough: float
-    """What a run holds against ``linkage.least_linked``, estimated likewise."""
-
     better: BetterSpelling | None = None
     """Settings by which more rows have a record of an equal key."""
 
@@ -344,16 +341,15 @@ class ExpectedLinks:
         }
 
     def problem(self, config: FederationConfig) -> str | None:
-        """Return why a run would refuse these links; None if it would not."""
-        least = config.linkage.least_linked * config.privacy.sampling_rate
-        if self.enough >= least:
+        """Return why a run would end at these links; None if it would not."""
+        if self.share >= config.linkage.least_linked:
             return None
         cure = "compare how both parties write their keys"
         if self.better is not None:
             cure = self.better.in_words()
         return (
             f"links of {self.counts.name}: {self.in_words()}; less than linkage.least_linked = "
-            f"{config.linkage.least_linked:g}, so a run refuses them; {cure}"
+            f"{config.linkage.least_linked:g}, so a run ends there; {cure}"
         )
 
     def warnings(self, config: FederationConfig) -> list[str]:
@@ -393,6 +389,8 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
         Nothing leaves the process, which holds both tables.
     """
     spec = link_spec(config)
+    # A run counts rows with a record, whatever a secret sample holds.
+    spec = dataclasses.replace(spec, choice=dataclasses.replace(spec.choice, sampling_rate=1.0))
     rows, records = primary.num_rows, own.num_rows
     better = better_spelling(spec.keys, primary, own)
     mine, theirs = primary, own
@@ -406,17 +404,15 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
     protection = protection_of(spec)
     unit = None if protection.helpers else protection.unit(spec)
     counts = count_links(spec, theirs, linked, unit=unit)
-    share, enough = counts.rows_linked / counts.rows, counts.share
+    share = counts.rows_linked / counts.rows
     if theirs.num_rows < records:
         links = linked.source.link(np.arange(rows, dtype=np.int64))
         share = _share_of_all(links, drawn=theirs.num_rows, records=records)
-        enough = share * rows / most_rows(spec, rows, records)
     return ExpectedLinks(
         counts=counts,
         all_rows=rows,
         all_records=records,
         share=share,
-        enough=enough,
         better=better,
         one_right=one_is_right(spec, primary, own) if config.model.neighbours > 1 else None,
         doubts=tuple(link_warnings(spec, own, counts, meet=linked.meet)),

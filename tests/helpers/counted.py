@@ -99,7 +99,7 @@ class Answering:
         primary = self.tables[self.config.primary.name]
         self.training = plan_run(self.config, run_facts(self.config, primary)[1])
         self.spec = link_spec(self.config)
-        self.spec = replace(self.spec, choice=replace(self.spec.choice, least_linked=None))
+        self.spec = replace(self.spec, choice=replace(self.spec.choice, counted=False))
         self.keys = keys_of(self.spec.keys, primary)
         """Of the primary's table."""
         self.own: dict[str, KeyTable] = {}

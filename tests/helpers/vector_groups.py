@@ -317,6 +317,32 @@ def _trained_encoder(inputs: Inputs) -> Results:
     return {"mu": 1 / release.noise_multiplier, "eps": plan.epsilon(share_std)}
 
 
+def _link_count(inputs: Inputs) -> Results:
+    """A frozen run at a noise multiplier, with the numbers of linked rows that secondaries say."""
+    checks.whole_from(1, k=inputs["k"], rows=inputs["rows"])
+    checks.positive(noise_multiplier=inputs["noise_multiplier"])
+    privacy = Privacy(
+        noise_multiplier=inputs["noise_multiplier"],
+        delta=inputs["delta"],
+        unit=inputs["unit"],
+        encoder="frozen",
+        links_per_record=inputs["max_rows_per_record"],
+    )
+    plan = ReleasePlan(
+        privacy=privacy,
+        parties=inputs["k"],
+        min_active=inputs["k"],
+        rounds=1,
+        rows_per_round=inputs["rows"],
+        row_releases=inputs["rows"],
+        releases_per_row=1,
+        links=1,
+        linked_rows=inputs["rows"],
+    )
+    share_std = plan.noise_share_std()
+    return {"eps": plan.epsilon(share_std), "count_std": plan.link_count_std(share_std)}
+
+
 def _similarity_bound(inputs: Inputs) -> Results:
     return {"tau": recovery_bound(noise_std=inputs["sigma"], key_scale=inputs["sigma0"])}
 
@@ -426,6 +452,7 @@ GROUPS: Final[Mapping[str, Callable[[Inputs], Results]]] = {
     "party_noise": _party_noise,
     "noise_multiplier": _noise_multiplier,
     "stateful_encoder": _trained_encoder,
+    "link_count": _link_count,
     "fedsim_tau": _similarity_bound,
     "fedsim_expected_disclosures": _expected_disclosures,
     "fedsim_sigma_inverse": _similarity_noise,

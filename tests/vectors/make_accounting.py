@@ -271,6 +271,30 @@ def noise_of_parties():
         )
 
 
+def link_counts():
+    """Yield cases of the numbers of linked rows: ten times the run's multiplier, composed.
+
+    Each of a answers that a unit is in has deviation 10 sqrt(a) z times what the unit moves it by.
+    """
+    for unit, k, cap, change in (
+        ("secondary-record", 3, 2, 2),
+        ("entity", 3, 2, 2),
+        ("linked-row", 4, 2, 1),
+        ("secondary-record", 1, 900, 500),
+    ):
+        z, answers = mpf("0.8"), 1 if unit == "secondary-record" else k
+        mu = sqrt(1 / z**2 + answers / (10 * sqrt(mpf(answers)) * z) ** 2)
+        epsilon = root(lambda e, mu=mu: gaussian_delta(1 / mu, e) - mpf("1e-5"))
+        inputs = {"noise_multiplier": 0.8, "unit": unit, "k": k, "rows": 500, "delta": 1e-5}
+        yield case_of(
+            "link_count",
+            {**inputs, "max_rows_per_record": cap},
+            eps=epsilon,
+            count_std=10 * sqrt(mpf(answers)) * z * change,
+            **UPWARD,
+        )
+
+
 def renyi(q: float, z: float, parties: int, order: float, direction: str) -> mpf:
     """Return a sampled release's Renyi divergence, by mpmath's quadrature of short pieces."""
     q, z, order = mpf(q), mpf(z), mpf(order)
@@ -486,6 +510,7 @@ def cases() -> list[dict]:
         )
     made += closed_forms()
     made += small_deltas()
+    made += link_counts()
     for number, case in enumerate(made):
         case["id"] = f"own-{case['group']}-{number:02d}"
     return made

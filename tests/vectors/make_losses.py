@@ -5,7 +5,8 @@ its baselines' and FedHSSL's runs again on 22 November, when their gradients and
 and all but FedHSSL's when dropout began to draw bytes and the clip got its gradient in closed form;
 FeT's with trained encoders again on 23 November, when frequencies of its encodings were spread, and
 all with noise, when its sampler read other bits and three numbers went into a word; FedSim's and
-FeT's with trained encoders once more on 24 November, when near links started ahead.
+FeT's with trained encoders once more on 24 November, when near links started ahead; those behind
+noise with a cap on 27 November, when the number of linked rows took a part of epsilon.
 A change that should change nothing must leave it as it is. On the machine that wrote it all figures
 are equal to the last bit; elsewhere float32 sums may round differently.
 

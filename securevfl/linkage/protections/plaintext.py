@@ -246,9 +246,8 @@ class Plaintext(KeysAsTheyAre):
         """Link this party's records to the primary's keys; see :class:`Protection`.
 
         Reveals:
-            To the primary: that linkage is done, or that this party refused to continue; if the
-            family reads them, noised similarities; and, where the file asks for it, which rows are
-            linked.
+            To the primary: that linkage is done; if the family reads them, noised similarities;
+            and, where the file asks for it, which rows are linked.
         """
         spec = party.spec
         message = party.lines.receive(spec.roles.primary, LinkingKind.LINK_KEYS)

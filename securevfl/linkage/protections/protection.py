@@ -252,7 +252,7 @@ class Protection(ABC):
     def report_links(
         self, spec: LinkSpec, own: KeyTable, linked: LinkedSecondary, observe: Observer
     ) -> LinkedSecondary:
-        """Count a secondary's links, report them with warnings, and refuse too few.
+        """Count a secondary's links, and report them with warnings to its own operator.
 
         Args:
             spec: Settings of the linkage.
@@ -262,12 +262,8 @@ class Protection(ABC):
 
         Returns:
             The same with counts; without them where links are not counted, as for predictions.
-
-        Raises:
-            DataError: If fewer are linked than ``linkage.least_linked``.
         """
-        least = spec.choice.least_linked
-        if least is None:
+        if not spec.choice.counted:
             return linked
         # Under a protection no data party knows distances.
         unit = None if self.helpers else self.unit(spec)
@@ -275,7 +271,6 @@ class Protection(ABC):
         observe(counts)
         for text in candidates.link_warnings(spec, own, counts, meet=linked.meet):
             observe(Warned(text=text))
-        candidates.require_links(counts, least=least, rate=spec.choice.sampling_rate)
         return replace(linked, counts=counts)
 
     def report_done(
@@ -290,9 +285,6 @@ class Protection(ABC):
 
         Returns:
             As :meth:`report_links`.
-
-        Raises:
-            DataError: As :meth:`report_links`.
 
         Reveals:
             To the primary: ``done`` and, where the file asks for it, for each of its rows whether
@@ -452,8 +444,8 @@ class Coordinated(Protection):
 
         Reveals:
             To the coordinator, the primary and the dealer: what the protection's messages say. To
-            the primary: that linkage is done, or that this party refused to continue, and, where
-            the file asks for it, which rows are linked.
+            the primary: that linkage is done and, where the file asks for it, which rows are
+            linked.
         """
         spec, rows, records = party.spec, party.rows, party.keys.num_rows
         lists = Lists.from_message(self.at_secondary(party), spec=spec, rows=rows, records=records)

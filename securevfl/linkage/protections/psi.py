@@ -352,8 +352,7 @@ class Psi(KeysAsTheyAre):
 
         Reveals:
             To the primary: how many different keys there are, or ``linkage.pad_to``; that linkage
-            is done, or that this party refused to continue; and, where the file asks for it, which
-            rows are linked.
+            is done; and, where the file asks for it, which rows are linked.
         """
         spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
         texts = exact_texts(spec.keys, party.keys)

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Bool, Int64
 
-from securevfl.core.errors import DataError
-from securevfl.core.progress import LinksCounted, links_in_words
+from securevfl.core.progress import LinksCounted
 from securevfl.data.tables import KeyTable
 from securevfl.linkage import sampling
 from securevfl.linkage.links import LinkTable
@@ -118,7 +117,11 @@ def _source(
     if spec.choice.sampling_rate < 1 and not spec.choice.once:
         return sampling.FreshlySampledLinks(find=find, sampler=sampler)
     # A frozen encoder answers each row once, from one sample for the whole pass.
-    return sampling.FixedLinks(table=find(np.arange(rows, dtype=np.int64), sampler.draw()))
+    every, unsampled = np.arange(rows, dtype=np.int64), None
+    if spec.choice.sampling_rate < 1:
+        links = find(every, np.ones(records, dtype=np.bool_))
+        unsampled = np.asarray(links.present.any(axis=1))
+    return sampling.FixedLinks(table=find(every, sampler.draw()), unsampled=unsampled)
 
 
 # Nearest texts that differ in more than this share of their letters are other people's.
@@ -151,57 +154,17 @@ def count_links(
     nearest = np.full(linked.primary_rows, np.inf)
     np.minimum.at(nearest, row, distance)
     nearest = nearest[np.isfinite(nearest)]
-    rows_linked, records_linked = len(np.unique(row)), len(np.unique(record))
-    share = rows_linked / most_rows(spec, linked.primary_rows, own.num_rows)
-    if spec.choice.by == "rows":
-        share = max(share, records_linked / own.num_rows)
     return LinksCounted(
         name=own.name,
         rows=linked.primary_rows,
         records=own.num_rows,
-        rows_linked=rows_linked,
-        records_linked=records_linked,
+        rows_linked=len(np.unique(row)),
+        records_linked=len(np.unique(record)),
         tied_rows=tied,
         repeated_records=_repeated(groups),
         median_distance=None if unit is None or not len(nearest) else float(np.median(nearest)),
         unit="" if spec.keys.metric.equal_only else unit or "",
-        share=share,
     )
-
-
-def most_rows(spec: LinkSpec, rows: int, records: int) -> int:
-    """Return how many rows could be linked to so many records."""
-    if spec.choice.by == "rows":
-        return rows
-    assert spec.choice.links_per_record is not None, "checked with the federation file"
-    return min(rows, records * spec.choice.links_per_record)
-
-
-def require_links(counts: LinksCounted, *, least: float, rate: float) -> None:
-    """Refuse too few links: a run would learn nothing and spend its whole budget.
-
-    Of rows and of records the larger share counts, so a small table that is linked throughout is
-    enough for a large one. Where records choose, each of them has a row, however far: then rows
-    count alone, of as many as records could choose.
-
-    Args:
-        counts: A secondary's links.
-        least: ``linkage.least_linked``.
-        rate: The sampling rate, since records outside a secret sample have no links.
-
-    Raises:
-        DataError: If the share is below the least one.
-
-    Reveals:
-        To the other parties, if it is raised between processes: that this party refused.
-    """
-    if counts.share < least * rate:
-        raise DataError(
-            f"linkage.least_linked: {links_in_words(counts)}; {counts.share:.2%} is less than "
-            f"{least:g}, so nothing was charged; compare how both parties write their keys "
-            f"(securevfl check shows it where both tables are), or set least_linked = 0 to run "
-            f"anyway"
-        )
 
 
 def link_warnings(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: bool) -> list[str]:

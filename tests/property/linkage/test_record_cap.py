@@ -1,14 +1,20 @@
 """The record-side cap bounds what one record can change; other ways to cap do not."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
-from helpers.linking import round_linker
+from helpers.linking import link_spec, round_linker
 from helpers.nearest import nearest_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from securevfl.dp.events import Unit
+from securevfl.dp.sensitivity import linked_rows_sensitivity
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics.points import EuclideanKeys
-from securevfl.linkage.sampling import PoissonSampler, eligible_pairs
+from securevfl.linkage.sampling import PoissonSampler, eligible_pairs, has_candidate
+from securevfl.linkage.stage.candidates import source_of_metric
 
 
 @st.composite
@@ -178,3 +184,56 @@ def test_pairs_are_kept_in_link_order() -> None:
 
         assert ordered == list(zip(pairs.distances[part], pairs.records[part], strict=True))
     assert len(pairs.records) == 150
+
+
+@given(
+    keys(),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from(["rows", "records"]),
+    st.sampled_from([math.inf, 0.5, 0.0]),
+    st.floats(0.2, 1.0),
+    st.data(),
+)
+@settings(max_examples=80, deadline=None)
+def test_a_record_moves_the_number_of_linked_rows_by_its_cap(
+    tables: tuple[np.ndarray, np.ndarray],
+    cap: int,
+    k: int,
+    by: str,
+    limit: float,
+    rate: float,
+    data: st.DataObject,
+) -> None:
+    """Removed, it takes at most m rows away and adds none; exchanged, it moves them by m at most.
+
+    However rows or records choose, whatever the sample holds, and however far a link may be.
+    """
+    rows, records = tables
+    gone = data.draw(st.integers(0, len(records) - 1))
+
+    def linked(records: np.ndarray) -> int:
+        if not len(records):
+            return 0
+        spec = link_spec()
+        choice = replace(
+            spec.choice,
+            neighbours=min(k, len(records)),
+            by=by,
+            links_per_record=cap,
+            max_distance=limit,
+            sampling_rate=rate,
+            once=data.draw(st.booleans()),
+        )
+        metric = EuclideanKeys(primary=rows, records=records)
+        source = source_of_metric(replace(spec, choice=choice), metric)
+        return int(has_candidate(source, np.arange(len(rows))).sum())
+
+    before, after = linked(records), linked(np.delete(records, gone, axis=0))
+    moved = linked_rows_sensitivity(
+        unit=Unit.SECONDARY_RECORD, links_per_record=cap, rows=len(rows)
+    )
+    assert 0 <= before - after <= moved
+    other = records.copy()
+    other[gone] = rows[data.draw(st.integers(0, len(rows) - 1))]
+    assert abs(linked(other) - before) <= moved

@@ -46,8 +46,9 @@ def sentences(text: str) -> list[str]:
 def test_it_reads_as_documents_quote_it() -> None:
     """Word by word, so that a change of the wording is seen by whoever makes it."""
     assert said().text == (
-        "Suppose the primary alone tries to find out from all noised sums of this run whether any "
-        "one record (linked to at most 1 of the primary's rows) is in any one secondary's table. "
+        "Suppose the primary alone tries to find out from all noised sums and counts of this run "
+        "whether any one record (linked to at most 1 of the primary's rows) is in any one "
+        "secondary's table. "
         "Whatever else it knows, it can do no better than if its odds changed by at most a factor "
         "of 2,981 (epsilon = 8), except with a probability of 1 in 1,000,000 (delta = 1e-06). "
         "Not covered: groups of records, what many records have in common, what linkage shows, "

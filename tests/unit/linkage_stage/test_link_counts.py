@@ -1,6 +1,10 @@
-"""Counts of links: what every run says of them before anything is charged, and when it refuses."""
+"""Counts of links: a secondary's own, and the noised one by which the primary ends a run."""
 
 import json
+import math
+import re
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +14,30 @@ import pandas as pd
 import pytest
 import torch
 from helpers.federations import FROZEN, save
+from helpers.fixed_entropy import fixed_entropy
 from helpers.lines import link_as_threads
 from helpers.linking import hidden_spec, key_table, link_spec
+from scipy.stats import chi2
 
+from securevfl.config.federation import link_spec as link_spec_of
 from securevfl.config.linkage import parse_linkage
 from securevfl.config.reading import read_federation
-from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.progress import LinksCounted, ProgressEvent, Warned, links_in_words
+from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, PrivacyError
+from securevfl.core.progress import (
+    LinkedRowsCounted,
+    LinksCounted,
+    ProgressEvent,
+    Warned,
+    links_in_words,
+)
 from securevfl.data.tables import KeyTable
+from securevfl.dp.gaussian import gaussian_epsilon
+from securevfl.federation.link_counts import link_count
+from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
+from securevfl.ledger.book import Limit
+from securevfl.ledger.ledger import Ledger, set_limit
 from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.sampling import has_candidate
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.linking import METRICS, Linker, protection_of
 from securevfl.runtime.run_folder import links_of_run
@@ -40,7 +59,7 @@ def exact(k: int = 1, *, protection: str = "none", **choice: Any) -> LinkSpec:
     return replace(
         spec,
         keys=KeySpec(columns=("id",), metric=METRICS["exact"]),
-        choice=replace(spec.choice, neighbours=k, least_linked=0.05, **choice),
+        choice=replace(spec.choice, neighbours=k, counted=True, **choice),
     )
 
 
@@ -94,45 +113,34 @@ def test_missing_keys_are_not_the_same_key() -> None:
 
 
 @pytest.mark.parametrize("by", ["rows", "records"])
-def test_too_few_links_are_refused(by: Any) -> None:
-    """The counts are reported first; a small table that is linked throughout is enough."""
-    choice: dict[str, Any] = {} if by == "rows" else {"by": by, "links_per_record": 1, "once": True}
-    spec, mine = exact(**choice), ids("agency", *DISTINCT)
-    strangers = ids("bank", *(f"other{number}" for number in range(60)))
-    with pytest.raises(DataError, match=r"least_linked: .* 0 of 60 rows \(0%\), 0 of 60"):
-        counted(spec, mine, strangers)
-    assert counted(spec, mine, ids("bank", "k7"))[0].rows_linked == 1
-    allowed = replace(spec, choice=replace(spec.choice, least_linked=0.0))
-    assert counted(allowed, mine, strangers)[0].rows_linked == 0
-
-
-def test_a_secret_sample_does_not_count_as_few_links() -> None:
-    """Of perfect links, a sample of one record in fifty leaves about one row in fifty a link.
-
-    None of 1,200 records is in a sample once in 10^10 runs (0.98^1200).
-    """
-    names = [f"k{number}" for number in range(1200)]
-    spec = exact(sampling_rate=0.02, once=True)
-    counts, _ = counted(spec, ids("agency", *names), ids("bank", *names))
-    assert 0 < counts.rows_linked < 80
-
-
+@pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("protection", ["none", "hashes"])
-def test_a_secondary_refuses_before_it_says_that_linkage_is_done(protection: str) -> None:
-    """So the primary gets no LINKED, and neither party goes on to what is charged."""
-    keys = {
-        "agency": ids("agency", *DISTINCT),
-        "bank": ids("bank", *(f"other{number}" for number in range(60))),
-    }
+def test_a_secret_sample_does_not_change_what_is_said(protection: str, by: Any, once: bool) -> None:
+    """Rows with a record are counted, whatever the sample holds: its count is no sampled release.
+
+    All of 600 records are in a sample of rate 0.5 once in 10^180 runs.
+    """
+    names = [f"k{number}" for number in range(600)]
+    spec = exact(sampling_rate=0.5, once=once or by == "records", by=by, links_per_record=1)
+    mine, theirs = ids("agency", *names, "x", "y"), ids("bank", *names)
+    linked = Linker(replace(spec, hiding=replace(spec.hiding, protection=protection)), mine)(theirs)
+    assert int(has_candidate(linked.source, np.arange(602)).sum()) == 600
+    assert linked.linked_rows().sum() < 600
+
+
+@pytest.mark.parametrize("protection", ["none", "hashes", "psi"])
+def test_a_secondary_goes_on_without_a_link(protection: str) -> None:
+    """Nothing that it sends or ends depends on it: the primary gets LINKED, as of full links."""
     spec = exact(protection=protection)
-    helpers = {} if protection == "none" else {"coordinator": "coordinator"}
+    helpers = {"hashes": {"coordinator": "coordinator"}}.get(protection, {})
     spec = replace(spec, roles=replace(spec.roles, helpers=helpers))
-    results, wires = link_as_threads(spec, keys)
-    assert isinstance(results["bank"], DataError)
-    assert "least_linked" in str(results["bank"])
-    # Others are told what kind of error it is, and no count.
-    assert results["bank"].for_others() == "DataError (its own log says more)"
-    assert not [one for _, _, one in wires.travelled if one.kind.name == "LINKED"]
+    sent = []
+    for known in (DISTINCT, [f"other{number}" for number in range(60)]):
+        keys = {"agency": ids("agency", *DISTINCT), "bank": ids("bank", *known)}
+        results, wires = link_as_threads(spec, keys)
+        assert not [one for one in results.values() if isinstance(one, Exception)]
+        sent.append([(*way, one.kind, len(one.tensors)) for *way, one in wires.travelled])
+    assert sorted(map(str, sent[0])) == sorted(map(str, sent[1]))
 
 
 def test_key_ranges_that_do_not_meet_are_a_warning() -> None:
@@ -140,27 +148,15 @@ def test_key_ranges_that_do_not_meet_are_a_warning() -> None:
     mine, theirs = key_table("agency", 60, seed=1), key_table("bank", 40, seed=2)
     away = KeyTable(name="bank", columns={k: v + 50 for k, v in theirs.columns.items()})
     spec = link_spec()
-    spec = replace(spec, choice=replace(spec.choice, least_linked=0.05))
+    spec = replace(spec, choice=replace(spec.choice, counted=True))
     assert counted(spec, mine, theirs)[1] == []
     assert "below or above" in counted(spec, mine, away)[1][0]
-
-
-def test_records_that_all_choose_one_row_are_few_links() -> None:
-    """Keys on another continent: every record has a row, and nearly all of them the same one."""
-    mine, theirs = key_table("agency", 60, seed=1), key_table("bank", 40, seed=2)
-    away = KeyTable(name="bank", columns={k: v + 50 for k, v in theirs.columns.items()})
-    spec = link_spec()
-    choice = replace(spec.choice, by="records", links_per_record=1, once=True, least_linked=0.05)
-    spec = replace(spec, choice=choice)
-    assert counted(spec, mine, theirs)[0].share > 0.5
-    with pytest.raises(DataError, match=r"1 of 60 rows .* 40 of 40 records; .* 2.50% is less"):
-        counted(spec, mine, away)
 
 
 def test_texts_that_are_far_from_one_another_are_a_warning() -> None:
     """Dates in another order cost eight edits of ten letters."""
     spec = link_spec(metric="levenshtein")
-    spec = replace(spec, choice=replace(spec.choice, neighbours=1, least_linked=0.05))
+    spec = replace(spec, choice=replace(spec.choice, neighbours=1, counted=True))
 
     def born(name: str, form: str) -> KeyTable:
         days = [(d, m, y) for d, m, y in zip(range(1, 25), range(1, 25), range(40), strict=False)]
@@ -173,19 +169,25 @@ def test_texts_that_are_far_from_one_another_are_a_warning() -> None:
     assert "order of words, dates" in counted(spec, iso, born("bank", "{d:02}.{m:02}.{y}"))[1][0]
 
 
-def federation(folder: Path, theirs: list[int], **linkage: Any) -> Path:
-    """Write a federation of two parties by whole ids, behind a promise."""
+def federation(
+    folder: Path, theirs: list[int], *, noise: float | None = 0.05, **linkage: Any
+) -> Path:
+    """Write a federation of two parties by whole ids, behind a promise or without one."""
     random = np.random.default_rng(5)
     rows = ["id,a,y", *(f"{i},{a:.3f},{int(a > 0)}" for i, a in enumerate(random.normal(size=60)))]
     (folder / "agency.csv").write_text("\n".join(rows))
     own = ["id,b", *(f"{i},{b:.3f}" for i, b in zip(theirs, random.normal(size=60), strict=True))]
     (folder / "bank.csv").write_text("\n".join(own))
+    privacy: dict[str, Any] = {**FROZEN, "links_per_record": 1, "noise_multiplier": noise}
+    del privacy["epsilon"]
+    if noise is None:
+        privacy = {"mechanism": "none", "encoder": "frozen", "links_per_record": 1}
     source: dict[str, Any] = {
         "federation": {"name": "ids", "task": "binary", "seed": 1},
         "model": {"family": "avgsim", "neighbours": 1},
         "base": {"estimator": "none"},
         "training": {"epochs": 1, "batch_size": 16},
-        "privacy": {**FROZEN, "links_per_record": 1},
+        "privacy": privacy,
         "linkage": {"metric": "exact", "protection": "none", **linkage},
         "party": [
             {"name": "agency", "role": "primary", "label": "y", "address": "127.0.0.1:0"},
@@ -197,52 +199,176 @@ def federation(folder: Path, theirs: list[int], **linkage: Any) -> Path:
     return save(folder, source)
 
 
-def simulated(folder: Path, path: Path, events: list[ProgressEvent]) -> dict[str, Any]:
+def simulated(
+    folder: Path, path: Path, events: list[ProgressEvent], *, resume: bool = False
+) -> dict[str, Any]:
     config = read_federation(path)
     tables = read_tables(config, folder)
     cpu = torch.device("cpu")
-    run = folder / "run"
-    return simulate_federation(
-        config,
-        tables,
-        RunOptions(run_folder=run, device=cpu, observe=events.append),
-        with_alone=False,
-    ).metrics
+    options = RunOptions(
+        run_folder=folder / "run", device=cpu, observe=events.append, resume=resume
+    )
+    return simulate_federation(config, tables, options, with_alone=False).metrics
 
 
-def test_a_run_without_links_charges_nothing(tmp_path: Path) -> None:
-    """Other ids on both sides: the run ends in one line, and no ledger has a charge."""
-    path = federation(tmp_path, list(range(1000, 1060)))
+def charged(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of a run's ledgers that charge something, by party."""
+    found = {}
+    for path in (folder / "run").rglob("ledger.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        found[path.parent.name] = [line for line in lines if "epsilon" in line]
+    return found
+
+
+@pytest.mark.parametrize("noise", [0.05, None])
+def test_a_run_of_too_few_links_ends_by_the_number_alone(
+    tmp_path: Path, noise: float | None
+) -> None:
+    """Other ids on both sides: the primary ends it; the number is charged, and nothing else.
+
+    The noise's deviation is half a row, so that 3 of 60 are said of none once in 10^9 runs.
+    """
+    path = federation(tmp_path, list(range(1000, 1060)), noise=noise)
     events: list[ProgressEvent] = []
-    with pytest.raises(DataError, match=r"links of bank: 0 of 60 rows"):
+    with pytest.raises(DataError, match=r"0 % of the 60 rows are linked at bank.*least_linked = 0"):
         simulated(tmp_path, path, events)
-    assert any(isinstance(event, LinksCounted) for event in events)
-    assert charged(tmp_path) == 0
+    said = [event for event in events if isinstance(event, LinkedRowsCounted)]
+    assert [(one.name, one.rows, one.linked) for one in said] == [("bank", 60, 0)]
+    lines = charged(tmp_path)
+    assert {name: [one["kind"] for one in own] for name, own in lines.items()} == {
+        "agency": ["link-count"],
+        "bank": ["link-count"],
+    }
+    assert [lines[name][0]["linked"] for name in ("agency", "bank")] == [None, 0]
+    assert (lines["bank"][0]["epsilon"] is None) == (noise is None)
 
 
-def charged(folder: Path) -> int:
-    """Return the lines of a run's ledgers that charge something."""
-    ledgers = (folder / "run").rglob("ledger.jsonl")
-    lines = [json.loads(line) for path in ledgers for line in path.read_text().splitlines()]
-    return sum("epsilon" in line for line in lines)
+def answer(
+    plan: RunPlan,
+    path: Path,
+    theirs: list[int],
+    *,
+    run: str,
+    limit: float | None = None,
+    kind: type[Ledger] = Ledger,
+) -> tuple[int, Ledger]:
+    """Return what a secondary says in one session of a run, with its closed ledger.
+
+    Its table is the primary's rows 0 to 59 and what ``theirs`` has of them.
+    """
+    if limit is not None and not path.exists():
+        set_limit(path, Limit(unit=plan.config.privacy.unit, epsilon=limit, delta=1e-4))
+    ledger = kind(
+        path,
+        party="bank",
+        plan=plan.releases,
+        noise_share_std=plan.noise_share_std,
+        run=run,
+        durable=False,
+    )
+    try:
+        mine = ids("agency", *(f"{number}" for number in range(60)))
+        spec = link_spec_of(plan.config)
+        linked = Linker(spec, mine)(ids("bank", *(f"{number}" for number in theirs)))
+        return link_count(plan, linked, ledger).linked, ledger
+    finally:
+        ledger.close()
+
+
+def plan_of(folder: Path, *, noise: float) -> RunPlan:
+    config = read_federation(federation(folder, list(range(60)), noise=noise))
+    return plan_run(config, run_facts(config, read_tables(config, folder)["agency"])[1])
+
+
+def test_no_number_of_sessions_draws_twice(tmp_path: Path) -> None:
+    """Resumed as often as one likes, and over other records, a run says what it has said.
+
+    The noise's deviation is 5 rows: a second draw would be the first one once in 13.
+    """
+    plan, path = plan_of(tmp_path, noise=0.5), tmp_path / "bank.jsonl"
+    first, ledger = answer(plan, path, list(range(30)), run="0" * 32)
+    spent = ledger.spent
+    for theirs in ([999], list(range(60)), list(range(30)), [*range(29)]):
+        said, ledger = answer(plan, path, theirs, run="0" * 32)
+        assert (said, ledger.spent) == (first, spent)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["linked"] for line in lines if line["kind"] == "link-count"] == [first]
+    # Another run is another draw, and charged.
+    assert answer(plan, path, [999], run="1" * 32)[1].total > spent
+
+
+def test_a_number_is_on_the_disk_before_it_is_said(tmp_path: Path) -> None:
+    """A budget that does not cover it, or a disk that takes nothing: no number."""
+    plan, path = plan_of(tmp_path, noise=0.5), tmp_path / "bank.jsonl"
+    with pytest.raises(BudgetExceededError, match="saying how many rows are linked"):
+        answer(plan, path, [7], run="0" * 32, limit=1e-3)
+    assert "link-count" not in path.read_text()
+
+    class FullDisk(Ledger):
+        """Takes its first line alone."""
+
+        def charge_link_count(self, draw: Callable[[], int] | None = None) -> float:
+            self._file.close()
+            return super().charge_link_count(draw)
+
+    with pytest.raises(PrivacyError, match="closed"):
+        answer(plan, tmp_path / "other.jsonl", [7], run="0" * 32, kind=FullDisk)
+    assert "link-count" not in (tmp_path / "other.jsonl").read_text()
+
+
+def test_a_primary_that_asks_for_ever_is_charged_for_ever(tmp_path: Path) -> None:
+    """A run each time: the owner's limit ends it, the total is booked, and every number is noised.
+
+    At a run's multiplier of 0.5, runs of which nothing but the number is asked come to the root of
+    their number over five. Noise of a quarter of the deviation fails, and so does a fixed one.
+    """
+    plan, path = plan_of(tmp_path, noise=0.5), tmp_path / "bank.jsonl"
+    limit, said = gaussian_epsilon(noise_multiplier=5 / math.sqrt(20), delta=1e-4), []
+
+    def ask_for_ever() -> None:
+        for asked in range(40):
+            run = f"{asked:032x}"
+            said.append(answer(plan, path, [*range(30)], run=run, limit=limit * (1 + 1e-9)))
+
+    with pytest.raises(BudgetExceededError, match="over the limit of its owner"):
+        ask_for_ever()
+    assert len(said) == 20
+    assert said[-1][1].total == pytest.approx(limit)
+    squares = sum((linked - 30) ** 2 for linked, _ in said) / 5**2
+    assert chi2.ppf(1e-9, 20) < squares < chi2.isf(1e-9, 20)
 
 
 def test_a_run_reports_its_links(tmp_path: Path) -> None:
-    """As an event before the first release, in metrics.json, and in a line for people."""
+    """Before the first release, in metrics.json, in lines for people, and within epsilon."""
     path = federation(tmp_path, list(range(30, 90)))
     events: list[ProgressEvent] = []
     metrics = simulated(tmp_path, path, events)
     names = [event.EVENT for event in events]
-    assert names.index("links-counted") < names.index("release")
-    assert charged(tmp_path) > 0
+    assert names.index("links-counted") < names.index("linked-rows") < names.index("release")
     assert metrics["links"]["bank"]["rows_linked"] == 30
-    assert links_of_run(metrics)[0].startswith("links of bank: 30 of 60 rows (50%)")
+    assert metrics["linked_rows"]["bank"]["linked"] == pytest.approx(30, abs=4)
+    exact, said = links_of_run(metrics)[1], links_of_run(metrics)[0]
+    assert exact.startswith("links of bank: 30 of 60 rows (50%)")
+    assert re.fullmatch(r"about \d\d % of the 60 rows are linked at bank \(± 1.7 %\)", said)
+    privacy = metrics["privacy"]
+    assert privacy["epsilon"] == pytest.approx(privacy["epsilon_planned"])
+    kinds = [line["kind"] for line in charged(tmp_path)["bank"]]
+    assert kinds == ["link-count", *["charge"] * 4]
+
+
+def test_too_few_rows_to_count_are_not_counted(tmp_path: Path) -> None:
+    """Noise of a sixth of the rows would end good runs: nothing is said, and nothing charged."""
+    events: list[ProgressEvent] = []
+    metrics = simulated(tmp_path, federation(tmp_path, list(range(60)), noise=1.0), events)
+    assert "linked_rows" not in metrics
+    assert not [line for line in charged(tmp_path)["bank"] if line["kind"] == "link-count"]
+    assert any("60 rows are too few" in str(event) for event in events)
 
 
 def test_new_rows_that_nobody_knows_are_a_warning(tmp_path: Path) -> None:
     """Ids that a program has changed: the answer comes, and whoever may know is told."""
     path = federation(tmp_path, list(range(60)))
-    path.write_text(f"{path.read_text()}\n[prediction]\nepsilon = 500.0\n")
+    path.write_text(f"{path.read_text()}\n[prediction]\nepsilon = 5000.0\n")
     config, events = read_federation(path), list[ProgressEvent]()
     tables, cpu = read_tables(config, tmp_path), torch.device("cpu")
     run = simulate_federation(
@@ -262,11 +388,34 @@ def test_the_least_share_is_one() -> None:
 
 
 def test_predictions_do_not_count_links() -> None:
-    """Of one row, a refusal would tell that it has no link."""
+    """Of one row, the count would tell whether it has a link."""
     spec = hidden_spec("none")
-    assert spec.choice.least_linked is None
+    assert not spec.choice.counted
     linked = Linker(spec, key_table("agency", 60, seed=1))(key_table("bank", 40, seed=2))
     events: list[ProgressEvent] = []
     keys = key_table("bank", 40, seed=2)
     assert protection_of(spec).report_links(spec, keys, linked, events.append).counts is None
     assert not events
+
+
+def test_a_suspect_is_told_by_the_noised_number_alone(tmp_path: Path) -> None:
+    """19 invented ids and one suspect's, with the same noise: the number differs by m at most.
+
+    All else that happens follows from the number, so that two equal ones end alike.
+    """
+    ends = []
+    for name, suspect in (("member", 30), ("stranger", 999)):
+        (tmp_path / name).mkdir()
+        path = federation(tmp_path / name, list(range(60)), noise=0.15)
+        agency = pd.read_csv(path.parent / "agency.csv").head(20)
+        agency["id"] = [*range(500, 519), suspect]
+        agency.to_csv(path.parent / "agency.csv", index=False)
+        events: list[ProgressEvent] = []
+        with fixed_entropy(), suppress(DataError):
+            simulated(path.parent, path, events)
+            events.append(Warned(text="went on"))
+        (said,) = [one.linked for one in events if isinstance(one, LinkedRowsCounted)]
+        ends.append(said)
+        assert (Warned(text="went on") in events) == (said >= 1)
+    member, stranger = ends
+    assert 0 <= member - stranger <= 1

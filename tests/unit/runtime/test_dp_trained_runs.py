@@ -75,6 +75,7 @@ def test_a_run_spends_what_the_calculator_says(rate: float, tmp_path: Path) -> N
         sampling_rate=rate,
         secondaries=2,
         gradient_noise_multiplier=privacy["gradient_noise_multiplier"],
+        counts_links=True,
     )
     expected = budget.epsilon(noise_multiplier=privacy["noise_multiplier"])
 

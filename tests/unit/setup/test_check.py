@@ -307,9 +307,8 @@ def test_equal_keys_have_no_distance_in_words() -> None:
         repeated_records=0,
         median_distance=0.0,
         unit="",
-        share=0.9,
     )
-    links = ExpectedLinks(counts=counts, all_rows=20, all_records=20, share=0.9, enough=0.9)
+    links = ExpectedLinks(counts=counts, all_rows=20, all_records=20, share=0.9)
     assert links.in_words().endswith("drawn at random), to equal keys")
 
 

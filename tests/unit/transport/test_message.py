@@ -95,6 +95,7 @@ def test_kind_codes_never_change():
         "COMPUTING_KEY": 55, "COMPUTING_SEED": 56, "COMPUTING_TENSOR": 57,
         "COMPUTING_REQUEST": 58, "COMPUTING_DEALING": 59, "COMPUTING_DONE": 60,
         "COMPUTING_BEGIN": 61, "LINK_POINTS": 62, "PEER_FACTS": 63,
+        "LINK_COUNT_REQUEST": 64, "LINK_COUNT": 65,
     }  # fmt: skip
 
 
