@@ -273,7 +273,9 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
             "all",
             refusal='training.rows: "aligned" shows the primary which rows have a record at every '
             "secondary, which no noise covers, so epsilon would not hold for one record; set it "
-            'to "all"',
+            'to "all"'
+            if config.training.rows == "aligned"
+            else _exchanged(config, "averages of projections"),
         )
     reveals, covered = "no one: the family reads none", _NOTHING
     if spec.similarities is not None:
