@@ -330,8 +330,8 @@ def _counts(config: FederationConfig) -> Iterator[Channel]:
         "noise covers, so epsilon would not hold for one record; leave it out",
     )
     reveals, covered = "no one", _NOTHING
-    if linkage.cache is not None and (to := _receivers(messages, "kept links")):
-        reveals = f"{to}: whether a table is the same as in an earlier run"
+    if to := _receivers(messages, "kept links"):
+        reveals = f"{to}: where links are kept, whether a table is the same as in an earlier run"
         covered = "not covered: tags under a key of each party's own"
     yield Channel("kept links", reveals, covered, "all", "all", stated=True)
 

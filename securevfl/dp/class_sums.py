@@ -30,7 +30,6 @@ one cell of each column, so it moves all counts together by at most sqrt(c).
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Final
 
 import numpy as np
@@ -399,5 +398,5 @@ def noised_rows(count: int, *, rows: int, std: float) -> int:
     if std > 0:
         bits = max(0, math.ceil(math.log2(_ROWS_STD_UNITS / std)))
         noise = int(ExactDiscreteGaussian(std * 2.0**bits).sample((1,)))
-        noised = round(Fraction((count << bits) + noise, 1 << bits))
+        noised = ((count << bits) + noise + (1 << bits >> 1)) >> bits
     return min(max(noised, 0), rows)

@@ -10,6 +10,7 @@ from typing import Final, assert_never
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.dp import sensitivity
 from securevfl.dp.accountant import epsilon_of, noise_multiplier_for
 from securevfl.dp.events import (
     EntitySampledRelease,
@@ -21,12 +22,7 @@ from securevfl.dp.events import (
 )
 from securevfl.dp.gaussian import composed_multiplier, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
-from securevfl.dp.sensitivity import (
-    gradient_sensitivity,
-    honest_parties,
-    linked_rows_sensitivity,
-    row_change,
-)
+from securevfl.dp.sensitivity import gradient_sensitivity, honest_parties, row_change
 from securevfl.dp.statement import Statement, bounded, unbounded
 
 # Fitting of frozen encoders: cost and noise. Each secondary fits its encoder to noised statistics
@@ -314,7 +310,7 @@ class ReleasePlan:
     def _linked_rows_change(self) -> int:
         """The most by which one unit moves a secondary's number of linked rows."""
         assert self.linked_rows is not None, "asked where it is counted"
-        return linked_rows_sensitivity(
+        return sensitivity.linked_rows_sensitivity(
             unit=Unit(self.privacy.unit),
             links_per_record=self.privacy.links_per_record,
             rows=self.linked_rows,

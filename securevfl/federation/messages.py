@@ -14,7 +14,7 @@ from securevfl.federation.run_plan import RUN_ID_DIGITS, Purpose, RunFacts, pred
 from securevfl.mpc.masks import PUBLIC_BYTES
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
-PROTOCOL_VERSION: Final = 14
+PROTOCOL_VERSION: Final = 15
 """What callers and primary must have in common beyond frames: the order and meaning of messages."""
 
 SIGNATURE_BYTES: Final = 64
@@ -124,8 +124,8 @@ class Welcome(TypedMessage):
         ):
             raise ProtocolError("the primary's row counts do not add up")
         names = callers(facts)
-        parts = [f"{part}:{name}" for part in ("public", "signature") for name in names]
-        message.require_only(*(field.name for field in fields(RunFacts)), *parts)
+        arrays = [f"{part}:{name}" for part in ("public", "signature") for name in names]
+        message.require_only(*(field.name for field in fields(RunFacts)), *arrays)
         keys = {
             name: (
                 _bytes(message, f"public:{name}", PUBLIC_BYTES),
@@ -151,6 +151,7 @@ class LinkCountRequest(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.LINK_COUNT_REQUEST
     WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"no record": "lengths"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +163,7 @@ class LinkCount(DeclaredMessage):
 
     KIND: ClassVar = RoundKind.LINK_COUNT
     WAY: ClassVar = "secondary to primary"
+    COVERS: ClassVar = {"number of linked rows": "linked", "no record": "lengths"}
 
     linked: int = wire(least=0, most="rows")
     """The same in all sessions of a run."""

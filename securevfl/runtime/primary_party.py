@@ -13,21 +13,12 @@ from securevfl.core.formatting import finite_or_none
 from securevfl.core.progress import Listening, Observer, Stage, Warned
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
-from securevfl.federation import run_plan
+from securevfl.federation import messages, run_plan
 from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.class_means.class_means_stage import ClassMeansPrimary
 from securevfl.federation.link_counts import book_link_counts, require_link_counts
-from securevfl.federation.messages import (
-    Hello,
-    LinkCount,
-    LinkCountRequest,
-    PredictRequest,
-    Rejoin,
-    RoundKind,
-    TrainingRows,
-)
 from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.pretraining.pretraining_stage import (
     pretrain_as_primary,
@@ -88,11 +79,11 @@ class PrimarySession:
     def greetings(self, names: Collection[str]) -> dict[str, Message]:
         """Return parties' greetings as they came; :func:`handshake.read_hello` reads one."""
         came = self.transport.receive_each(
-            names, RoundKind.HELLO, round_number=0, deadline_s=self._waits.answer.primary_s
+            names, messages.RoundKind.HELLO, round_number=0, deadline_s=self._waits.answer.primary_s
         )
         return {message.sender: message for message in came}
 
-    def welcome(self, hellos: Mapping[str, Hello], facts: run_plan.RunFacts) -> None:
+    def welcome(self, hellos: Mapping[str, messages.Hello], facts: run_plan.RunFacts) -> None:
         """Send the parties the facts of the session and one another's keys.
 
         Reveals:
@@ -106,7 +97,10 @@ class PrimarySession:
     def wait_until_ready(self, callers: Collection[str]) -> None:
         """Wait until every party has said that its budget covers what was announced."""
         for _ in self.transport.receive_each(
-            callers, RoundKind.READY, round_number=0, deadline_s=self._waits.answer.primary_s
+            callers,
+            messages.RoundKind.READY,
+            round_number=0,
+            deadline_s=self._waits.answer.primary_s,
         ):
             pass
 
@@ -243,7 +237,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
                 run.train()
             except membership.SecondariesBackError as back:
                 ranks = tuple(sorted(config.ranks[name] for name in back.names))
-                session.transport.broadcast(secondaries, Rejoin(ranks=ranks).to_message())
+                session.transport.broadcast(secondaries, messages.Rejoin(ranks=ranks).to_message())
                 return RejoinDue(parties=back.names)
             run.keep()
         if class_means is not None:
@@ -290,16 +284,15 @@ def _count_links(session: PrimarySession, plan: run_plan.RunPlan) -> dict[str, A
     )
     if not book_link_counts(plan, party.files.ledger, party.observe):
         return None
-    transport.broadcast(secondaries, LinkCountRequest().to_message())
-    wait = party.config.runtime.idle_timeout_s
-    counts = {
-        name: LinkCount.from_message(
-            transport.receive(name, RoundKind.LINK_COUNT, round_number=0, deadline_s=wait),
-            rows=plan.facts.rows,
+    transport.broadcast(secondaries, messages.LinkCountRequest().to_message())
+    wait = party.config.waits.work.primary_s
+    came = {
+        message.sender: messages.LinkCount.from_message(message, rows=plan.facts.rows)
+        for message in transport.receive_each(
+            secondaries, messages.RoundKind.LINK_COUNT, round_number=0, deadline_s=wait
         )
-        for name in secondaries
     }
-    return require_link_counts(plan, counts, party.observe)
+    return require_link_counts(plan, {name: came[name] for name in secondaries}, party.observe)
 
 
 def _build(
@@ -324,7 +317,7 @@ def _build(
         observe=party.observe,
     )
     if config.training.rows == "aligned":
-        rows = TrainingRows(rows=len(data.training_rows))
+        rows = messages.TrainingRows(rows=len(data.training_rows))
         session.transport.broadcast(list(plan.secondaries.values()), rows.to_message())
     run = PrimaryRun(
         plan,
@@ -402,7 +395,7 @@ def _greet(
 
 def _hellos(
     session: PrimarySession, presence: membership.Presence, joined: Collection[str], *, run: str
-) -> dict[str, Hello]:
+) -> dict[str, messages.Hello]:
     """Read all greetings; a secondary that may not come back is dismissed and ends no session.
 
     Args:
@@ -497,7 +490,7 @@ class PredictingPrimary(SessionWithPartners):
         ledger = party.files.open_prediction(plan, model=self.model.run)
         callers = list(membership.callers_in_predictions(self.config, self.active))
         self.broken = True
-        asked = PredictRequest.of(request.facts)
+        asked = messages.PredictRequest.of(request.facts)
         session.transport.broadcast(callers, asked.to_message())
         session.wait_until_ready(callers)
         session.countersign().count_rows(request.facts.predicted_rows)

@@ -19,15 +19,9 @@ from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.config.sections import PartySettings
-from securevfl.core import files
+from securevfl.core import files, progress
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import finite_or_none, toml_text, written
-from securevfl.core.progress import (
-    LinkedRowsCounted,
-    LinksCounted,
-    linked_rows_in_words,
-    links_in_words,
-)
 from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
 from securevfl.federation.run_plan import RunPlan
@@ -263,9 +257,9 @@ def top_in_words(figures: Mapping[str, Any]) -> str:
 
 def links_of_run(figures: Mapping[str, Any]) -> list[str]:
     """Return how many rows are linked, as each secondary has said; in simulations also exactly."""
-    said = [LinkedRowsCounted(**one) for one in figures.get("linked_rows", {}).values()]
-    exact = [LinksCounted(**one) for one in figures.get("links", {}).values()]
-    return [*map(linked_rows_in_words, said), *map(links_in_words, exact)]
+    said = [progress.LinkedRowsCounted(**one) for one in figures.get("linked_rows", {}).values()]
+    exact = [progress.LinksCounted(**one) for one in figures.get("links", {}).values()]
+    return [*map(progress.linked_rows_in_words, said), *map(progress.links_in_words, exact)]
 
 
 def interval_heading(evaluation: Mapping[str, Any]) -> str:

@@ -220,7 +220,7 @@ def _tell_link_count(session: SecondarySession, plan: RunPlan, linked: LinkedSec
     transport.receive(
         messages.RoundKind.LINK_COUNT_REQUEST,
         round_number=0,
-        deadline_s=party.config.runtime.idle_timeout_s,
+        deadline_s=party.config.waits.work.for_primary_s,
     )
     transport.send(link_count(plan, linked, party.files.ledger).to_message())
 

@@ -198,6 +198,7 @@ Cover = Literal[
     "residuals",
     "positional-encoding averaging",
     "linkage",
+    "number of linked rows",
     "record counts",
     "records near rows",
     "kept links",
@@ -244,8 +245,9 @@ class TypedMessage:
     def __init_subclass__(cls) -> None:
         """Note whether messages of its kind hold anything."""
         # A dataclass with slots is made anew, and has its fields by then.
-        if dataclasses.is_dataclass(cls):
-            _HOLDS[cls.KIND] = _HOLDS.get(cls.KIND, False) or bool(dataclasses.fields(cls))
+        made: Any = cls
+        if dataclasses.is_dataclass(made):
+            _HOLDS[cls.KIND] = _HOLDS.get(cls.KIND, False) or bool(dataclasses.fields(made))
 
     def to_message(self) -> Message:
         """Return it as it is sent; this one holds nothing but its kind."""

@@ -290,6 +290,9 @@ Kinds = MessageKind | Collection[MessageKind]
 class Transport:
     """What both ends of the star have in common."""
 
+    session: bytes
+    """The session's id; empty until a secondary is connected."""
+
     def __init__(
         self,
         address: tuple[str, int],
@@ -787,7 +790,7 @@ class PrimaryTransport(Transport):
         )
 
     def receive_each(
-        self, names: Sequence[str], kind: Kinds, *, round_number: int | None, deadline_s: float
+        self, names: Collection[str], kind: Kinds, *, round_number: int | None, deadline_s: float
     ) -> Iterator[Message]:
         """Yield one message of each secondary as they arrive, within one common deadline.
 
@@ -828,7 +831,6 @@ class SecondaryTransport(Transport):
     """
 
     session = b""
-    """The session's id, once connected."""
 
     def connect(self, deadline_s: float, *, returning: bool = False) -> None:
         """Dial until the primary answers, prove this party's identity and learn the session.

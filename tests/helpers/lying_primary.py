@@ -156,9 +156,8 @@ class Line(SecondaryTransport):
         """Messages that are on the wire."""
         return len(self.inbox)
 
-    def receive(self, kind: Any, *, round_number: int | None, deadline_s: float) -> Message:
+    def receive(self, kind: Any, *, round_number: int | None, **_waits: Any) -> Message:
         """Return the next message; refuse it as the star does if it is not due."""
-        del deadline_s
         if not self.inbox:
             raise QuietError
         message = self.inbox.popleft()

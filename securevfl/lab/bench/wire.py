@@ -106,10 +106,13 @@ class WiredRun:
         return Bytes(sent=frame({}, {"words": (8, weights + 1)}), received=_EMPTY + frame({}, mean))
 
     def linking(self) -> Bytes:
-        """Return those of keys that are shown: 8 N D received, and frames."""
+        """Return those of keys that are shown, all rows linked: 8 N D received, and frames."""
         columns = {f"number:{number}": (8, self.facts.rows) for number in range(self.keys)}
         statistics = {"centre": (8, self.keys), "width": (8, self.keys)}
-        return Bytes(sent=_EMPTY, received=frame({}, {**columns, **statistics}))
+        return Bytes(
+            sent=_EMPTY + frame({"linked": self.facts.rows}, {}),
+            received=frame({}, {**columns, **statistics}) + _EMPTY,
+        )
 
     def _rounds(self, purpose: str, rows: int) -> Bytes:
         full, rest = divmod(rows, self.batch_size)
@@ -162,12 +165,15 @@ class WiredRun:
         )
 
     def _new_lines(self) -> Iterator[int]:
-        """Return how many lines every ledger has grown by: one a round, one the last meeting."""
+        """Return how many lines every ledger has grown by: one a round, one the last meeting.
+
+        Before the first round also one for the number of linked rows.
+        """
         yield 0
         facts, batch = self.facts, self.batch_size
         each = math.ceil(facts.train_rows / batch) + math.ceil(facts.validation_rows / batch)
-        for _ in self.best_epochs:
-            yield each + 1
+        for epoch in range(len(self.best_epochs)):
+            yield each + 1 + (epoch == 0)
         yield math.ceil(facts.test_rows / batch) + 1
 
     def _marks(self) -> Bytes:

@@ -256,10 +256,6 @@ def test_every_family_is_refused_or_shows_nothing(name: str, tmp_path: Path) -> 
     assert name in REFUSED or here.received[-1] == ("end",)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="linkage.least_linked refuses by a count without noise; a noised one takes its place",
-)
 def test_a_count_of_links_ends_no_run(tmp_path: Path) -> None:
     """Nobody but the suspect is linked, so that a stranger in its place leaves no link at all."""
     linkage = {name: value for name, value in EXACT.items() if name != "least_linked"}

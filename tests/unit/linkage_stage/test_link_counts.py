@@ -33,7 +33,13 @@ from securevfl.core.progress import (
 from securevfl.data.tables import KeyTable
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.federation.link_counts import link_count
-from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
+from securevfl.federation.run_plan import (
+    RunPlan,
+    plan_prediction,
+    plan_run,
+    prediction_facts,
+    run_facts,
+)
 from securevfl.ledger.book import Limit
 from securevfl.ledger.ledger import Ledger, set_limit
 from securevfl.linkage.metrics.metric import KeySpec
@@ -387,8 +393,12 @@ def test_the_least_share_is_one() -> None:
         parse_linkage({"protection": "none", "least_linked": 5})
 
 
-def test_predictions_do_not_count_links() -> None:
+def test_predictions_do_not_count_links(tmp_path: Path) -> None:
     """Of one row, the count would tell whether it has a link."""
+    run = plan_of(tmp_path, noise=0.05)
+    facts = prediction_facts(rows=60, predicted_rows=30, active=(1,))
+    asked = plan_prediction(run.config, facts, noise_share_std=run.noise_share_std)
+    assert (run.releases.linked_rows, asked.releases.linked_rows) == (60, None)
     spec = hidden_spec("none")
     assert not spec.choice.counted
     linked = Linker(spec, key_table("agency", 60, seed=1))(key_table("bank", 40, seed=2))
