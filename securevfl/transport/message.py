@@ -216,9 +216,9 @@ Cover = Literal[
     "fitting of encoders",
     "labels that class means are fitted to",
 ]
-"""Cover of a message's field. ``"no record"``: it depends on no record and no label. ``"masks"``: it
-is uniform to its receiver. Each other one is a channel of :mod:`securevfl.config.disclosure`, which
-says what covers it in a run, or that nothing does."""
+"""Cover of a message's field. ``"no record"``: it depends on no record and no label. ``"masks"``:
+it is uniform to its receiver. Each other one is a channel of :mod:`securevfl.config.disclosure`,
+which says what covers it in a run, or that nothing does."""
 
 
 class TypedMessage:
