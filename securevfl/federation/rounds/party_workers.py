@@ -25,6 +25,7 @@ from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.models.building import Forward
 from securevfl.models.building import row_by_row as each_row
+from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import DistinctBottom
 
 # A helper waits for its next order as long as the party waits for others. One that has died is
@@ -236,6 +237,9 @@ class OwnRecords:
     precision: Precision = "float32"
     """What the model computes in; what it gives is float32."""
 
+    network: Network | None = None
+    """The model as a GPU replays it."""
+
     @property
     def module(self) -> nn.Module:
         """The model, as :class:`securevfl.federation.rounds.party_workers.Work` calls it."""
@@ -269,6 +273,7 @@ class OwnRecords:
             bottom=copy.deepcopy(self.bottom).to(device),
             features=self.features.to(device),
             keys=self.keys.to(device),
+            network=None,
         )
 
     def taught(
@@ -311,12 +316,15 @@ class OwnRecords:
 
     def _computed(self, index: LinkIndex, present: LinkMask) -> CutRows:
         features, keys = self.features, self.keys
-        if not self.apart and self.bottom.recordwise:
+        # What a GPU replays is as large in every round, however many records are linked.
+        apart = self.apart or (self.network is not None and features.is_cuda)
+        if not apart and self.bottom.recordwise:
             return represent_distinct(self.forward, features, keys, index, present)
-        if not self.apart and isinstance(self.bottom, DistinctBottom) and not self.row_by_row:
+        if not apart and isinstance(self.bottom, DistinctBottom) and not self.row_by_row:
             return represent_linked(self.bottom, features, keys, index, present)
         linked = self.linked(index, present)
-        return self.forward(linked.features, linked.keys, linked.present)
+        forward = self.network or self.forward
+        return forward(linked.features, linked.keys, linked.present)
 
 
 # What the processes of one party share of a batch: each computes the rows that are its own.
