@@ -149,7 +149,9 @@ def test_a_record_moves_no_more_than_its_promise_counts(name: str, tmp_path: Pat
         assert here.parties_moved(there) <= touched
         if config.privacy.encoder == "frozen":
             assert max(here.rows_moved(there).values()) <= many * CAP
-    assert all(ratio > 0.02 for ratio in furthest.values()), furthest
+    # With the nearest record, however far, every row stays linked.
+    moving = {what: ratio for what, ratio in furthest.items() if what != "linked rows"}
+    assert all(ratio > 0.02 for ratio in moving.values()), furthest
 
 
 def test_records_that_are_not_counted_are_noticed(
