@@ -25,7 +25,6 @@ from securevfl.federation.pretraining.pretraining_stage import (
     write_pretraining,
 )
 from securevfl.federation.rounds.exchanges import RoundExchange
-from securevfl.federation.rounds.primaries import NetworkPrimary
 from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session import handshake, membership
@@ -340,9 +339,6 @@ def _build(
         observe=party.observe,
         own=OwnModels(base=party.job.in_memory.base, top=party.job.in_memory.top),
     )
-    if party.job.group is not None:
-        assert isinstance(run.primary, NetworkPrimary), "checked before it joined"
-        run.primary.share_with(party.job.group)
     run.alignment = alignment
     return run
 

@@ -14,7 +14,6 @@ from securevfl.core import checks
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, unheard
-from securevfl.federation.rounds.party_workers import WorkerGroup
 
 if TYPE_CHECKING:
     # They bring pandas, and a party that only helps has no table.
@@ -233,8 +232,6 @@ class PartyJob(RunOptions):
     """Whether the primary had one of this name in its session when this party first called."""
     awaited: tuple[str, ...] = ()
     """Secondaries for whom the session before was broken off, so that they can come back."""
-    group: WorkerGroup | None = None
-    """Its own processes, where torchrun has started several."""
 
     @property
     def returning(self) -> bool:

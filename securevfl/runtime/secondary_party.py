@@ -272,8 +272,6 @@ def _build(
         device=party.job.device,
     )
     secondary.log = party.files.log
-    if party.job.group is not None:
-        secondary.share_with(party.job.group)
     checkpoints, epoch = party.files.checkpoints, plan.facts.resume_epoch
     own = 0 if plan.frozen else own_epoch(checkpoints.epochs(), plan.facts)
     if own:

@@ -12,13 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core.devices import Precision, to_device
+from securevfl.core.devices import Precision, computing_in, to_device, widened
 from securevfl.core.progress import EpochDone, Observer
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.party_workers import TopRows
 from securevfl.federation.run_plan import Purpose, RunPlan
 from securevfl.models.alone.choice import Decision, choose_scale, decide, scaled
 from securevfl.models.family import Explained, share_of_base
@@ -97,7 +96,8 @@ class TopModel:
     def _compute(
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
     ) -> Tensor:
-        return TopRows(self.top, self.precision)(features, keys, aggregate, similarities)
+        with computing_in(self.precision, features.device):
+            return widened(self.top(features, keys, aggregate, similarities))
 
     def _read(
         self, plan: RoundPlan, aggregate: Tensor
