@@ -169,7 +169,7 @@ _REGISTERED: dict[str, AnyFamily] = {}
 
 _ONE_PARTY = ("alone", "solo", "combine")
 # Methods of comparisons that are not families; their names are reserved.
-_METHODS = (*_ONE_PARTY, "boosting", "boosting-links", "boosting-combine", "fedcvt")
+_METHODS = (*_ONE_PARTY, "boosting", "boosting-links", "boosting-combine")
 
 
 def family_names() -> tuple[str, ...]:
