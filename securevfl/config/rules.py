@@ -148,8 +148,7 @@ def _require_defensible(config: FederationConfig) -> None:
     """Refuse defences of gradients where none are sent, or where they are none."""
     training, task = config.training, config.federation.task
     heuristics = ("iso_gradients", "clip_gradients", "marvell", "distance_correlation")
-    in_place_of_labels = ("confuse_labels", "label_epsilon")
-    asked = [name for name in (*heuristics, *in_place_of_labels) if getattr(training, name)]
+    asked = [name for name in (*heuristics, "label_epsilon") if getattr(training, name)]
     for name in asked:
         if config.family.assisted:
             raise ConfigError(
@@ -169,25 +168,18 @@ def _require_defensible(config: FederationConfig) -> None:
             "training.distance_correlation: is of all rows of a batch, and dp-trained encoders "
             "learn from each alone; leave it out"
         )
-    replaced = [name for name in asked if name in in_place_of_labels]
-    if len(replaced) == 2:
-        raise ConfigError(
-            "training.confuse_labels: takes the place of labels, as label_epsilon does; leave one "
-            "out"
-        )
-    for name in replaced:
-        if task == "regression":
-            raise ConfigError(
-                f"training.{name}: is of classes, and the task is regression; leave it out, or "
-                f'take model.family = "assist" with model.label_epsilon'
-            )
-        if config.base.exists:
-            raise ConfigError(
-                f"training.{name}: a base is fitted to labels as they are, and helps to choose "
-                f'the best epoch, which secondaries see; write [base] estimator = "none"'
-            )
     if "label_epsilon" not in asked:
         return
+    if task == "regression":
+        raise ConfigError(
+            "training.label_epsilon: is of classes, and the task is regression; leave it out, or "
+            'take model.family = "assist" with model.label_epsilon'
+        )
+    if config.base.exists:
+        raise ConfigError(
+            "training.label_epsilon: a base is fitted to labels as they are, and helps to choose "
+            'the best epoch, which secondaries see; write [base] estimator = "none"'
+        )
     if (training.label_epsilon or 0.0) < SMALLEST_EPSILON:
         raise ConfigError(
             f"training.label_epsilon: must be at least {SMALLEST_EPSILON:g}, got "

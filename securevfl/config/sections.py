@@ -162,10 +162,6 @@ class TrainingSettings:
     """Of two classes: mean square length of Marvell's noise on gradients, over the squared distance
     of their means. A heuristic."""
 
-    confuse_labels: checks.NonNegative = 0.0
-    """lambda of a confusional autoencoder: networks learn other classes' soft labels, which the
-    primary decodes, without a base. A heuristic."""
-
     distance_correlation: checks.NonNegative = 0.0
     """Weight of NoPeek's loss: how distances of records and of what leaves correlate. A
     heuristic."""

@@ -462,8 +462,6 @@ class PrimaryRun:
             self.primary.drawn = drawn_labels(
                 self.plan, self.data, ledger=self.ledger, files=self.checkpoints.files
             )
-            if self.primary.confused is not None:
-                self.primary.confused.fit(self.plan.config.training.confuse_labels)
         if not isinstance(self.primary, AssistPrimary):
             return
         told = release_labels(

@@ -23,7 +23,7 @@ from securevfl.federation.base import own_inputs
 from securevfl.federation.messages import AverageRequest, EpochMark, RoundPlan
 from securevfl.federation.rounds import cut, primary
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.label_defences import ConfusedLabels, DrawnLabels, protected
+from securevfl.federation.rounds.label_defences import DrawnLabels, protected
 from securevfl.federation.rounds.release import require_finite
 from securevfl.federation.rounds.updates import DropoutStream
 from securevfl.federation.run_plan import RunPlan
@@ -124,8 +124,6 @@ class NetworkPrimary(primary.Primary):
         self.dropout = dropout
         self.drawn: DrawnLabels | None = None
         """What it trains on in the place of labels, under ``training.label_epsilon``."""
-        self.confused: ConfusedLabels | None = getattr(top, "confused_labels", None)
-        """Soft labels, which it trains on under ``training.confuse_labels``."""
         self._positions_taken: PositionsTaken | None = None
 
     def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
@@ -164,16 +162,14 @@ class NetworkPrimary(primary.Primary):
                 protect=lambda gradient: protected(gradient, targets, self.training),
             )
             output = self._forward(plan, aggregate)
-            wanted = targets if self.confused is None else self.confused.encode(targets)
-            loss = (self.drawn or self.head).loss(output, wanted)
+            loss = (self.drawn or self.head).loss(output, targets)
             require_finite("the loss", loss.detach(), round_number=plan.round_number)
             known.add(loss.detach(), lambda value: losses.append(float(value)))
             self.optimizer.zero_grad()
             loss.backward()
         self.optimizer.step(epoch=epoch)
         (value,) = losses
-        found = output.detach()
-        return value, found if self.confused is None else self.confused.decode(found)
+        return value, output.detach()
 
     def _weight(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"]) -> float:
         """Return lambda as it would be chosen if this epoch were the last."""
