@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
@@ -86,7 +85,6 @@ def _simulate(
     config: FederationConfig,
     tables: Mapping[str, PartyTable] | None,
     options: run_options.RunOptions,
-    *,
     settings: "RunSettings",
 ) -> RunResult:
     if tables is None:
@@ -106,7 +104,6 @@ def _train(
     config: FederationConfig,
     tables: Mapping[str, PartyTable] | None,
     options: run_options.RunOptions,
-    *,
     settings: "RunSettings",
 ) -> RunResult:
     options = replace(options, data_root=options.data_root.resolve())
@@ -186,8 +183,6 @@ def _warn(config: FederationConfig, observe: Observer) -> None:
     for text in run_options.warnings_about(config):
         observe(Warned(text=text))
 
-
-# Frames in Python as parties.
 
 _PRIMARY = "primary"
 
@@ -284,9 +279,6 @@ def _columns(settings: Mapping[str, Any], name: str) -> ColumnSettings:
     own = bounds.get(name) if isinstance(bounds, Mapping) else bounds
     missing = (settings.get("missing_columns") or {}).get(name, ())
     return ColumnSettings(bounds=own, missing_columns=missing, own_statistics=False)
-
-
-# Run a federation from Python: on tables in memory, or as a federation file says.
 
 
 class RunSettings(TypedDict, total=False):
@@ -397,11 +389,9 @@ def simulate(
         Everything is in one process: a simulation protects nobody's table.
     """
     frames = {"primary": primary, "secondaries": secondaries, "label": label, "key": key}
-    asking = partial(_asked_for, "simulate", parties, model, settings, **frames)
     if "extra_figures" in settings:
         raise ConfigError("extra_figures: goes with securevfl.train; add yours to run.metrics")
-    run = partial(_simulate, settings=settings)
-    return _run(run, asking, settings, out, observe, callbacks)
+    return _run("simulate", parties, model, frames, settings, out, observe, callbacks)
 
 
 def train(
@@ -448,18 +438,17 @@ def train(
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
     frames = {"primary": primary, "secondaries": secondaries, "label": label, "key": key}
-    asking = partial(_asked_for, "train", parties, model, settings, **frames)
-    run = partial(_train, settings=settings)
-    return _run(run, asking, settings, out, observe, callbacks)
+    return _run("train", parties, model, frames, settings, out, observe, callbacks)
 
 
 _Tables = Mapping[str, PartyTable] | None
-_Asked = tuple[FederationConfig, _Tables, Path | None]
 
 
 def _run(
-    run: Callable[[FederationConfig, _Tables, run_options.RunOptions], RunResult],
-    asking: Callable[[], _Asked],
+    by: Literal["simulate", "train"],
+    parties: Any,
+    model: Any,
+    frames: Mapping[str, Any],
     settings: RunSettings,
     out: str | Path | None,
     observe: Observer,
@@ -479,7 +468,7 @@ def _run(
         hearing.until_the_end(),
         contextlib.ExitStack() as unfinished,
     ):
-        config, tables, root = asking()
+        config, tables, root = _asked_for(by, parties, model, settings, **frames)
         resume = settings.get("resume", False)
         if resume and out is None:
             raise ConfigError("resume: needs out, the folder of the run to continue")
@@ -499,7 +488,10 @@ def _run(
             observe=hearing.tell,
             record_mib=settings.get("record_mib"),
         )
-        result = run(config, tables, options)
+        if by == "simulate":
+            result = _simulate(config, tables, options, settings)
+        else:
+            result = _train(config, tables, options, settings)
         hearing.ended(result.metrics)
         unfinished.pop_all()
         assert result.trained is not None, "pretraining alone has an entry of its own"
@@ -507,7 +499,9 @@ def _run(
         return replace(result, trained=replace(result.trained, place=place))
 
 
-def _asked_for(by: str, parties: Any, model: Any, settings: Any, **frames: Any) -> _Asked:
+def _asked_for(
+    by: str, parties: Any, model: Any, settings: Any, **frames: Any
+) -> tuple[FederationConfig, _Tables, Path | None]:
     """Return the federation, its tables (None: as its file says) and where paths start.
 
     Raises:
