@@ -12,8 +12,6 @@ from typing import Annotated, Any, Final, Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 
-# The ``[encoder]`` table: how frozen encoders of few numbers are made, and where they write.
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderSettings:
@@ -72,8 +70,6 @@ class EncoderSettings:
         return (self.layout or ("sum" if self.method == "class-means" else "blocks")) == "blocks"
 
 
-# ``encoder.method = "auto"``: the settings of frozen encoders that follow from the promise.
-
 AUTO: Final = "auto"
 CLASSES_OF_NUMBERS: Final = 2
 """Class means of a label that is a number: for its lower and for its upper half."""
@@ -114,7 +110,7 @@ def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, An
 
 
 def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what :func:`recommended` says of a parsed file."""
+    """Return what :func:`recommend` says of a parsed file."""
     federation = source.get("federation")
     if not isinstance(federation, Mapping):
         raise ConfigError('encoder.method: "auto" follows from [federation]; add that section')
@@ -129,14 +125,14 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     roles = [party.get("role") for party in source.get("party", []) if isinstance(party, Mapping)]
     linkage = source.get("linkage")
     metric = linkage.get("metric", "euclidean") if isinstance(linkage, Mapping) else "euclidean"
-    settings = recommended(classes=classes, metric=metric, dealer="dealer" in roles)
+    settings = recommend(classes=classes, metric=metric, dealer="dealer" in roles)
     model = source.get("model")
     if isinstance(model, Mapping) and model.get("top", "mixed") not in ("tied", "mixed"):
         del settings["training"]
     return settings
 
 
-def recommended(*, classes: int | None, metric: Any, dealer: bool) -> dict[str, dict[str, Any]]:
+def recommend(*, classes: int | None, metric: Any, dealer: bool) -> dict[str, dict[str, Any]]:
     """Return the settings, by table and name, that did best where such a federation was measured.
 
     Encoders are class means, with one secondary too: what all of them write has as many numbers

@@ -23,8 +23,6 @@ from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES, family_named, family_names
 
-# What is changed so that a method of a comparison fits a file that was written for another one.
-
 
 def adapted(source: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return a method's federation file with what its family can take, and what was changed.
@@ -85,9 +83,6 @@ def require_own_fields(family: AnyFamily, model: Mapping[str, Any]) -> None:
 
 def _fields(family: AnyFamily) -> tuple[str, ...]:
     return tuple(one.name for one in dataclasses.fields(family.settings_class) if one.init)
-
-
-# The ``[methods.NAME]`` tables: settings that one method of a comparison has for itself.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

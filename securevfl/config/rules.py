@@ -10,8 +10,6 @@ from securevfl.linkage.stage.linking import PROTECTIONS
 from securevfl.models.assist import AssistConfig
 from securevfl.models.task_metrics import metrics_of
 
-# When masks may be shared with a few neighbours instead of all other secondaries.
-
 LARGEST_COMPLETE: Final = 16
 """Up to so many secondaries all share masks with all: key streams are a few milliseconds then."""
 
@@ -31,9 +29,6 @@ def _require_maskable(config: FederationConfig) -> None:
             f"privacy.mask_degree: {degree} are all the others of {secondaries} secondaries; "
             f"leave it out, or write an even number of at most {(secondaries - 2) // 2 * 2}"
         )
-
-
-# What of a federation file must go together so that keys can be linked, and models trained.
 
 
 def require_linkable(config: FederationConfig) -> None:
@@ -404,9 +399,6 @@ def require_enough_records(config: FederationConfig, table: PartyTable | KeyTabl
             f"table of {table.name!r}: has {table.num_rows} records, fewer than "
             f"model.neighbours = {config.model.neighbours}; lower model.neighbours"
         )
-
-
-# Runs that continue without a lost secondary: which of them can.
 
 
 def require_continuable(config: FederationConfig) -> None:

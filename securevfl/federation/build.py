@@ -392,9 +392,6 @@ def build_primary(
     )
 
 
-# What each party keeps of a run whose training has ended: its :class:`SavedModel`.
-
-
 def save_secondary(
     plan: RunPlan,
     table: PartyTable,

@@ -51,9 +51,6 @@ class MethodFigures:
     """Of the primary alone, each model's metrics of the test rows; None of other methods."""
 
 
-# Networks on one table: the primary alone, and combine (all in one place).
-
-
 def solo_inputs(
     features: Float[Tensor, "rows features"], keys: Float[Tensor, "rows dimension"] | None
 ) -> Float[Tensor, "rows inputs"]:
@@ -270,8 +267,6 @@ def _fit(
     )
 
 
-# Gradient-boosted trees on one table: the baseline that tables are usually measured against.
-
 _Trees: TypeAlias = HistGradientBoostingClassifier | HistGradientBoostingRegressor
 
 # What a class that no training row has gets: less than any other, and still finite.
@@ -427,9 +422,6 @@ def _staged(
         outputs = torch.full((len(table), head.outputs), _NEVER)
         outputs[:, known] = scores
         yield outputs
-
-
-# Runs of a comparison that need no federation: all that they need is in one place.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,8 +29,6 @@ from securevfl.models.fedhssl import family as fedhssl
 from securevfl.models.fedsim import FedSimFamily
 from securevfl.models.fet.family import FeTFamily
 
-# Families of other installed packages, by entry point.
-
 GROUP: Final = "securevfl.families"
 """The entry points' group."""
 
@@ -141,8 +139,6 @@ def _check_pretraining(family: type[AnyFamily]) -> None:
         if family.pretraining and getattr(family, method) is getattr(Family, method):
             raise ConfigError(f"names steps of pretraining, and has no {method}")
 
-
-# Families by name.
 
 F = TypeVar("F", bound=Family[Any])
 

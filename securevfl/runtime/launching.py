@@ -29,8 +29,6 @@ from securevfl.runtime.run_folder import RunFigures, write_figures
 from securevfl.runtime.run_options import InMemory, PartyJob, Program, RejoinDue, RunOptions
 from securevfl.transport.identity import Identity, fleeting
 
-# How a launcher starts parties again: those that were killed, and those that these need.
-
 
 def going_on(command: PartyCommand, run_folder: Path) -> PartyCommand:
     """Return the command that resumes a party, or starts it if it never began the run."""
@@ -86,8 +84,6 @@ class StartAgain:
             return self._config.primary.name in self._away
         return bool(self._away)
 
-
-# A whole federation on this machine: one process per party, with identities for this run only.
 
 # Longer than any run on one machine: real deadlines are those of [runtime].
 _LAUNCH_DEADLINE_S = 7 * 24 * 3600.0
@@ -393,8 +389,6 @@ def pinned(config: FederationConfig, texts: Mapping[str, str], *, address: str) 
     trains = not config.mpc.program
     return parse_federation(source, file="federation.toml of this run", only_linkage=not trains)
 
-
-# One party, from its job to its outcome: what each process runs.
 
 Outcome = RunFigures | Predictions | dict[str, Any] | None
 _Ended = Outcome | RejoinDue

@@ -41,8 +41,6 @@ from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.message import Done, Message, public_reason
 from securevfl.transport.star import PrimaryTransport, new_session
 
-# A session as the primary holds it, the same for training and for predictions.
-
 
 class PrimarySession:
     """The primary's end of a session: greet the parties, countersign, link, exchange, end."""
@@ -174,9 +172,6 @@ def primary_session(
         # Helpers wait until the run is over, and those that serve on for the next request.
         transport.patient = frozenset(one.name for one in config.callers if one.is_helper)
         yield PrimarySession(party, transport)
-
-
-# Training.
 
 
 def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
@@ -428,9 +423,6 @@ def _hellos(
     if there < config.least_in_training:
         raise ProtocolError(f"{there} secondaries are left, and {config.least_in_training} must be")
     return hellos
-
-
-# Predicting.
 
 
 class PredictingPrimary(SessionWithPartners):

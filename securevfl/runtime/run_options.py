@@ -63,9 +63,6 @@ class RunOptions:
             checks.positive(record_views=self.record_mib)
 
 
-# The torch device that a run computes on.
-
-
 def device_named(name: str) -> torch.device:
     """Return the torch device called ``name``.
 
@@ -113,9 +110,6 @@ def _no_device(name: str) -> ConfigError:
     return ConfigError(f'device: must be "cpu", "cuda" or a GPU such as "cuda:1", got {name!r}')
 
 
-# Warnings before a run.
-
-
 def warnings_about(config: FederationConfig) -> list[str]:
     """Return warnings about a federation file, one sentence each."""
     warnings = []
@@ -138,9 +132,6 @@ def warnings_about(config: FederationConfig) -> list[str]:
             'privacy.accounting = "as-published": the papers\' formula is not a guarantee'
         )
     return warnings
-
-
-# The job of a party's process.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from securevfl.config.encoder import recommended
+from securevfl.config.encoder import recommend
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core import checks
@@ -39,8 +39,6 @@ from securevfl.setup.estimates import (
 )
 from securevfl.setup.proposal import ColumnUse, Proposal, Wishes, propose
 
-# A proposal as the text of a federation file, with a reason for every choice.
-
 _WIDTH: Final = 96
 
 FROM_RECORDS: Final = (
@@ -52,7 +50,7 @@ FROM_RECORDS: Final = (
 def federation_text(proposal: Proposal) -> str:
     """Return the whole file."""
     # No party of the proposal is a dealer.
-    chosen = recommended(classes=proposal.classes, metric=proposal.keys.metric, dealer=False)
+    chosen = recommend(classes=proposal.classes, metric=proposal.keys.metric, dealer=False)
     parts = [
         _head(proposal),
         _federation(proposal),
@@ -354,9 +352,6 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-# From tables, or from partners' column lists, to a proposed federation.
-
-
 def look_at(
     path: Path, *, declared: proposed_columns.Declared, root: Path
 ) -> proposed_columns.Table:
@@ -517,9 +512,6 @@ def _from(root: Path, path: Path) -> str:
     """Return a path as the file says it: relative where the table lies below the file's folder."""
     resolved, start = path.resolve(), root.resolve()
     return str(resolved.relative_to(start)) if resolved.is_relative_to(start) else str(resolved)
-
-
-# From what the options say of columns and files to declarations.
 
 
 def declared_by_options(

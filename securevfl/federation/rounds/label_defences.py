@@ -21,8 +21,6 @@ from securevfl.core.devices import to_device
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.rounds import cut
 
-# Labels drawn once: all that is trained on them has their epsilon.
-
 
 @dataclass(frozen=True, eq=False)
 class DrawnLabels:
@@ -78,9 +76,6 @@ class DrawnLabels:
             right = functional.softmax(outputs, dim=1).gather(1, drawn[:, None])[:, 0]
         other = (1 - self.keep) / max(1, outputs.shape[1] - 1)
         return -(other + (self.keep - other) * right).log().mean()
-
-
-# Heuristics on the gradient that leaves.
 
 
 def protected(
@@ -191,9 +186,6 @@ def marvell_spectrum(
     ]
     best = min([*starts, *found], key=divergence)
     return np.maximum(best, 0.0).reshape(2, 2)
-
-
-# Distance correlation at a secondary.
 
 
 def distance_correlation(
