@@ -40,12 +40,12 @@ class Channel:
     """Who learns it; ``recipients`` are those who get the model."""
 
     stated: bool = False
-    """Whether it stands beside a promise of epsilon that does not cover it, as the promise's
-    statement and docs/privacy.md say."""
+    """True for a channel that no epsilon covers and no promise refuses; the promise's statement and
+    docs/privacy.md name it."""
 
     refusal: str = ""
-    """The setting that opens it beside a promise that does not cover it, why, and what to write
-    instead."""
+    """Sentence that refuses a promise with this channel: the setting, what it shows, and what to
+    write instead."""
 
 
 def coverage(channel: Mapping[str, str]) -> str:

@@ -43,7 +43,7 @@ class Waits:
     join_s: float
     """``join_timeout_s``."""
     return_s: float
-    """Seconds that a lost party may take to come back; 0 where nobody waits for one."""
+    """Seconds that a lost party may take to come back; 0 where the others do not wait."""
     round_s: float
     """``round_timeout_s``."""
     idle_s: float

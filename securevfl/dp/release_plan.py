@@ -139,8 +139,8 @@ class ReleasePlan:
     """What every secondary's fitting of a frozen encoder takes; None fits nothing."""
 
     linked_rows: checks.Count | None = None
-    """Rows of the primary of which every secondary says, once, how many are linked, behind noise of
-    its own; None says nothing. It counts all records, whatever a secret sample holds."""
+    """Number of the primary's rows, where every secondary sends once, behind noise of its own, how
+    many of them are linked; None sends nothing. A secret sample changes no count."""
 
     releases_per_record: checks.Count | None = None
     """N: rows that one record takes part in, at each secondary and over all requests for

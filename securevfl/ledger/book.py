@@ -424,7 +424,7 @@ class LedgerBook:
         )
 
     def left(self, unit: str) -> float | None:
-        """Return what a unit's limit leaves, of which programs that are allowed take nothing."""
+        """Return what a unit's limit leaves; programs that are allowed take nothing of it."""
         limit = self.limits.get(unit)
         if limit is None:
             return None

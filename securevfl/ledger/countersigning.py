@@ -593,7 +593,7 @@ class Countersigning:
         self._met, self._rows = self.clock(), 0
 
     def count_rows(self, rows: int) -> None:
-        """Count predicted rows, of which :meth:`long_served` knows."""
+        """Add predicted rows to those that :meth:`long_served` counts."""
         self._rows += rows
 
     def long_served(self, *, most_s: float = SERVED_S) -> bool:

@@ -90,7 +90,7 @@ class LedgerFile(ChainedFile):
         return self.note.read_text(encoding="utf-8", errors="replace")
 
     def note_head(self, head: str) -> None:
-        """Write beside the file what every later opening asks for: a head that it must have had."""
+        """Keep a head that every later opening of the ledger must find in it."""
         # The damage is reported whether there is room for a note or not.
         with contextlib.suppress(StorageError, OSError):
             files.write_text(self.note, head)

@@ -346,7 +346,7 @@ class FreshlySampledLinks:
 
 
 def has_candidate(source: LinkSource, rows: Chosen) -> npt.NDArray[np.bool_]:
-    """Return which rows have a record that may be linked to them, whatever a secret sample holds.
+    """Return which rows have a record that may be linked to them, in the secret sample or not.
 
     Under a cap of m rows a record, one record more or less changes at most m of them.
     """

@@ -46,6 +46,7 @@ _PLAIN: Final = {
     "who takes part": "Whether you were there",
     "positional-encoding averaging": "Weights of how keys are encoded, averaged over partners",
     "linkage": "What it takes to find which records belong to which rows",
+    "number of linked rows": "How many of the primary's rows have a record of yours",
     "record counts": "How many records you have",
     "records near rows": "How many of your records lie near the primary's rows",
     "kept links": "Whether your table is the same as in an earlier run",

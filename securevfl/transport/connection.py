@@ -55,9 +55,8 @@ class TransportLimits:
     """Seconds to deliver the last messages when the federation ends or fails."""
 
     busy_timeout_s: float = 3600.0
-    """Seconds of a session for which a party may have no room, because its own thread works, for
-    what waits to be sent to it; what it takes in at ``lowest_rate`` is given back. Nor does this
-    party wait longer for anybody while others wait for it."""
+    """Seconds of a session for which a party may have no room for what is sent to it; what it takes
+    in at ``lowest_rate`` is given back. It also bounds this party's own waits while others wait."""
 
     max_message_bytes: int = 1 << 30
     """Largest body of one message; memory is set aside for it."""

@@ -216,9 +216,9 @@ Cover = Literal[
     "fitting of encoders",
     "labels that class means are fitted to",
 ]
-"""What stands for a field of a message. ``"no record"``: it depends on no record and no label.
-``"masks"``: it is uniform to whoever receives it. Each other one is a channel of
-:mod:`securevfl.config.disclosure`, which says what covers it in a run, or that nothing does."""
+"""Cover of a message's field. ``"no record"``: it depends on no record and no label. ``"masks"``:
+it is uniform to its receiver. Each other one is a channel of :mod:`securevfl.config.disclosure`,
+which says what covers it in a run, or that nothing does."""
 
 
 class TypedMessage:
@@ -258,7 +258,7 @@ _HOLDS: dict[MessageKind, bool] = {}
 
 
 def require_empty(message: Message) -> None:
-    """Refuse contents of a message whose kind alone says all, for nobody need read such a one.
+    """Refuse contents of a message that is its kind alone.
 
     Raises:
         ProtocolError: Naming the sender.

@@ -34,7 +34,7 @@ from securevfl.dp import class_sums
 from securevfl.dp.events import Unit
 from securevfl.dp.ring_noise import RingNoise
 from securevfl.dp.sensitivity import gradient_sensitivity
-from securevfl.federation import assisted_boosting, build, encoder_fitting
+from securevfl.federation import assisted_boosting, build, encoder_fitting, link_counts
 from securevfl.federation.class_means import class_labels
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds import updates
@@ -184,7 +184,7 @@ Say = Callable[[str, Tensor, Callable[[], Any]], Any]
 def mechanisms_overheard(say: Say) -> Iterator[None]:
     """Give every fitted statistic and update to ``say``, and take its answer."""
     fitted, noised = class_sums.noised_moments, updates.GradientNoise.noised
-    ranked = class_sums.noised_ranks
+    ranked, counted = class_sums.noised_ranks, class_sums.noised_rows
 
     def statistics(records: np.ndarray, **settings: float) -> Any:
         exact = exact_moments(records, **settings)
@@ -194,6 +194,10 @@ def mechanisms_overheard(say: Say) -> Iterator[None]:
         exact = torch.from_numpy(class_sums.cell_counts(values, edges)) / values.shape[1] ** 0.5
         return say("ranks", exact, lambda: ranked(values, edges, **settings))
 
+    def linked_rows(count: int, **settings: Any) -> Any:
+        exact = torch.tensor([float(count)])
+        return say("linked rows", exact, lambda: counted(count, **settings))
+
     def update(noise: updates.GradientNoise, total: Tensor) -> Any:
         exact = total * noise.granularity / noise.clip_norm
         return say("update", exact, lambda: noised(noise, total))
@@ -201,6 +205,7 @@ def mechanisms_overheard(say: Say) -> Iterator[None]:
     with (
         mock.patch.object(encoder_fitting, "noised_moments", statistics),
         mock.patch.object(encoder_fitting, "noised_ranks", ranks),
+        mock.patch.object(link_counts, "noised_rows", linked_rows),
         mock.patch.object(updates.GradientNoise, "noised", update),
     ):
         yield
@@ -379,10 +384,13 @@ class WholeRun:
         return {mine.party for mine, theirs in pairs if not torch.equal(mine.exact, theirs.exact)}
 
     def _most(self, one: Summed) -> float:
-        if one.what != "update":
+        if one.what not in ("update", "linked rows"):
             return 1.0
-        releases = self.plans[one.session].releases
-        rows = min(releases.privacy.links_per_record or 0, releases.rows_per_round)
+        plan = self.plans[one.session]
+        releases, cap = plan.releases, plan.config.privacy.links_per_record
+        if one.what == "linked rows":
+            return cap or plan.facts.rows
+        rows = min(cap or 0, releases.rows_per_round)
         return gradient_sensitivity(clip_norm=1.0, unit=Unit.SECONDARY_RECORD, rows=rows)
 
 

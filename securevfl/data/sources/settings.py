@@ -344,7 +344,7 @@ def file_behind(path: Path) -> Path:
 
 
 def query_behind(path: Path) -> str | None:
-    """Return the query that gives a party's table; None where there is none, or no readable file.
+    """Return the query that gives a party's table; None without one, or without a readable file.
 
     What can't be read is refused where the table is read.
     """

@@ -110,7 +110,7 @@ class RowValues(DeclaredMessage):
 
     KIND = LinkingKind.LINK_POINTS
     WAY = "primary to a secondary"
-    COVERS: ClassVar = {"linkage": "points", "sizes and times": "lengths"}
+    COVERS: ClassVar = {"linkage": "values", "sizes and times": "lengths"}
 
     values: UInt8[np.ndarray, "values 16"]
 

@@ -85,6 +85,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "class means, randomised": class_means("randomised", linkage=EXACT),
     "class means, shares": class_means("shares"),
     "scores, shares": class_means("shares", **SCORES),
+    # So little noise that its tenfold is less than a tenth of the rows: linked rows are counted.
+    "counted": {
+        "model": DIRECTIONS,
+        "encoder": {"method": "random"},
+        "privacy": {**PRIVACY, "noise_multiplier": 0.3, "links_per_record": 1},
+        "linkage": {**NEAREST, "choose": "records"},
+    },
     "sampled": {"model": POOLED, "privacy": {**PRIVACY, "sampling_rate": 0.5}, "linkage": NEAREST},
     "dp-trained": {"model": POOLED, "privacy": DP_TRAINED, "linkage": NEAREST},
     "trained": {"model": POOLED, "privacy": TRAINED, "linkage": NEAREST},
@@ -184,6 +191,7 @@ def test_a_suspect_is_nowhere_but_behind_noise(name: str, tmp_path: Path) -> Non
     requests = ((7, 8, 9), (8,), (8, 30))
     here = whole_run(config, tables, tmp_path / "here", requests=requests)
     assert here.received[-1] == ("end",)
+    assert ("linked rows" in {one.what for one in here.sums}) == (name == "counted")
     furthest = 0.0
     for changes, other in others(path):
         folder = tmp_path / f"other-{changes}"

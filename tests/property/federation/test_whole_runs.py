@@ -85,7 +85,7 @@ MECHANISMS = {
     "scores, shares": {"rows", "ranks", "class sums"},
     "dp-trained": {"rows", "update"},
     # Labels alone have a promise.
-    "assist": set(),
+    "assist": {"linked rows"},
     "entity": {"rows"},
     "entity, counted": {"rows"},
 }
