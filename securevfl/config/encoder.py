@@ -80,7 +80,7 @@ _OF_NUMBERS: Final = ("euclidean", "great-circle")
 """Metrics whose keys a model can take as inputs."""
 
 
-def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+def resolve(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Return a parsed federation file with the settings that it leaves to the rule written out.
 
     Args:

@@ -536,7 +536,7 @@ def _asked_for(
     elif settings.get("missing_columns") is not None:
         raise ConfigError("missing_columns: goes with frames alone; from_frame declares a table's")
     else:
-        listed = _listed(parties)
+        listed = _list_tables(parties)
         _require_by_party(settings, [table.name for table in listed])
     names = _key_names(listed[0])
     source = source_of([TableFacts.of(table) for table in listed], model, settings)
@@ -544,7 +544,7 @@ def _asked_for(
     return parse_federation(source, file=f"{by}()"), tables, None
 
 
-def _listed(parties: Any) -> Sequence[PartyTable]:
+def _list_tables(parties: Any) -> Sequence[PartyTable]:
     tables = parties if isinstance(parties, list | tuple) else [parties]
     for number, one in enumerate(tables):
         if not isinstance(one, PartyTable):
@@ -661,7 +661,7 @@ def source_of(
     tables += [{"name": role, "role": role} for role in helpers_of(settings)]
     kind = settings.get("task") or parties[0].task
     several = {"classes": parties[0].classes} if kind == "multiclass" and auto else {}
-    family = {} if model is None else {"family": family_of(model).name, **_given(model)}
+    family = {} if model is None else {"family": family_of(model).name, **_as_table(model)}
     source: dict[str, Any] = {
         "federation": {
             "name": "simulation",
@@ -670,12 +670,12 @@ def source_of(
             **several,
         },
         "model": {**family, **({} if top is None else {"top": top_source(top)})},
-        "training": _given(settings.get("training") or sections.TrainingSettings()),
-        "pretraining": _given(settings.get("pretraining") or PretrainingSettings()),
-        "privacy": _given(privacy),
-        "prediction": _given(settings.get("prediction") or sections.PredictionSettings()),
+        "training": _as_table(settings.get("training") or sections.TrainingSettings()),
+        "pretraining": _as_table(settings.get("pretraining") or PretrainingSettings()),
+        "privacy": _as_table(privacy),
+        "prediction": _as_table(settings.get("prediction") or sections.PredictionSettings()),
         "base": sections.base_source(sections.BaseSettings().estimator if base is None else base),
-        "linkage": _given(_linkage_of(settings)),
+        "linkage": _as_table(_linkage_of(settings)),
         "party": tables,
     }
     if source["linkage"]["metric"] == "exact" and model is not None:
@@ -684,7 +684,7 @@ def source_of(
         if default is not None and model.neighbours == default:
             del source["model"]["neighbours"]
     if encoder is not None:
-        source["encoder"] = {"method": AUTO} if auto else _given(encoder)
+        source["encoder"] = {"method": AUTO} if auto else _as_table(encoder)
     if auto:
         # Defaults of Python's dataclasses are no settings that were given.
         for table, name, default in _LEFT_TO_AUTO:
@@ -700,7 +700,7 @@ def _plain(bounds: Bounds) -> Any:
     return list(bounds)
 
 
-def _given(settings: Any) -> dict[str, Any]:
+def _as_table(settings: Any) -> dict[str, Any]:
     # TOML has no null: a setting that is None is one that is not there.
     fields = dataclasses.asdict(settings)
     return {name: value for name, value in fields.items() if value is not None}

@@ -389,7 +389,7 @@ def look_at(
     )
 
 
-def proposed(
+def propose_file(
     primary: Path,
     secondaries: Sequence[Path],
     lists: Sequence[Path],
@@ -429,13 +429,13 @@ def proposed(
     proposal = propose(_with_names_that_differ(tables), wishes)
     proposal = _with_links(proposal, root)
     text = federation_text(proposal)
-    _parsed(text)
+    _parse(text)
     return proposal, text
 
 
 def _with_links(proposal: Proposal, root: Path) -> Proposal:
     """Return a proposal with figures of links between the tables on this machine."""
-    config = _parsed(federation_text(proposal))
+    config = _parse(federation_text(proposal))
     keys = _keys(proposal, config, root)
     first, *others = (keys.get(table.name) for table in proposal.tables)
     if first is None:
@@ -446,14 +446,14 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
         settings = {name: value for found in better for name, value in found.settings.items()}
         shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
         proposal = replace(proposal, spelling=settings, spelling_shares=shares)
-        config = _parsed(federation_text(proposal))
+        config = _parse(federation_text(proposal))
         spec = link_spec(config)
         first, *there = (
             replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
         )
     if there and all(one_is_right(spec, first, own) is not None for own in there):
         proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
-        config = _parsed(federation_text(proposal))
+        config = _parse(federation_text(proposal))
         spec = link_spec(config)
     served = {own.name: rows_served(spec, first, own) for own in there}
     doubts = list(proposal.keys.doubts)
@@ -485,7 +485,7 @@ def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str,
     return keys
 
 
-def _parsed(text: str) -> FederationConfig:
+def _parse(text: str) -> FederationConfig:
     return parse_federation(tomllib.loads(text), file="the proposed file")
 
 

@@ -130,7 +130,7 @@ class OwnRecords:
         """The model as it is evaluated."""
         return each_row(self.bottom) if self.row_by_row else self.bottom
 
-    def linked(self, index: LinkIndex, present: LinkMask) -> updates.LinkedRecords:
+    def gather(self, index: LinkIndex, present: LinkMask) -> updates.LinkedRecords:
         """Return the records of links, one link at a time.
 
         Args:
@@ -166,7 +166,7 @@ class OwnRecords:
         """
         return updates.RowGradients(
             self.bottom,
-            self.linked(index, present),
+            self.gather(index, present),
             forward=self.forward,
             clip_norm=clip_norm,
             noise=noise,
@@ -188,6 +188,6 @@ class OwnRecords:
             elif not self.apart and isinstance(self.bottom, DistinctBottom) and not self.row_by_row:
                 vectors = represent_linked(self.bottom, features, keys, index, present)
             else:
-                linked = self.linked(index, present)
+                linked = self.gather(index, present)
                 vectors = self.forward(linked.features, linked.keys, linked.present)
             return widened(vectors)

@@ -355,7 +355,7 @@ class Secondary:
 
     def linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
         """Return what the bottom model is given for a batch of the primary's rows."""
-        return self.records.linked(*self._links_of(rows))
+        return self.records.gather(*self._links_of(rows))
 
     def _of_round(self, plan: RoundPlan) -> Tensor:
         """Return the representation that a round asks for."""
