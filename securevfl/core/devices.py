@@ -6,7 +6,7 @@ read in one go, before anything that they guard leaves.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, Literal
 
@@ -124,9 +124,30 @@ class _AtOnce(DeviceReads):
         other.host()
 
 
+_SMALL: Final = 2
+"""Most numbers of a check."""
+
+
 def _on_host(values: list[Tensor]) -> list[Tensor]:
     devices = {value.device for value in values if value.is_cuda}
-    known = [value.detach().to("cpu", non_blocking=value.is_cuda) for value in values]
+    known = list(values)
+    for places in _alike(values).values():
+        # Numbers of checks cross together: a copy takes longer than all of them.
+        together = torch.stack([values[place] for place in places]).detach()
+        parts = together.to("cpu", non_blocking=True).unbind()
+        for place, part in zip(places, parts, strict=True):
+            known[place] = part
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
     return known
+
+
+def _alike(values: list[Tensor]) -> dict[Hashable, list[int]]:
+    """Return the places of a device's values that cross in one copy; large ones go alone."""
+    found: dict[Hashable, list[int]] = {}
+    for place, value in enumerate(values):
+        if value.is_cuda:
+            small = value.numel() <= _SMALL
+            key = (value.device, value.dtype, value.shape) if small else place
+            found.setdefault(key, []).append(place)
+    return found

@@ -3,11 +3,13 @@
 B = rows of the batch, L = positions, K = links of a row, H = width.
 """
 
+import math
 from typing import Any, Final, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from securevfl.core import checks, devices
 
@@ -93,8 +95,9 @@ def finite_or_zero(value: Tensor, *, dim: tuple[int, ...]) -> tuple[Tensor, Int6
     """
     if value.device.type == "cpu" and is_finite(value):
         return value, torch.tensor(0)
-    whole = torch.isfinite(value).all(dim=dim, keepdim=True)
-    return torch.where(whole, value, 0.0), (~whole).sum()
+    # The largest number of a slice is NaN if any of it is.
+    whole = torch.linalg.vector_norm(value.detach(), math.inf, dim=dim, keepdim=True) < math.inf
+    return torch.where(whole, value, 0.0), whole.numel() - whole.sum()
 
 
 def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> Tensor:
@@ -113,7 +116,7 @@ def _scale(inputs: Tensor, target: float, dim: tuple[int, ...]) -> Tensor:
     norm = torch.linalg.vector_norm(inputs, dim=dim, keepdim=True, dtype=torch.float64)
     # Exactly 1 where nothing is clipped: target / target may come out below it.
     scale = torch.where(norm > target, target / norm, 1.0)
-    return torch.where(scale < _SMALLEST_SCALE, 0.0, scale).to(inputs.dtype)
+    return threshold(scale, _SMALLEST_SCALE, 0.0).to(inputs.dtype)
 
 
 class _Clip(torch.autograd.Function):

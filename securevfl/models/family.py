@@ -81,14 +81,24 @@ class DistinctBottom(Protocol):
 
 
 @runtime_checkable
-class StackableBottom(Protocol):
-    """A bottom model that ``torch.func.vmap`` can compute for many secondaries at once.
+class Stackable(Protocol):
+    """A network that ``torch.func.vmap`` can compute for many weights, and a GPU can capture.
 
-    It has no buffers, does not branch on values (``if x.sum() > 0``), and draws only by
-    :class:`securevfl.models.layers.ByteDropout`.
+    It has no buffers, does not branch on values (``if x.sum() > 0``), makes nothing on the host in
+    training, and draws only by :class:`securevfl.models.layers.ByteDropout`; one that is never a
+    bottom model may draw on its inputs' device by torch's global generator too.
     """
 
     stackable: Literal[True]
+
+
+@runtime_checkable
+class StackableBottom(Stackable, Protocol):
+    """A bottom model that can be computed for many secondaries at once."""
+
+    features_weight: str
+    """Name of the one parameter whose size depends on the number of features: (outputs, inputs),
+    features first among its inputs."""
 
 
 def share_of_base(top: nn.Module) -> float:

@@ -388,6 +388,8 @@ class FedSimTop(nn.Module):
         [FedSim] figure 3 and Algorithm 1, lines 6 to 11.
     """
 
+    stackable = True
+
     def __init__(
         self,
         config: FedSimConfig,

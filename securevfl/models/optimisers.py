@@ -73,10 +73,6 @@ class PacedOptimizer:
         """The optimised parameters."""
         return [one for group in self._optimizer.param_groups for one in group["params"]]
 
-    def zero_grad(self) -> None:
-        """Clear all gradients."""
-        self._optimizer.zero_grad()
-
     def step(self, *, epoch: int) -> None:
         """Take a step in an epoch, counted from 1."""
         rate = learning_rate_in(

@@ -129,6 +129,7 @@ class RecordBottom(nn.Module):
 
     recordwise = True
     stackable = True
+    features_weight = "local.layers.0.weight"
 
     def __init__(self, config: PairSettings, *, num_features: int, key_dim: int) -> None:
         super().__init__()
@@ -260,6 +261,8 @@ class AverageTop(nn.Module):
         [FedSim] section 3, "Exact/Top1Sim", "AvgSim" and "FeatureSim". A classifier's logits are
         averaged; the paper does not say which numbers are.
     """
+
+    stackable = True
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Float64, Int32, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from securevfl.core import checks
 from securevfl.core.devices import reads
@@ -297,13 +298,12 @@ def to_float(
 def _three_lanes(flat: Int32[Tensor, "elements"], fmt: RingFormat) -> Int64[Tensor, "words"]:
     count, bits = fmt.words(flat.numel()), fmt.lane_bits
     bias = fmt.bound_units * (1 + (1 << bits) + (1 << 2 * bits))
-    low, middle, high = (flat[lane * count : (lane + 1) * count] for lane in range(3))
-    words = torch.zeros(count, dtype=torch.int64, device=flat.device)
     if flat.is_cuda:
-        words[: len(high)] = high
-        for part in (middle, low):
-            words.bitwise_left_shift_(bits)[: len(part)] += part
-        return words.add_(bias)
+        whole = pad(flat, (0, 3 * count - len(flat))).to(torch.int64).view(3, count)
+        low, middle, high = whole.unbind()
+        return low.add(middle, alpha=1 << bits).add_(high, alpha=1 << 2 * bits).add_(bias)
+    low, middle, high = (flat[lane * count : (lane + 1) * count] for lane in range(3))
+    words = torch.zeros(count, dtype=torch.int64)
     # Numpy widens what it adds in a small buffer; torch would make a copy first.
     numbers, thirds = words.numpy(), (middle.numpy(), low.numpy())
     numbers[: len(high)] = high.numpy()
@@ -322,13 +322,12 @@ def _lanes_of(words: Int64[Tensor, "words"], fmt: RingFormat) -> Int32[Tensor, "
     if fmt.lanes != 3:
         lanes = words.view(_LANE_DTYPE[fmt.lanes]).to(torch.int32)
         return lanes & 0xFFFF if fmt.lanes == 4 else lanes
-    thirds = torch.empty((3, words.numel()), dtype=torch.int32, device=words.device)
     bits, mask = fmt.lane_bits, (1 << fmt.lane_bits) - 1
     # The highest lane keeps the bit above it, which a sum never has: another sign to go by.
     if words.is_cuda:
-        for lane, third in enumerate(thirds):
-            third.copy_(words >> lane * bits & mask if lane < 2 else words >> 2 * bits)
-        return thirds.view(-1)
+        lanes = torch.cat([words & mask, words >> bits & mask, words >> 2 * bits])
+        return lanes.to(torch.int32)
+    thirds = torch.empty((3, words.numel()), dtype=torch.int32)
     numbers, (low, middle, high) = words.numpy(), thirds.numpy()
     for start in range(0, len(numbers), _PIECE):
         piece = numbers[start : start + _PIECE]

@@ -35,9 +35,7 @@ from securevfl.linkage.stage.linking import PROTECTIONS
 from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.models.task_metrics import metrics_of
-from securevfl.runtime import run_options
-from securevfl.runtime.handing_over import require_script_read
-from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime import handing_over, launching, run_options
 from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_folder import TemporaryFolder, read_figures, read_history
 from securevfl.runtime.run_tables import read_tables
@@ -122,7 +120,7 @@ def _train(
             losses.append(event.loss)
         options.observe(event)
 
-    figures = train_in_processes(
+    figures = launching.train_in_processes(
         config,
         replace(options, observe=observe),
         extra_figures=settings.get("extra_figures", dict),
@@ -455,7 +453,7 @@ def _run(
     callbacks: Sequence[Callback],
 ) -> RunResult:
     """Run what is asked for, with progress shown, in a folder that goes if it fails."""
-    require_script_read()
+    handing_over.require_script_read()
     watching = [observe]
 
     def tell_all(event: ProgressEvent) -> None:

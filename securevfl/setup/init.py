@@ -29,14 +29,7 @@ from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
 from securevfl.data.tables import KeyTable
 from securevfl.dp.statement import bounded
 from securevfl.linkage.stage.party_keys import read_keys
-from securevfl.setup import proposed_columns
-from securevfl.setup.estimates import (
-    WHAT_MORE_COSTS,
-    better_spelling,
-    expected_links,
-    one_is_right,
-    rows_served,
-)
+from securevfl.setup import estimates, proposed_columns
 from securevfl.setup.proposal import ColumnUse, Proposal, Wishes, propose
 
 _WIDTH: Final = 96
@@ -170,7 +163,7 @@ def _served(proposal: Proposal) -> list[str]:
         return []
     told = [f"Of {name}, {found.in_words()}." for name, found in proposal.served.items()]
     if any(found.few for found in proposal.served.values()):
-        told.append(f"{WHAT_MORE_COSTS}.")
+        told.append(f"{estimates.WHAT_MORE_COSTS}.")
     told.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
     return [_comment(" ".join(told))]
 
@@ -441,7 +434,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     if first is None:
         return replace(proposal, doubts=proposal.keys.doubts)
     spec, there = link_spec(config), [one for one in others if one]
-    better = [found for own in there if (found := better_spelling(spec.keys, first, own))]
+    better = [found for own in there if (found := estimates.better_spelling(spec.keys, first, own))]
     if better:
         settings = {name: value for found in better for name, value in found.settings.items()}
         shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
@@ -451,15 +444,15 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
         first, *there = (
             replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
         )
-    if there and all(one_is_right(spec, first, own) is not None for own in there):
+    if there and all(estimates.one_is_right(spec, first, own) is not None for own in there):
         proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
         config = _parse(federation_text(proposal))
         spec = link_spec(config)
-    served = {own.name: rows_served(spec, first, own) for own in there}
+    served = {own.name: estimates.rows_served(spec, first, own) for own in there}
     doubts = list(proposal.keys.doubts)
     for own in there:
         with contextlib.suppress(SecureVflError):  # check names it
-            doubts += expected_links(config, first, own).doubts
+            doubts += estimates.expected_links(config, first, own).doubts
     return replace(
         proposal,
         served={name: found for name, found in served.items() if found is not None},

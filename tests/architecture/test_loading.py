@@ -67,7 +67,8 @@ from securevfl.models.optimisers import build_optimizer
 layer = torch.nn.Linear(1, 1)
 optimizer = build_optimizer("adamw", layer.parameters(), learning_rate=0.1)
 stream = DropoutStream(0, "bank", device=torch.device("cpu"))
-PlainBackwardStep(layer(torch.ones(2, 1)), stream).gradients_from(torch.ones(2, 1))
+lesson = PlainBackwardStep(layer(torch.ones(2, 1)), stream, list(layer.parameters()))
+lesson.gradients_from(torch.ones(2, 1))
 assert layer.bias.grad == 2
 optimizer.step()
 optimizer.zero_grad()

@@ -21,7 +21,7 @@ rounding.
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakValueDictionary
@@ -123,6 +123,7 @@ class _Move(torch.autograd.Function):
 def _moved(tensor: Tensor, device: torch.device, *, waits: bool = True) -> Tensor:
     if device_of(tensor) == device:
         return tensor
+    _require_no_replay("a copy between host and device")
     moved: Tensor = _Move.apply(tensor, device)  # type: ignore[no-untyped-call]
     to_host = device == CPU
     if waits or not (to_host or getattr(tensor.untyped_storage(), "labelled_pinned", False)):
@@ -183,7 +184,12 @@ def _count_wait(name: str, args: tuple[Any, ...]) -> None:
         isinstance(one, Tensor) and one.dtype == torch.bool for one in args[1]
     )
     if by_mask or name in _READS_A_NUMBER + _SIZED_BY_VALUES:
+        _require_no_replay(f"{name} waits")
         _waits.update([name])
+
+
+def _require_no_replay(reason: str) -> None:
+    assert not getattr(_UNDER_WAY, "replays", False), f"a graph holds the device's work: {reason}"
 
 
 _TRUE_GENERATOR = torch.Generator
@@ -266,6 +272,8 @@ class _Labels(TorchDispatchMode):
                 _require_generator(given, device, str(func))
         out = func(*args, **kwargs)
         _done[str(device)] += 1
+        if device == CPU:
+            _require_no_replay(f"{func} on the host")
         if device == CUDA:
             _count_wait(func._schema.name.partition("::")[2], args)
         if device != CPU:
@@ -376,6 +384,28 @@ def _set_rng_state(state: Tensor, device: Any = "cuda") -> None:
     torch.set_rng_state(_as_of_the_cpu(state))
 
 
+def _capture(
+    compute: Callable[..., Tensor], sample: Sequence[Tensor], weights: Sequence[Tensor]
+) -> Callable[..., Tensor]:
+    """Return what a GPU would replay: it goes with inputs like the samples, and never waits."""
+
+    def like(inputs: Sequence[Tensor]) -> list[Any]:
+        return [(one.shape, one.dtype, device_of(one), one.requires_grad) for one in inputs]
+
+    def replay(*inputs: Tensor) -> Tensor:
+        assert like(inputs) == like([*sample, *weights]), (
+            "a graph is of the shapes that it was captured with"
+        )
+        _UNDER_WAY.replays = True
+        try:
+            return compute(*inputs)
+        finally:
+            _UNDER_WAY.replays = False
+
+    assert all(device_of(one) == CUDA for one in [*sample, *weights]), "a graph is of one device"
+    return replay
+
+
 def _tag(storage: Any) -> str | None:
     return "cuda:0" if getattr(storage, "labelled_device", CPU) == CUDA else None
 
@@ -415,6 +445,7 @@ def labelled_cuda() -> Iterator[torch.device]:
         patch.object(torch.cuda, "device_count", lambda: 1),
         patch.object(torch.cuda, "current_stream", lambda _device=None: _Stream()),
         patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+        patch("securevfl.models.cuda_graphs._Captured", _capture),
         patch.object(torch.cuda, "get_rng_state", _get_rng_state),
         patch.object(torch.cuda, "set_rng_state", _set_rng_state),
         patch.object(

@@ -14,6 +14,7 @@ from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.models.building import Forward
 from securevfl.models.building import row_by_row as each_row
+from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import DistinctBottom
 
 LinkIndex = Int64[Tensor, "batch links"]
@@ -125,6 +126,9 @@ class OwnRecords:
     precision: Precision = "float32"
     """What the model computes in; what it gives is float32."""
 
+    network: Network | None = None
+    """The model as a GPU replays it."""
+
     @property
     def forward(self) -> Forward:
         """The model as it is evaluated."""
@@ -182,12 +186,15 @@ class OwnRecords:
             present: Which links there are, on the host.
         """
         features, keys = self.features, self.keys
+        # What a GPU replays is as large in every round, however many records are linked.
+        apart = self.apart or (self.network is not None and features.is_cuda)
         with computing_in(self.precision, features.device):
-            if not self.apart and self.bottom.recordwise:
+            if not apart and self.bottom.recordwise:
                 vectors = represent_distinct(self.forward, features, keys, index, present)
-            elif not self.apart and isinstance(self.bottom, DistinctBottom) and not self.row_by_row:
+            elif not apart and isinstance(self.bottom, DistinctBottom) and not self.row_by_row:
                 vectors = represent_linked(self.bottom, features, keys, index, present)
             else:
                 linked = self.gather(index, present)
-                vectors = self.forward(linked.features, linked.keys, linked.present)
+                forward = self.network or self.forward
+                vectors = forward(linked.features, linked.keys, linked.present)
             return widened(vectors)

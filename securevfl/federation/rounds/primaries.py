@@ -24,8 +24,8 @@ from securevfl.federation.messages import AverageRequest, EpochMark, RoundPlan
 from securevfl.federation.rounds import cut, primary
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.label_defences import DrawnLabels, protected
-from securevfl.federation.rounds.release import require_finite
-from securevfl.federation.rounds.updates import DropoutStream
+from securevfl.federation.rounds.release import refuse_lost
+from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import average_weights
 from securevfl.models.alone.choice import choose_scale, require_keepable
@@ -63,7 +63,11 @@ class _SplitAvg(torch.autograd.Function):
 
 
 def split_average(
-    exchange: Exchange, plan: RoundPlan, *, protect: Protect = lambda gradient: gradient
+    exchange: Exchange,
+    plan: RoundPlan,
+    *,
+    protect: Protect = lambda gradient: gradient,
+    anchor: Tensor | None = None,
 ) -> cut.CutRows:
     """Return the noisy average of the active secondaries' representations of one batch.
 
@@ -76,6 +80,7 @@ def split_average(
         plan: The round.
         protect: Returns what is sent in the place of the gradient, by a heuristic of
             :mod:`securevfl.federation.rounds.label_defences`, which promises nothing.
+        anchor: A number that wants a gradient: asking for it sends the average's.
 
     Reveals:
         What :meth:`Exchange.release` and :meth:`Exchange.return_gradient` reveal; with ISO noise,
@@ -87,7 +92,8 @@ def split_average(
         ("Party 1 applies ISO to gradients sent back to the passive party"), Equation 7.
     """
     # Autograd visits a node only if one of its inputs wants a gradient.
-    anchor = torch.zeros((), requires_grad=plan.wants_gradient)
+    if anchor is None:
+        anchor = torch.zeros((), requires_grad=plan.wants_gradient)
     return cast(Tensor, _SplitAvg.apply(anchor, exchange, plan, protect))  # type: ignore[no-untyped-call]
 
 
@@ -151,8 +157,10 @@ class NetworkPrimary(primary.Primary):
         self, rows: npt.NDArray[np.int64], active: tuple[int, ...], *, epoch: int
     ) -> tuple[float, Tensor]:
         plan = self._plan(rows, "train", active)
-        self.top.train()
+        if not self.top.training:
+            self.top.train()
         losses: list[float] = []
+        anchor = torch.zeros((), requires_grad=True)
         # All that this round's device computes is checked before the gradient leaves.
         targets = self._targets(rows) if self.drawn is None else self.drawn.targets_of(rows)
         with self.dropout.active(), read_together() as known:
@@ -160,16 +168,22 @@ class NetworkPrimary(primary.Primary):
                 self.exchange,
                 plan,
                 protect=lambda gradient: protected(gradient, targets, self.training),
+                anchor=anchor,
             )
             output = self._forward(plan, aggregate)
             loss = (self.drawn or self.head).loss(output, targets)
-            require_finite("the loss", loss.detach(), round_number=plan.round_number)
-            known.add(loss.detach(), lambda value: losses.append(float(value)))
-            self.optimizer.zero_grad()
-            loss.backward()
+            stop = refuse_lost("the loss", plan.round_number)
+
+            def keep(value: Tensor) -> None:
+                stop(not math.isfinite(value))
+                losses.append(float(value))
+
+            known.add(loss.detach(), keep)
+            set_gradients(loss, self.optimizer.parameters, anchor)
         self.optimizer.step(epoch=epoch)
         (value,) = losses
-        return value, output.detach()
+        # A GPU's next replay writes where this one's outputs are.
+        return value, output.detach().clone()
 
     def _weight(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"]) -> float:
         """Return lambda as it would be chosen if this epoch were the last."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core.devices import Precision, computing_in, to_device, widened
+from securevfl.core.devices import Precision, to_device
 from securevfl.core.progress import EpochDone, Observer
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.federation.messages import EpochMark, RoundPlan
@@ -20,6 +20,7 @@ from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.run_plan import Purpose, RunPlan
 from securevfl.models.alone.choice import Decision, choose_scale, decide, scaled
+from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import Explained, share_of_base
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import HALF, Metrics, TaskHead
@@ -60,6 +61,7 @@ class TopModel:
     """lambda: the joint model's weight in its average with a base, in [0, 1]."""
     precision: Precision = "float32"
     """What :attr:`top` computes in."""
+    _network: Network | None = field(default=None, init=False)
     _last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = field(
         default=None, init=False
     )
@@ -96,8 +98,9 @@ class TopModel:
     def _compute(
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
     ) -> Tensor:
-        with computing_in(self.precision, features.device):
-            return widened(self.top(features, keys, aggregate, similarities))
+        if self._network is None or self._network.module is not self.top:
+            self._network = Network(self.top, self.precision)
+        return self._network(features, keys, aggregate, similarities)
 
     def _read(
         self, plan: RoundPlan, aggregate: Tensor

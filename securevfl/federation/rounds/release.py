@@ -17,6 +17,7 @@ whenever a crash comes:
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
@@ -28,7 +29,6 @@ from torch import Tensor, nn
 
 from securevfl.core.devices import reads
 from securevfl.core.errors import PrivacyError
-from securevfl.dp.clipping import is_finite
 from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
 from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.messages import RoundPlan
@@ -145,15 +145,27 @@ def require_finite(name: str, value: torch.Tensor, *, round_number: int) -> None
     Raises:
         PrivacyError: If ``value`` has NaN or infinity; nothing was sent.
     """
+    refuse = refuse_lost(name, round_number)
 
-    def check(finite: Tensor) -> None:
-        if not finite:
+    def check(ends: Tensor) -> None:
+        refuse(not all(map(math.isfinite, ends.tolist())))
+
+    if value.numel():
+        # NaN wins over every number here, and both ends take one kernel.
+        reads().add(torch.stack(torch.aminmax(value.detach())), check)
+
+
+def refuse_lost(name: str, round_number: int) -> Callable[[Tensor | bool], None]:
+    """Return what stops a run, saying where, if it is given True: something is not finite."""
+
+    def check(lost: Tensor | bool) -> None:
+        if lost:
             raise PrivacyError(
                 f"round {round_number}: {name} is not finite; training has diverged, "
                 f"lower training.learning_rate"
             )
 
-    reads().add(is_finite(value), check)
+    return check
 
 
 # Requests for predictions where each record has a number of releases: counted, charged, released.

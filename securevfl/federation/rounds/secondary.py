@@ -12,14 +12,18 @@ from torch import Tensor, nn
 
 from securevfl.core.devices import DeviceReads, Precision, read_together, reads, to_device
 from securevfl.core.errors import ProtocolError
-from securevfl.dp.clipping import is_finite
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds import cut
 from securevfl.federation.rounds.label_defences import distance_correlation
 from securevfl.federation.rounds.own_records import OwnRecords
-from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease, require_finite
+from securevfl.federation.rounds.release import (
+    CachedRelease,
+    SecondaryRelease,
+    refuse_lost,
+    require_finite,
+)
 from securevfl.federation.rounds.updates import (
     BackwardStep,
     DropoutStream,
@@ -31,7 +35,8 @@ from securevfl.federation.rounds.updates import (
 from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
 from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.linkage.sampling import LinkSource
-from securevfl.models.family import ExplainedBottom
+from securevfl.models.cuda_graphs import Network
+from securevfl.models.family import ExplainedBottom, Stackable
 from securevfl.models.layers import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc import codec
@@ -124,6 +129,7 @@ class Secondary:
     """Its positional encoding around this session's first average; None before it."""
     epsilon_spent: float = field(default=0.0, init=False)
     _pending: tuple[RoundPlan, BackwardStep] | None = field(default=None, init=False)
+    _network: Network | None = field(default=None, init=False)
     _settled: bool = field(default=False, init=False)
     _unread: DeviceReads = field(default_factory=DeviceReads, init=False)
     """Checks of the last step that its device has not been asked for."""
@@ -152,7 +158,16 @@ class Secondary:
             row_by_row=self.row_by_row,
             apart=self.gradient_noise is not None or self.contribution.noise is not None,
             precision=self.precision,
+            network=self._replayed(),
         )
+
+    def _replayed(self) -> Network | None:
+        """Return the bottom model as a GPU replays it; None for one that cannot be captured."""
+        if self.row_by_row or not isinstance(self.bottom, Stackable):
+            return None
+        if self._network is None or self._network.module is not self.bottom:
+            self._network = Network(self.bottom, self.precision)
+        return self._network
 
     def answer(self, plan: RoundPlan, *, validated: Callable[[], None] = lambda: None) -> Words:
         """Return this round's contribution as words of the sum; it is charged first.
@@ -229,10 +244,14 @@ class Secondary:
         self._pending = None
         require_finite("the gradient", gradient, round_number=plan.round_number)
         with self._unread.gathering():
-            self.optimizer.zero_grad()
+            promised = self.contribution.noise is not None
             # The aggregate is an average, and this party one of its terms.
-            lesson.gradients_from(to_device(gradient, self.device) / len(plan.active))
-            self._check_gradients(self.optimizer, plan.round_number)
+            term = to_device(gradient, self.device) / len(plan.active)
+            # Behind noise every gradient is finite. A trained encoder's may not be, where a record
+            # is not; with a promise it counts as zero, since stopping would tell everybody.
+            lost = lesson.gradients_from(term, zero_lost=promised)
+            stop = refuse_lost("the bottom model's gradient", plan.round_number)
+            reads().add(lost, self.contribution.count if promised else stop)
             self.optimizer.step(epoch=self.validator.epoch)
 
     def handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
@@ -318,25 +337,6 @@ class Secondary:
         assert self._pending is not None, "a gradient follows a release"
         return self._pending[0]
 
-    def _check_gradients(self, optimizer: PacedOptimizer, round_number: int) -> None:
-        """Stop the run if gradients are not finite; with a promise, count them as zero.
-
-        Behind noise every gradient is finite. A trained encoder's may not be, where a record is not
-        finite; stopping would tell everybody of the record.
-        """
-        gradients = [one.grad for one in optimizer.parameters if one.grad is not None]
-        if not gradients:
-            return
-        # Together: a test of each takes longer than the step.
-        together = torch.cat([one.flatten() for one in gradients])
-        if self.contribution.noise is None:
-            require_finite("the bottom model's gradient", together, round_number=round_number)
-            return
-        finite = is_finite(together)
-        for one in gradients:
-            one.masked_fill_(~finite, 0.0)
-        reads().add((~finite).long(), self.contribution.count)
-
     @property
     def not_finite(self) -> int:
         """Rows, records and steps that counted as zero since they were not finite."""
@@ -383,7 +383,7 @@ class Secondary:
             if share is not None:
                 return share.lesson(term)
             added = self._correlation(plan.rows, term) if self.decorrelates else None
-        return PlainBackwardStep(term, self.dropout, added)
+        return PlainBackwardStep(term, self.dropout, list(self.bottom.parameters()), added)
 
     def _correlation(self, rows: npt.NDArray[np.int64], term: cut.CutRows) -> Tensor:
         """Return what its loss has for how far what leaves gives away the columns of rows."""

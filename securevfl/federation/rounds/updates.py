@@ -1,7 +1,7 @@
 """Updates of a bottom model: plain steps, or noised ones that are releases themselves."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Final, Protocol, runtime_checkable
@@ -27,7 +27,8 @@ class DropoutStream:
 
     Layers such as ``nn.Dropout`` draw from torch's one global generator. A simulated federation
     runs all parties in one process, so each party brings its own state and takes it home again:
-    a simulated and a federated run then drop the same units.
+    a simulated and a federated run then drop the same units on a CPU. On a GPU secondaries that are
+    computed together draw from the first one's stream.
     """
 
     def __init__(self, seed: int, party: str, *, device: torch.device) -> None:
@@ -103,13 +104,27 @@ class LinkedRecords:
 class BackwardStep(Protocol):
     """A training round that waits for its gradient."""
 
-    def gradients_from(self, gradient: CutRows) -> None:
+    def gradients_from(self, gradient: CutRows, *, zero_lost: bool = False) -> Tensor:
         """Set ``grad`` of the bottom model's parameters.
 
         Args:
             gradient: Of the loss, with respect to this party's term of the aggregate.
+            zero_lost: Whether gradients become zero, all of them, if a number is not finite.
+
+        Returns:
+            1 if a number is not finite, and else 0, on the model's device.
         """
         ...
+
+
+def lost_of(gradients: Sequence[Tensor | None], *, device: torch.device) -> Float[Tensor, ""]:
+    """Return 1 if a number of some gradients is not finite, and else 0."""
+    lost = torch.zeros((), device=device)
+    known = [one for one in gradients if one is not None]
+    if known:
+        # One kernel for all; scaled by 1 they stay as they are.
+        torch._amp_foreach_non_finite_check_and_unscale_(known, lost, torch.ones_like(lost))
+    return lost
 
 
 class _Handed(torch.autograd.Function):
@@ -141,15 +156,37 @@ class PlainBackwardStep:
 
     term: CutRows
     stream: DropoutStream
+    parameters: Sequence[nn.Parameter]
     added: Float[Tensor, ""] | None = None
     """What the loss has besides, of the same graph."""
 
-    def gradients_from(self, gradient: CutRows) -> None:
+    def gradients_from(self, gradient: CutRows, *, zero_lost: bool = False) -> Tensor:
         """Set the gradients by going back through the clip and the bottom model."""
         # A simulation comes here on its way back through the top model, where no graphs grow.
         with self.stream.active(), torch.enable_grad():
             loss = handed(self.term, gradient)
-            (loss if self.added is None else loss + self.added).backward()
+            set_gradients(loss if self.added is None else loss + self.added, self.parameters)
+        found = [one.grad for one in self.parameters if one.grad is not None]
+        lost = lost_of(found, device=gradient.device)
+        if zero_lost:
+            mask = lost.bool()
+            for one in found:
+                one.masked_fill_(mask, 0.0)
+        return lost
+
+
+def set_gradients(loss: Tensor, parameters: Sequence[nn.Parameter], *others: Tensor) -> None:
+    """Set ``grad`` of parameters, None where a loss does not depend on one.
+
+    Args:
+        loss: One number.
+        parameters: Whose gradients are replaced.
+        others: Leaves that going back passes through on the way to what it has to call.
+    """
+    found = torch.autograd.grad(loss, [*parameters, *others], allow_unused=True)
+    for parameter, one in zip(parameters, found, strict=False):
+        # Fused optimizers take it for granted that a gradient lies in memory as its parameter.
+        parameter.grad = None if one is None else one.contiguous()
 
 
 class GradientNoise:
@@ -316,7 +353,7 @@ class PrivateBackwardStep:
     noise: GradientNoise
     """Protects the update."""
 
-    def gradients_from(self, gradient: CutRows) -> None:
+    def gradients_from(self, gradient: CutRows, *, zero_lost: bool = False) -> Tensor:  # noqa: ARG002
         """Set ``grad`` to the noised mean of the batch's gradients, each clipped alone.
 
         Reveals:
@@ -329,6 +366,8 @@ class PrivateBackwardStep:
         parts = flat.split([value.numel() for value in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
+        # What was not finite counted as zero before the noise.
+        return lost_of([flat], device=flat.device)
 
 
 def rows_at_a_time(bottom: nn.Module) -> int:

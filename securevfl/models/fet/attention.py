@@ -144,7 +144,7 @@ class Attention(nn.Module):
 def softmax(scores: Float[Tensor, "*batch memory"]) -> Float[Tensor, "*batch memory"]:
     """Return the softmax over the memory, in single precision."""
     scores = widened(scores)
-    if scores.shape[-1] >= _VECTOR or not torch.is_grad_enabled():
+    if scores.is_cuda or scores.shape[-1] >= _VECTOR or not torch.is_grad_enabled():
         return scores.softmax(dim=-1)
     shares: Tensor = _ShortSoftmax.apply(scores)  # type: ignore[no-untyped-call]
     return shares

@@ -108,6 +108,8 @@ class FeTTop(nn.Module):
         [FeT] section 5.1, figure 2, and Algorithm 1, lines 10, 11 and 13.
     """
 
+    stackable = True
+
     def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> None:
         super().__init__()
         self.own_clip_norm = config.own_clip_norm

@@ -337,6 +337,7 @@ class FeTBottom(nn.Module):
 
     recordwise = False
     stackable = True
+    features_weight = "embedding.linear.weight"
 
     def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int) -> None:
         super().__init__()

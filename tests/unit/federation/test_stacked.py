@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,9 +35,9 @@ def counted_stacks(largest: int) -> Iterator[list[int]]:
     sizes: list[int] = []
 
     class Counted(in_process.Stack):
-        def __init__(self, members: Any, plan: Any) -> None:
-            super().__init__(members, plan)
-            sizes.append(len(members))
+        def __init__(self, network: Any, plan: Any) -> None:
+            super().__init__(network, plan)
+            sizes.append(len(network.members))
 
     with (
         mock.patch.object(in_process, "LARGEST", largest),
@@ -156,3 +157,61 @@ def test_how_many_are_computed_at_once(count: int, at_once: int, expected: list[
         shares = in_process.Stacks(everyone, links=LINKS).of_round(plan)
     assert sizes == expected
     assert set(shares) == (set(alike) if expected else set())
+
+
+@pytest.mark.parametrize("keys_as_features", [False, True])
+def test_tables_of_different_width_are_computed_together(keys_as_features: bool) -> None:
+    """Representations and gradients are each secondary's own, in its own shape."""
+    config = FeTConfig(
+        neighbours=LINKS,
+        hidden=WIDTH,
+        heads=1,
+        fourier_features=4,
+        fourier_width=4,
+        keys_as_features=keys_as_features,
+        dropout=0.0,
+    )
+    everyone = {}
+    for rank, width in enumerate((1, 2, 2, 1), 1):
+        torch.manual_seed(rank)
+        bottom = FeTBottom(config, num_features=width, key_dim=2)
+        one = make_secondary(seed=rank, bottom=bottom)
+        one.data = replace(one.data, features=one.data.features[:, :width])
+        everyone[rank] = one
+    plan = RoundPlan(round_number=1, rows=np.arange(ROWS), active=tuple(everyone), purpose="train")
+    shares = in_process.Stacks(everyone, links=LINKS).of_round(plan)
+    assert len(shares) == len(everyone)
+    together = {rank: share.representation() for rank, share in shares.items()}
+    for rank, share in shares.items():
+        share.lesson(together[rank])
+    wanted = torch.randn_like(together[1])
+    for rank, one in everyone.items():
+        shares[rank].gradients_from(wanted)
+        found = [weight.grad for weight in one.bottom.parameters()]
+        alone = one.records(*one._links_of(plan.rows))
+        expected = torch.autograd.grad(alone, list(one.bottom.parameters()), wanted)
+        torch.testing.assert_close(together[rank], alone)
+        torch.testing.assert_close(found, list(expected))
+        assert all(weight.is_contiguous() for weight in found)
+
+
+def test_a_gradient_that_is_not_finite_is_zero_for_its_secondary_alone() -> None:
+    """With a promise; the others of the stack learn."""
+    config = FeTConfig(neighbours=LINKS, hidden=WIDTH, heads=1, fourier_features=4, fourier_width=4)
+    everyone = {
+        rank: make_secondary(seed=rank, bottom=FeTBottom(config, num_features=FEATURES, key_dim=2))
+        for rank in range(1, 5)
+    }
+    plan = RoundPlan(round_number=1, rows=np.arange(ROWS), active=tuple(everyone), purpose="train")
+    shares = in_process.Stacks(everyone, links=LINKS).of_round(plan)
+    for rank, share in shares.items():
+        term = share.representation() * (float("nan") if rank == 2 else 1.0)
+        share.lesson(term)
+    wanted = torch.ones(ROWS, LINKS, WIDTH)
+    lost = [float(share.gradients_from(wanted, zero_lost=True)) for share in shares.values()]
+    assert lost == [0, 1, 0, 0]
+    sizes = [
+        sum(float(w.grad.abs().sum()) for w in one.bottom.parameters()) for one in everyone.values()
+    ]
+    assert sizes[1] == 0
+    assert all(size > 0 for place, size in enumerate(sizes) if place != 1)
