@@ -10,19 +10,22 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from helpers.federations import save, write_federation
-from helpers.lines import SECRET, link_as_threads
+from helpers.lines import SECRET, Wires, link_as_threads
 from helpers.linking import hidden_spec, text_table
 
 from securevfl.config.disclosure import channels
+from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
+from securevfl.core.progress import unheard
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys
 from securevfl.linkage.protections.hashes import ByCodes
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
-from securevfl.linkage.stage.linking import PROTECTIONS, Linker
+from securevfl.linkage.stage.link_cache import LinkCache
+from securevfl.linkage.stage.linking import PROTECTIONS, LinkageInput, Linker
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.linkage.text import joined_texts, normalise_text
 
@@ -111,7 +114,14 @@ def test_a_federation_file_asks_for_what_it_rests_on(tmp_path: Path) -> None:
     source = tomllib.loads(path.read_text())
     source["party"].append({"name": "broker", "role": "coordinator"})
     config = read_federation(save(tmp_path, source))
-    with pytest.raises(ConfigError, match=r"linkage\.secret"):
-        require_helpers(config)
+    require_helpers(config)
+    place = LinkageInput(
+        spec=link_spec(config),
+        keys=tables()["agency"],
+        data_root=tmp_path,
+        cache=LinkCache(None),
+    )
+    with pytest.raises(ConfigError, match=r"linkage\.secret: No such file.*openssl rand"):
+        place.with_lines(Wires().of("x"), rows=3, session=b"s", observe=unheard)
     (linkage,) = [one for one in channels(config) if one["channel"] == "linkage"]
     assert "the coordinator: which keys have the same words" in linkage["reveals"]

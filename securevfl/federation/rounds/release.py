@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int32, Int64
+from jaxtyping import Int32, Int64, Shaped
 from torch import Tensor, nn
 
 from securevfl.core.devices import reads
@@ -122,7 +122,7 @@ class SecondaryRelease:
             clipped = self.aggregation.clip(representation)
         return Released(words=self.words(clipped), clipped=clipped, epsilon=epsilon)
 
-    def count(self, lost: Int64[Tensor, ""]) -> None:
+    def count(self, lost: Shaped[Tensor, ""]) -> None:
         """Count what was not finite, once it is known."""
         self.not_finite += int(lost)
 

@@ -72,6 +72,8 @@ def played(path: Path, out: Path) -> tuple[dict[str, int], dict[tuple[str, str],
         for line in (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
             sender, kind, number, figures, arrays = json.loads(line)
             figures.pop("run", None)  # random in every run
+            if kind == "LINK_COUNT":
+                figures.pop("linked")  # behind noise that is drawn anew
             received[name, sender].append([kind, number, figures, arrays])
     return codes, received
 
