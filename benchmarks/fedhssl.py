@@ -56,7 +56,6 @@ SMALL = methods.Setting(
     learning_rate=1e-3,
     steps=100,
     epochs=10,
-    cvt={"epochs": 10},
 )
 
 # [FedHSSL] Tables III and VIII, appendix B-A.
@@ -168,9 +167,6 @@ def run(args: argparse.Namespace) -> None:
                 if method in args.method:
                     own["aligned"] = share
                     pretrained(results, prepared, setting, method, own, share, labels)
-        for share in args.aligned if "fedcvt" in args.method and len(data.views) == 2 else ():
-            own = {**cell, "aligned": share}
-            plain(results, prepared, setting, "fedcvt", own, share, labels)
 
 
 def plain(

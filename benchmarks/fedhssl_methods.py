@@ -8,7 +8,7 @@ compared is what the encoders are worth, not what privacy costs.
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from aligned.views import AlignedViews, ScarceRows
 from torch import Tensor
 
-from securevfl.config.methods import BoostingConfig, FedCVTConfig
+from securevfl.config.methods import BoostingConfig
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.pretraining.pretraining_secondary import (
@@ -31,7 +31,6 @@ from securevfl.federation.rounds.cut import with_iso_noise
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import RoundCounter, new_run
 from securevfl.federation.session.peers import PeersHere
-from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
 from securevfl.lab.pooled_methods import fit_boosting
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
@@ -51,7 +50,7 @@ from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
 
 PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
-SUPERVISED = ("boosting", "fedsplitnn", "untrained", "fedcvt")
+SUPERVISED = ("boosting", "fedsplitnn", "untrained")
 
 Encoders = dict[str, dict[str, Tensor]]
 Measured = dict[str, float]
@@ -71,7 +70,6 @@ class Setting:
     """Settings of image augmentations, for sets of images; None corrupts features instead."""
     iso_gradients: float = 0.0
     """lambda of the ISO noise on the gradient that the secondaries get in fine-tuning."""
-    cvt: Mapping[str, Any] = field(default_factory=dict)
     clip_norm: float | None = None
     """Length that secondaries' representations are cut to; None does not clip."""
     share: float = 1.0
@@ -344,46 +342,20 @@ def supervised(
         return fine_tune(prepared, setting, "fedhssl", None, rows.labelled, seed)
     labelled = torch.as_tensor(rows.labelled)
     test = torch.as_tensor(prepared.data.test)
-    if method == "boosting":
-        if prepared.data.metric == "f1":
-            raise SystemExit("boosting: trees on pixels are not part of Table IV")
-        boosted = fit_boosting(
-            torch.cat([view.cpu() for view in prepared.views], dim=1),
-            prepared.targets.cpu(),
-            head=prepared.head,
-            train=labelled,
-            validation=labelled[:0],
-            test=test,
-            # Half the usual rounds: seconds a fit, and more gain nothing on few rows.
-            config=BoostingConfig(iterations=50),
-            seed=seed,
-        )
-        return measure(prepared, boosted.outputs)
-    device = prepared.views[0].device
-    parts = {
-        name: torch.as_tensor(getattr(rows, name), device=device)
-        for name in ("labelled", "aligned", "local")
-    }
-    network = fit_fedcvt(
-        prepared.views,
-        prepared.labels,
-        classes=prepared.data.classes,
-        rows=KnownRows(**parts),
-        encoder=family_config("fedsplitnn", setting).encoder_config,
-        config=FedCVTConfig(
-            learning_rate=setting.learning_rate, **{"least_steps": setting.steps, **setting.cvt}
-        ),
+    if prepared.data.metric == "f1":
+        raise SystemExit("boosting: trees on pixels are not part of Table IV")
+    boosted = fit_boosting(
+        torch.cat([view.cpu() for view in prepared.views], dim=1),
+        prepared.targets.cpu(),
+        head=prepared.head,
+        train=labelled,
+        validation=labelled[:0],
+        test=test,
+        # Half the usual rounds: seconds a fit, and more gain nothing on few rows.
+        config=BoostingConfig(iterations=50),
         seed=seed,
-        columns=prepared.columns,
     )
-    with torch.no_grad():
-        parts_of_test = test.to(device).split(2048)
-        outputs = torch.cat(
-            [network(prepared.views[0][part], prepared.views[1][part]) for part in parts_of_test]
-        )
-    if prepared.head.outputs == 1:
-        outputs = outputs[:, 1:] - outputs[:, :1]
-    return measure(prepared, outputs)
+    return measure(prepared, boosted.outputs)
 
 
 def traffic(setting: Setting, history: list[dict[str, Any]], aligned: int) -> dict[str, float]:

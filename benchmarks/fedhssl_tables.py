@@ -13,7 +13,7 @@ from scipy.stats import t
 Line = dict[str, Any]
 
 ORDER = (
-    "boosting", "fedsplitnn", "untrained", "fedcvt", "fedlocalssl", "fedcssl", "fedgssl", "fedhssl",
+    "boosting", "fedsplitnn", "untrained", "fedlocalssl", "fedcssl", "fedgssl", "fedhssl",
 )  # fmt: skip
 ALGORITHMS = (None, "simsiam", "byol", "moco")
 
@@ -275,7 +275,6 @@ def plot(lines: Sequence[Line], out: Path) -> None:
         axis.remove()
     styles = {
         "untrained": ("tab:gray", "o"),
-        "fedcvt": ("tab:olive", "s"),
         "fedlocalssl": ("tab:blue", "^"),
         "fedcssl": ("tab:green", "v"),
         "fedhssl": ("tab:red", "D"),

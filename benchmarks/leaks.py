@@ -8,7 +8,7 @@ over all secondaries; ``--all`` prints each. Runs: ``plain`` (one secondary, enc
 trained, no noise: split learning), ``averaged`` (all secondaries, trained, no noise), ``first-2``
 (the same of the first two), ``trained-8`` and so on (behind noise of that epsilon, ``dp-trained``),
 ``frozen-none``, ``frozen-8`` and so on (class means, released once). A defence follows a plus:
-``averaged+iso-1``, ``+clip-0.1``, ``+marvell-4`` (two classes), ``+nopeek-2``, ``+confuse-1``,
+``averaged+iso-1``, ``+clip-0.1``, ``+marvell-4`` (two classes), ``+nopeek-2``,
 ``+label-4`` (its epsilon). ``averaged+active``: the first secondary trains as [FZJ22] has it, so
 that its own encoder tells more. ``shares``, ``shares-CELL`` (a grid cell's width) and ``bloom``:
 one epoch, linked by a coordinator. ``--defences`` runs those of notebook/leaks.md, and
@@ -57,7 +57,6 @@ DEFENCES = {
     "clip": "clip_gradients",
     "marvell": "marvell",
     "nopeek": "distance_correlation",
-    "confuse": "confuse_labels",
     "label": "label_epsilon",
 }
 """Names in runs, and their settings in ``[training]``."""
@@ -68,8 +67,6 @@ DEFENDED = (
     "averaged+iso-4",
     "averaged+marvell-4",
     "averaged+marvell-16",
-    "averaged+confuse-1",
-    "averaged+confuse-4",
     "averaged+label-4",
     "averaged+label-2",
     "averaged+label-1",

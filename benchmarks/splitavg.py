@@ -2,7 +2,6 @@
 
     python benchmarks/splitavg.py                          # the whole grid, some ten minutes
     python benchmarks/splitavg.py --parties 5 --elements 640000 --json
-    python benchmarks/splitavg.py --parties 5 --elements 640000 --spu-python PYTHON
 
 All variants of one grid point run interleaved in one set of processes, so that their ratios hold
 on a busy machine too. What each variant is: ``securevfl/lab/bench/variants.py``.
@@ -11,7 +10,6 @@ on a busy machine too. What each variant is: ``securevfl/lab/bench/variants.py``
 import argparse
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 from securevfl.lab.bench.bench_splitavg import SplitAvgBenchmark, measure
@@ -27,7 +25,6 @@ def main() -> None:
     parser.add_argument("--elements", type=int, nargs="+", default=ELEMENTS)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="one JSON object a grid point")
-    parser.add_argument("--spu-python", type=Path, help="a Python that has SecretFlow's SPU")
     arguments = parser.parse_args()
     if not arguments.json:
         print("| k | elements | variant | wall ms | CPU ms | sent kB | received kB | max error |")
@@ -37,7 +34,6 @@ def main() -> None:
             parties=parties,
             elements=elements,
             repeats=arguments.repeats,
-            spu_python=arguments.spu_python,
         )
         result = measure(settings)
         if arguments.json:

@@ -23,7 +23,6 @@ from securevfl.core.errors import SecureVflError, missing_extra, of_this_machine
 from securevfl.exporting.model_commands import app as model_app
 from securevfl.lab.commands import app as lab_app
 from securevfl.lab.commands import link_app
-from securevfl.launch.torchrun import require_one_process
 from securevfl.serving.serve_command import app as serve_app
 from securevfl.version import __version__
 
@@ -144,8 +143,6 @@ def main() -> None:
     """
     _show_every_name(sys.stdout, sys.stderr)
     try:
-        if sys.argv[1:2] != ["party"]:
-            require_one_process(" ".join(sys.argv[1:2]))
         with interrupts.noted():
             _run()
     except KeyboardInterrupt:

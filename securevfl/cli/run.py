@@ -179,7 +179,6 @@ def party(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.launch.child import end_with_launcher, report_failure, report_memory
-        from securevfl.runtime import launching
         from securevfl.runtime.handing_over import taken
         from securevfl.runtime.run_folder import run_folder_for
         from securevfl.runtime.run_options import InMemory, PartyJob, Program, device_named
@@ -200,30 +199,24 @@ def party(
         if serve and in_memory.new_rows is None and config.party(name).role == "primary":
             raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
         torch_device = device_named(device)
-        launching.require_network(config, name, serves=serve)
-        with launching.own_processes(out, device=torch_device) as group:
-            if group is not None and group.rank:
-                launching.help_party(group, device=torch_device)
-            else:
-                job = PartyJob(
-                    config=config,
-                    name=name,
-                    # A party that never came as far as to begin a run has not left its folder.
-                    run_folder=run_folder_for(config, out, resume=resume and out is None),
-                    identity_folder=identity,
-                    data_root=data_root or federation.parent,
-                    device=torch_device,
-                    resume=resume,
-                    listen=listen,
-                    record_mib=record_views,
-                    pretrain_only=pretrain,
-                    serves=serve,
-                    serves_on=serve and not once,
-                    in_memory=in_memory,
-                    program=agreed,
-                    group=group,
-                )
-                _run_to_the_end(job, as_json=as_json)
+        job = PartyJob(
+            config=config,
+            name=name,
+            # A party that never came as far as to begin a run has not left its folder.
+            run_folder=run_folder_for(config, out, resume=resume and out is None),
+            identity_folder=identity,
+            data_root=data_root or federation.parent,
+            device=torch_device,
+            resume=resume,
+            listen=listen,
+            record_mib=record_views,
+            pretrain_only=pretrain,
+            serves=serve,
+            serves_on=serve and not once,
+            in_memory=in_memory,
+            program=agreed,
+        )
+        _run_to_the_end(job, as_json=as_json)
     except SecureVflError as error:
         interrupts.check()
         origin = getattr(error, "party", None) if isinstance(error, ProtocolError) else None
@@ -234,7 +227,6 @@ def party(
         # Python's last collection would walk all of torch: a second of CPU in which a party that
         # has failed is still there.
         gc.freeze()
-    launching.leave_at_once()
 
 
 def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:

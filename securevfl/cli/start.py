@@ -162,7 +162,7 @@ def init(
     with loading():
         from securevfl.core import checks, files
         from securevfl.core.conventions import TASKS
-        from securevfl.setup.init import declared_by_options, own_files, proposed
+        from securevfl.setup.init import declared_by_options, own_files, propose_file
         from securevfl.setup.proposal import Wishes
 
     def require_free(file: Path, option: str = "") -> None:
@@ -188,7 +188,7 @@ def init(
     secondaries = secondary or []
     here = [path for path in (primary, *secondaries) if path.suffix != ".json"]
     declared = declared_by_options(bounds, words, missing, exclude, reading, tables=here)
-    proposal, text = proposed(
+    proposal, text = propose_file(
         primary, secondaries, lists or [], wishes=wishes, declared=declared, root=out.parent
     )
     own = {out.parent / file: content for file, content in own_files(proposal).items()}

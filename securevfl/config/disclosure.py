@@ -223,8 +223,6 @@ def _gradients(training: TrainingSettings) -> tuple[str, str]:
             f"covered by label_epsilon = {training.label_epsilon:g}, any one training row's label, "
             f"against all secondaries together"
         )
-    if training.confuse_labels:
-        return ", of soft labels", "heuristic: a confusional autoencoder promises nothing"
     if training.iso_gradients:
         return (
             ", behind ISO noise, and the length of the longest in the batch",

@@ -12,8 +12,6 @@ from typing import Annotated, Any, Final, Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 
-# The ``[encoder]`` table: how frozen encoders of few numbers are made, and where they write.
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderSettings:
@@ -72,19 +70,17 @@ class EncoderSettings:
         return (self.layout or ("sum" if self.method == "class-means" else "blocks")) == "blocks"
 
 
-# ``encoder.method = "auto"``: the settings of frozen encoders that follow from the promise.
-
 AUTO: Final = "auto"
 CLASSES_OF_NUMBERS: Final = 2
 """Class means of a label that is a number: for its lower and for its upper half."""
-_NEIGHBOURS: Final = 4
-RELEASED_AT_ONCE: Final = 1024
+NEIGHBOURS: Final = 4
+_RELEASED_AT_ONCE: Final = 1024
 """Rows of a round where nothing trains by rounds, and each round has its own cost."""
 _OF_NUMBERS: Final = ("euclidean", "great-circle")
 """Metrics whose keys a model can take as inputs."""
 
 
-def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+def resolve(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Return a parsed federation file with the settings that it leaves to the rule written out.
 
     Args:
@@ -114,11 +110,7 @@ def resolved(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, An
 
 
 def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings, by table and name, that did best where such a federation was measured.
-
-    Encoders are class means, with one secondary too: what all of them write has as many numbers
-    as the label has classes, so no noise is spent on what is unrelated to it.
-    """
+    """Return what :func:`recommend` says of a parsed file."""
     federation = source.get("federation")
     if not isinstance(federation, Mapping):
         raise ConfigError('encoder.method: "auto" follows from [federation]; add that section')
@@ -131,23 +123,42 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if task != "multiclass":
         classes = 2 if task == "binary" else CLASSES_OF_NUMBERS
     roles = [party.get("role") for party in source.get("party", []) if isinstance(party, Mapping)]
-    labels = "shares" if "dealer" in roles else "randomised"
     linkage = source.get("linkage")
     metric = linkage.get("metric", "euclidean") if isinstance(linkage, Mapping) else "euclidean"
+    settings = recommend(classes=classes, metric=metric, dealer="dealer" in roles)
     model = source.get("model")
-    fitted = not isinstance(model, Mapping) or model.get("top", "mixed") in ("tied", "mixed")
+    if isinstance(model, Mapping) and model.get("top", "mixed") not in ("tied", "mixed"):
+        del settings["training"]
+    return settings
+
+
+def recommend(*, classes: int | None, metric: Any, dealer: bool) -> dict[str, dict[str, Any]]:
+    """Return the settings, by table and name, that did best where such a federation was measured.
+
+    Encoders are class means, with one secondary too: what all of them write has as many numbers
+    as the label has classes, so no noise is spent on what is unrelated to it.
+
+    Args:
+        classes: Number of classes of the label, 2 of a number; None if it is unknown.
+        metric: ``linkage.metric``.
+        dealer: Whether the federation has a dealer.
+    """
     return {
         "model": {
             "family": "fet",
-            **({} if metric == "exact" else {"neighbours": _NEIGHBOURS}),
+            **({} if metric == "exact" else {"neighbours": NEIGHBOURS}),
             "hidden": classes,
             "heads": 1,
             "release": "pooled",
             "top": "mixed",
             **({} if metric in _OF_NUMBERS else {"keys_as_features": False}),
         },
-        "encoder": {"method": "class-means", "layout": "sum", "labels": labels},
+        "encoder": {
+            "method": "class-means",
+            "layout": "sum",
+            "labels": "shares" if dealer else "randomised",
+        },
         "privacy": {"encoder": "frozen", "links_per_record": 1},
         "linkage": {"choose": "records"},
-        **({"training": {"batch_size": RELEASED_AT_ONCE}} if fitted else {}),
+        "training": {"batch_size": _RELEASED_AT_ONCE},
     }

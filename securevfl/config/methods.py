@@ -23,8 +23,6 @@ from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES, family_named, family_names
 
-# What is changed so that a method of a comparison fits a file that was written for another one.
-
 
 def adapted(source: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return a method's federation file with what its family can take, and what was changed.
@@ -87,9 +85,6 @@ def _fields(family: AnyFamily) -> tuple[str, ...]:
     return tuple(one.name for one in dataclasses.fields(family.settings_class) if one.init)
 
 
-# The ``[methods.NAME]`` tables: settings that one method of a comparison has for itself.
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoostingConfig:
     """Trees and how they are grown."""
@@ -114,56 +109,7 @@ class BoostingConfig:
         checks.require_limits(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FedCVTConfig:
-    """How the two parties and their three classifiers are trained."""
-
-    hidden: checks.Width = 128
-    """Width of an encoder's first layer, in a comparison."""
-
-    width: checks.Width = 128
-    """Width of a representation, in a comparison."""
-
-    epochs: checks.Times = 40
-    """Passes over the labelled rows, at least."""
-
-    least_steps: checks.Times = 200
-    """Optimizer steps, at least."""
-
-    batch_size: Annotated[int, partial(checks.within, 2, checks.MOST_TIMES)] = 128
-    """Rows of a step from each of: labelled, aligned, primary's own, secondary's own."""
-
-    learning_rate: checks.Positive = 1e-3
-    """Step size of AdamW."""
-
-    weight_decay: checks.NonNegative = 1e-4
-    """Decoupled weight decay."""
-
-    sharpening: checks.Positive = 0.1
-    """Temperature of the attention that estimates missing representations."""
-
-    confidence: Annotated[float, checks.fraction] = 0.5
-    """Least probability at all three classifiers for a row to get a label."""
-
-    common: checks.NonNegative = 0.1
-    """Weight of equal common representations."""
-
-    distinct: checks.NonNegative = 0.1
-    """Weight of orthogonal common and unique representations."""
-
-    estimation: checks.NonNegative = 0.1
-    """Weight of right estimated representations."""
-
-    def __post_init__(self) -> None:
-        checks.require_limits(self)
-
-    def passes(self, labelled: int) -> int:
-        """Return how often so many labelled rows are passed over."""
-        batches = -(-labelled // self.batch_size)
-        return max(self.epochs, -(-self.least_steps // batches))
-
-
-Settings = BaselineConfig | BoostingConfig | FedCVTConfig
+Settings = BaselineConfig | BoostingConfig
 
 _SETTINGS: Final[Mapping[str, type[Settings]]] = {
     "alone": BaselineConfig,
@@ -172,13 +118,12 @@ _SETTINGS: Final[Mapping[str, type[Settings]]] = {
     "boosting": BoostingConfig,
     "boosting-links": BoostingConfig,
     "boosting-combine": BoostingConfig,
-    "fedcvt": FedCVTConfig,
 }
 
 IN_ONE_PLACE: Final = tuple(_SETTINGS)
 """Methods that train with all that they need in one place, and need no federation."""
 
-JOINED: Final = ("combine", "boosting-combine", "fedcvt")
+JOINED: Final = ("combine", "boosting-combine")
 """Those of them that join the tables by the true match of every row."""
 
 ALONE: Final = ("alone", "solo", "boosting")

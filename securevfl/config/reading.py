@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from securevfl.config import methods, rules, sections
-from securevfl.config.encoder import EncoderSettings, resolved
+from securevfl.config.encoder import EncoderSettings, resolve
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import parse_linkage
 from securevfl.config.presets import expanded, without_top
@@ -157,7 +157,7 @@ def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationCo
         allowed = ", ".join(sorted(_SECTIONS))
         error = ConfigError(f"[{name}]: no such section; {hint}Allowed: {allowed}")
         findings.wrong(error, name)
-    source, chosen = resolved(source)
+    source, chosen = resolve(source)
     written = dict(source)
     for name in _REQUIRED:
         if name not in source:

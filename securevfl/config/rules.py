@@ -10,8 +10,6 @@ from securevfl.linkage.stage.linking import PROTECTIONS
 from securevfl.models.assist import AssistConfig
 from securevfl.models.task_metrics import metrics_of
 
-# When masks may be shared with a few neighbours instead of all other secondaries.
-
 LARGEST_COMPLETE: Final = 16
 """Up to so many secondaries all share masks with all: key streams are a few milliseconds then."""
 
@@ -31,9 +29,6 @@ def _require_maskable(config: FederationConfig) -> None:
             f"privacy.mask_degree: {degree} are all the others of {secondaries} secondaries; "
             f"leave it out, or write an even number of at most {(secondaries - 2) // 2 * 2}"
         )
-
-
-# What of a federation file must go together so that keys can be linked, and models trained.
 
 
 def require_linkable(config: FederationConfig) -> None:
@@ -148,8 +143,7 @@ def _require_defensible(config: FederationConfig) -> None:
     """Refuse defences of gradients where none are sent, or where they are none."""
     training, task = config.training, config.federation.task
     heuristics = ("iso_gradients", "clip_gradients", "marvell", "distance_correlation")
-    in_place_of_labels = ("confuse_labels", "label_epsilon")
-    asked = [name for name in (*heuristics, *in_place_of_labels) if getattr(training, name)]
+    asked = [name for name in (*heuristics, "label_epsilon") if getattr(training, name)]
     for name in asked:
         if config.family.assisted:
             raise ConfigError(
@@ -169,25 +163,18 @@ def _require_defensible(config: FederationConfig) -> None:
             "training.distance_correlation: is of all rows of a batch, and dp-trained encoders "
             "learn from each alone; leave it out"
         )
-    replaced = [name for name in asked if name in in_place_of_labels]
-    if len(replaced) == 2:
-        raise ConfigError(
-            "training.confuse_labels: takes the place of labels, as label_epsilon does; leave one "
-            "out"
-        )
-    for name in replaced:
-        if task == "regression":
-            raise ConfigError(
-                f"training.{name}: is of classes, and the task is regression; leave it out, or "
-                f'take model.family = "assist" with model.label_epsilon'
-            )
-        if config.base.exists:
-            raise ConfigError(
-                f"training.{name}: a base is fitted to labels as they are, and helps to choose "
-                f'the best epoch, which secondaries see; write [base] estimator = "none"'
-            )
     if "label_epsilon" not in asked:
         return
+    if task == "regression":
+        raise ConfigError(
+            "training.label_epsilon: is of classes, and the task is regression; leave it out, or "
+            'take model.family = "assist" with model.label_epsilon'
+        )
+    if config.base.exists:
+        raise ConfigError(
+            "training.label_epsilon: a base is fitted to labels as they are, and helps to choose "
+            'the best epoch, which secondaries see; write [base] estimator = "none"'
+        )
     if (training.label_epsilon or 0.0) < SMALLEST_EPSILON:
         raise ConfigError(
             f"training.label_epsilon: must be at least {SMALLEST_EPSILON:g}, got "
@@ -412,9 +399,6 @@ def require_enough_records(config: FederationConfig, table: PartyTable | KeyTabl
             f"table of {table.name!r}: has {table.num_rows} records, fewer than "
             f"model.neighbours = {config.model.neighbours}; lower model.neighbours"
         )
-
-
-# Runs that continue without a lost secondary: which of them can.
 
 
 def require_continuable(config: FederationConfig) -> None:

@@ -15,8 +15,6 @@ from securevfl.data.sources.settings import AS_IT_IS, Reading, repeated
 from securevfl.models.optimisers import Schedule
 from securevfl.models.tasks import Rule
 
-# The ``[base]`` table: the model of the primary alone, which the joint model is weighed with.
-
 OWN = "python"
 """What stands in a federation file for an estimator that only Python can hand over."""
 
@@ -84,9 +82,6 @@ def described(estimator: Any, rule: str) -> str:
     # Every parameter, not those alone that are printed.
     params = json.dumps(estimator.get_params(), sort_keys=True, default=repr)
     return f"{kind.__module__}.{kind.__qualname__} {params}"
-
-
-# The ``[federation]``, ``[training]`` and ``[runtime]`` tables.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,10 +156,6 @@ class TrainingSettings:
     marvell: checks.NonNegative = 0.0
     """Of two classes: mean square length of Marvell's noise on gradients, over the squared distance
     of their means. A heuristic."""
-
-    confuse_labels: checks.NonNegative = 0.0
-    """lambda of a confusional autoencoder: networks learn other classes' soft labels, which the
-    primary decodes, without a base. A heuristic."""
 
     distance_correlation: checks.NonNegative = 0.0
     """Weight of NoPeek's loss: how distances of records and of what leaves correlate. A
@@ -319,9 +310,6 @@ class RuntimeSettings:
             raise ConfigError(
                 'least_secondaries: goes with on_loss = "continue", and only with it; leave it out'
             )
-
-
-# The ``[[party]]`` tables: who takes part, and with which columns.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,11 +51,6 @@ def peak_memory_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
-def keeping_freed_memory() -> dict[str, str]:
-    """Return environment variables by which a program of others keeps all memory that it frees."""
-    return {"MALLOC_MMAP_THRESHOLD_": str(_KEEP_BYTES), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-
-
 def keep_freed_memory() -> bool:
     """Tell the C library's allocator to keep up to 32 MiB that were freed; call once at start.
 

@@ -30,7 +30,6 @@ from securevfl.federation.encoder_fitting import (
 )
 from securevfl.federation.rounds import primaries
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.label_defences import ConfusedLabels
 from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
 from securevfl.federation.rounds.release import CachedRelease, CountedRelease, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
@@ -278,7 +277,7 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
         return MixedTop(tied, primaries.build_fitted_top(config, table, head))
     if config.top is not None:
         return primaries.build_fitted_top(config, table, head)
-    top = _initialised(
+    return _initialised(
         config,
         config.primary.name,
         lambda: top_of(
@@ -291,9 +290,6 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
             classes=config.federation.task != "regression",
         ),
     )
-    if config.training.confuse_labels:
-        ConfusedLabels.add_to(top, head.outputs)
-    return top
 
 
 def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:
@@ -394,9 +390,6 @@ def build_primary(
         dropout=DropoutStream(plan.config.federation.seed, plan.config.primary.name, device=device),
         observe=observe,
     )
-
-
-# What each party keeps of a run whose training has ended: its :class:`SavedModel`.
 
 
 def save_secondary(

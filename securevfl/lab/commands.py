@@ -638,13 +638,6 @@ def bench(
         bool,
         typer.Option(help="All variants keep freed memory, as parties of a run do; or none does."),
     ] = True,
-    spu_python: Annotated[
-        Path | None,
-        typer.Option(
-            help="A Python that has SecretFlow's SPU (pip install spu==0.9.5, in an environment "
-            "of its own); it is then measured with the others."
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time the secure average between processes, next to CrypTen and plain gathers."""
@@ -656,7 +649,6 @@ def bench(
         elements=elements,
         repeats=repeats,
         keeps_memory=keep_memory,
-        spu_python=spu_python,
     )
     result = measure(settings)
     print(json.dumps(result) if as_json else _bench_table(result))
@@ -677,9 +669,4 @@ def _bench_table(result: dict[str, Any]) -> str:
     lines.append(
         "CPU is the sum over all parties; the error of splitavg is against the mean without noise."
     )
-    if result["spu_version"] is not None:
-        lines.append(
-            f"SPU {result['spu_version']}: semi2k over 64 bits, no noise, no TLS; in one process "
-            f"nothing is sent."
-        )
     return "\n".join(lines)

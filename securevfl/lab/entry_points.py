@@ -82,7 +82,7 @@ def compare(
         federation: The path of a federation file, or what :func:`securevfl.read_federation`
             returned.
         methods: Families; ``alone``, ``solo``, ``boosting``, ``boosting-links``, ``combine``,
-            ``boosting-combine``, ``fedcvt``; names of the file's ``[methods.NAME]`` tables; and
+            ``boosting-combine``; names of the file's ``[methods.NAME]`` tables; and
             ``auto``, with each seed the family among them that is best on validation rows.
         seeds: How many run seeds, counting up from the file's.
         out: Folder that gets the table and a folder a run, and where a comparison that was cut off

@@ -13,20 +13,18 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
-from securevfl.config.methods import JOINED, BoostingConfig, FedCVTConfig, Settings
+from securevfl.config.methods import JOINED, BoostingConfig, Settings
 from securevfl.core.conventions import derive_seed
-from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import features_of, own_inputs, place_keys, train_alone
 from securevfl.federation.build import primary_data
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
-from securevfl.lab.fedcvt import KnownRows, fit_fedcvt
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.perceptron import BaselineConfig, perceptron_outputs, train_perceptron
-from securevfl.models.fedhssl.encoders import EncoderConfig
 from securevfl.models.layers import MLP
 from securevfl.models.tasks import HALF, Metrics, TaskHead
 
@@ -51,9 +49,6 @@ class MethodFigures:
     """Which model the primary alone is; None of other methods."""
     candidates: Mapping[str, Metrics] | None = None
     """Of the primary alone, each model's metrics of the test rows; None of other methods."""
-
-
-# Networks on one table: the primary alone, and combine (all in one place).
 
 
 def solo_inputs(
@@ -272,8 +267,6 @@ def _fit(
     )
 
 
-# Gradient-boosted trees on one table: the baseline that tables are usually measured against.
-
 _Trees: TypeAlias = HistGradientBoostingClassifier | HistGradientBoostingRegressor
 
 # What a class that no training row has gets: less than any other, and still finite.
@@ -431,9 +424,6 @@ def _staged(
         yield outputs
 
 
-# Runs of a comparison that need no federation: all that they need is in one place.
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Joined:
     """Everything that a method in one place may read."""
@@ -512,8 +502,6 @@ def train_in_one_place(
             features=joined.features,
         )
         return _boosted(config, data, inputs, settings), head
-    if isinstance(settings, FedCVTConfig):
-        return _cross_view(joined, settings), head
     combined = train_combined(
         config,
         data,
@@ -528,7 +516,7 @@ def train_in_one_place(
 def require_fitting(
     config: FederationConfig, family: str, tables: Mapping[str, PartyTable]
 ) -> None:
-    """Refuse a method in one place that does not go with the task, the parties or the tables.
+    """Refuse a method in one place that does not go with the tables.
 
     Args:
         config: The federation file.
@@ -536,13 +524,8 @@ def require_fitting(
         tables: The primary's table; and for methods that join, every party's.
 
     Raises:
-        ConfigError: If the method does not fit the task or the number of parties.
         DataError: If a table has no truth, or some row has no match.
     """
-    if family == "fedcvt" and config.federation.task == "regression":
-        raise ConfigError("is a method for classes, not for numbers to predict")
-    if family == "fedcvt" and len(config.secondaries) != 1:
-        raise ConfigError(f"needs one secondary, got {len(config.secondaries)}")
     if family in JOINED:
         for party in config.secondaries:
             true_matches(tables[config.primary.name], tables[party.name])
@@ -616,47 +599,4 @@ def _boosted(
         test_metrics=fit.test_metrics,
         epochs=fit.grown,
         best_epoch=fit.iterations,
-    )
-
-
-def _cross_view(joined: _Joined, settings: FedCVTConfig) -> MethodFigures:
-    """Train FedCVT: rows without labels count as aligned, and no row is held back unaligned."""
-    head, split, device = joined.head, joined.data.split, joined.data.features.device
-    match = torch.as_tensor(true_matches(joined.primary, joined.secondaries[0]), device=device)
-    views = (joined.data.features, joined.features[0][match])
-    known = torch.as_tensor(split.train, device=device)
-    all_rows = torch.cat([known, torch.as_tensor(split.unlabelled, device=device)])
-    network = fit_fedcvt(
-        views,
-        joined.data.targets.long(),
-        classes=2 if head.task == "binary" else head.outputs,
-        rows=KnownRows(labelled=known, aligned=all_rows, local=all_rows),
-        encoder=EncoderConfig(hidden=settings.hidden, width=settings.width),
-        config=settings,
-        seed=joined.config.federation.seed,
-    )
-    epochs = settings.passes(len(known))
-
-    @torch.no_grad()
-    def outputs_of(rows: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = network(views[0][rows], views[1][rows])
-        if head.task == "binary":
-            outputs = outputs[:, 1:] - outputs[:, :1]
-        return outputs, joined.data.targets[rows]
-
-    def measure(rows: Tensor) -> Metrics:
-        return head.metrics(*outputs_of(rows), threshold=threshold)
-
-    validation = torch.as_tensor(split.validation, device=device)
-    threshold = head.choose_threshold(*outputs_of(validation))
-    validated = measure(validation)
-    tested = measure(torch.as_tensor(split.test, device=device))
-    return MethodFigures(
-        train=head.headline(measure(known)),
-        validation=head.headline(validated),
-        test=head.headline(tested),
-        validation_metrics=validated,
-        test_metrics=tested,
-        epochs=epochs,
-        best_epoch=epochs,
     )

@@ -74,7 +74,7 @@ def compare(
             "--methods",
             metavar="A,B,...",
             # The backslash keeps rich from reading a style into the brackets.
-            help="Families; alone, solo, combine, boosting, fedcvt; the file's \\[methods.NAME] "
+            help="Families; alone, solo, combine, boosting; the file's \\[methods.NAME] "
             "tables; and auto, the family among them that is best on validation rows.",
         ),
     ],

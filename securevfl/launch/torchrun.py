@@ -11,16 +11,16 @@ from securevfl.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """One of several processes that were started together: of one party, or one a party."""
+    """One of several processes that were started together, one a party."""
 
     rank: int
-    """From 0 on; 0 is the party, or the primary."""
+    """Position among them from 0 on; 0 is the primary."""
 
     size: int
-    """How many there are, 2 or more."""
+    """Number of processes, 2 or more."""
 
     name: str
-    """Of this start of them all: no other has the same."""
+    """Name of this start of them all: no other has the same."""
 
     place: Path
     """A folder in which they may tell each other who they are; it may not be there yet."""
@@ -56,8 +56,8 @@ def started() -> Started | None:
         return Started(rank=rank, size=size, name=name, place=Path(f"{path}.parties"))
     if environment["LOCAL_WORLD_SIZE"] != environment["WORLD_SIZE"]:
         raise ConfigError(
-            "torchrun: a party's processes must be on one machine, since its records travel "
-            "between them as they are; leave --nnodes out, and use --nproc-per-node"
+            "torchrun: all parties of a program must be on one machine; use --nproc-per-node, "
+            "not --nnodes, or run securevfl party on each machine"
         )
     # The agent that has started them all, where it listens, and how often it has started them.
     name = (
@@ -65,15 +65,3 @@ def started() -> Started | None:
     )
     place = Path(tempfile.gettempdir()) / f"securevfl-{os.getuid()}-{name}"
     return Started(rank=rank, size=size, name=name, place=place)
-
-
-def require_one_process(command: str) -> None:
-    """Refuse a command that torchrun has started several times.
-
-    Raises:
-        ConfigError: If it has.
-    """
-    if started() is not None:
-        raise ConfigError(
-            f"torchrun: securevfl {command} is one process; only securevfl party can be several"
-        )

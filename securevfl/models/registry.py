@@ -29,8 +29,6 @@ from securevfl.models.fedhssl import family as fedhssl
 from securevfl.models.fedsim import FedSimFamily
 from securevfl.models.fet.family import FeTFamily
 
-# Families of other installed packages, by entry point.
-
 GROUP: Final = "securevfl.families"
 """The entry points' group."""
 
@@ -142,8 +140,6 @@ def _check_pretraining(family: type[AnyFamily]) -> None:
             raise ConfigError(f"names steps of pretraining, and has no {method}")
 
 
-# Families by name.
-
 F = TypeVar("F", bound=Family[Any])
 
 _OWN: tuple[AnyFamily, ...] = (
@@ -169,7 +165,7 @@ _REGISTERED: dict[str, AnyFamily] = {}
 
 _ONE_PARTY = ("alone", "solo", "combine")
 # Methods of comparisons that are not families; their names are reserved.
-_METHODS = (*_ONE_PARTY, "boosting", "boosting-links", "boosting-combine", "fedcvt")
+_METHODS = (*_ONE_PARTY, "boosting", "boosting-links", "boosting-combine")
 
 
 def family_names() -> tuple[str, ...]:

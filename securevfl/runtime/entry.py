@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
@@ -36,9 +35,7 @@ from securevfl.linkage.stage.linking import PROTECTIONS
 from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.models.task_metrics import metrics_of
-from securevfl.runtime import run_options
-from securevfl.runtime.handing_over import require_script_read
-from securevfl.runtime.launching import train_in_processes
+from securevfl.runtime import handing_over, launching, run_options
 from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_folder import TemporaryFolder, read_figures, read_history
 from securevfl.runtime.run_tables import read_tables
@@ -86,7 +83,6 @@ def _simulate(
     config: FederationConfig,
     tables: Mapping[str, PartyTable] | None,
     options: run_options.RunOptions,
-    *,
     settings: "RunSettings",
 ) -> RunResult:
     if tables is None:
@@ -106,7 +102,6 @@ def _train(
     config: FederationConfig,
     tables: Mapping[str, PartyTable] | None,
     options: run_options.RunOptions,
-    *,
     settings: "RunSettings",
 ) -> RunResult:
     options = replace(options, data_root=options.data_root.resolve())
@@ -125,7 +120,7 @@ def _train(
             losses.append(event.loss)
         options.observe(event)
 
-    figures = train_in_processes(
+    figures = launching.train_in_processes(
         config,
         replace(options, observe=observe),
         extra_figures=settings.get("extra_figures", dict),
@@ -186,8 +181,6 @@ def _warn(config: FederationConfig, observe: Observer) -> None:
     for text in run_options.warnings_about(config):
         observe(Warned(text=text))
 
-
-# Frames in Python as parties.
 
 _PRIMARY = "primary"
 
@@ -284,9 +277,6 @@ def _columns(settings: Mapping[str, Any], name: str) -> ColumnSettings:
     own = bounds.get(name) if isinstance(bounds, Mapping) else bounds
     missing = (settings.get("missing_columns") or {}).get(name, ())
     return ColumnSettings(bounds=own, missing_columns=missing, own_statistics=False)
-
-
-# Run a federation from Python: on tables in memory, or as a federation file says.
 
 
 class RunSettings(TypedDict, total=False):
@@ -397,11 +387,9 @@ def simulate(
         Everything is in one process: a simulation protects nobody's table.
     """
     frames = {"primary": primary, "secondaries": secondaries, "label": label, "key": key}
-    asking = partial(_asked_for, "simulate", parties, model, settings, **frames)
     if "extra_figures" in settings:
         raise ConfigError("extra_figures: goes with securevfl.train; add yours to run.metrics")
-    run = partial(_simulate, settings=settings)
-    return _run(run, asking, settings, out, observe, callbacks)
+    return _run("simulate", parties, model, frames, settings, out, observe, callbacks)
 
 
 def train(
@@ -448,25 +436,24 @@ def train(
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
     frames = {"primary": primary, "secondaries": secondaries, "label": label, "key": key}
-    asking = partial(_asked_for, "train", parties, model, settings, **frames)
-    run = partial(_train, settings=settings)
-    return _run(run, asking, settings, out, observe, callbacks)
+    return _run("train", parties, model, frames, settings, out, observe, callbacks)
 
 
 _Tables = Mapping[str, PartyTable] | None
-_Asked = tuple[FederationConfig, _Tables, Path | None]
 
 
 def _run(
-    run: Callable[[FederationConfig, _Tables, run_options.RunOptions], RunResult],
-    asking: Callable[[], _Asked],
+    by: Literal["simulate", "train"],
+    parties: Any,
+    model: Any,
+    frames: Mapping[str, Any],
     settings: RunSettings,
     out: str | Path | None,
     observe: Observer,
     callbacks: Sequence[Callback],
 ) -> RunResult:
     """Run what is asked for, with progress shown, in a folder that goes if it fails."""
-    require_script_read()
+    handing_over.require_script_read()
     watching = [observe]
 
     def tell_all(event: ProgressEvent) -> None:
@@ -479,7 +466,7 @@ def _run(
         hearing.until_the_end(),
         contextlib.ExitStack() as unfinished,
     ):
-        config, tables, root = asking()
+        config, tables, root = _asked_for(by, parties, model, settings, **frames)
         resume = settings.get("resume", False)
         if resume and out is None:
             raise ConfigError("resume: needs out, the folder of the run to continue")
@@ -499,7 +486,10 @@ def _run(
             observe=hearing.tell,
             record_mib=settings.get("record_mib"),
         )
-        result = run(config, tables, options)
+        if by == "simulate":
+            result = _simulate(config, tables, options, settings)
+        else:
+            result = _train(config, tables, options, settings)
         hearing.ended(result.metrics)
         unfinished.pop_all()
         assert result.trained is not None, "pretraining alone has an entry of its own"
@@ -507,7 +497,9 @@ def _run(
         return replace(result, trained=replace(result.trained, place=place))
 
 
-def _asked_for(by: str, parties: Any, model: Any, settings: Any, **frames: Any) -> _Asked:
+def _asked_for(
+    by: str, parties: Any, model: Any, settings: Any, **frames: Any
+) -> tuple[FederationConfig, _Tables, Path | None]:
     """Return the federation, its tables (None: as its file says) and where paths start.
 
     Raises:
@@ -542,7 +534,7 @@ def _asked_for(by: str, parties: Any, model: Any, settings: Any, **frames: Any) 
     elif settings.get("missing_columns") is not None:
         raise ConfigError("missing_columns: goes with frames alone; from_frame declares a table's")
     else:
-        listed = _listed(parties)
+        listed = _list_tables(parties)
         _require_by_party(settings, [table.name for table in listed])
     names = _key_names(listed[0])
     source = source_of([TableFacts.of(table) for table in listed], model, settings)
@@ -550,7 +542,7 @@ def _asked_for(by: str, parties: Any, model: Any, settings: Any, **frames: Any) 
     return parse_federation(source, file=f"{by}()"), tables, None
 
 
-def _listed(parties: Any) -> Sequence[PartyTable]:
+def _list_tables(parties: Any) -> Sequence[PartyTable]:
     tables = parties if isinstance(parties, list | tuple) else [parties]
     for number, one in enumerate(tables):
         if not isinstance(one, PartyTable):
@@ -667,7 +659,7 @@ def source_of(
     tables += [{"name": role, "role": role} for role in helpers_of(settings)]
     kind = settings.get("task") or parties[0].task
     several = {"classes": parties[0].classes} if kind == "multiclass" and auto else {}
-    family = {} if model is None else {"family": family_of(model).name, **_given(model)}
+    family = {} if model is None else {"family": family_of(model).name, **_as_table(model)}
     source: dict[str, Any] = {
         "federation": {
             "name": "simulation",
@@ -676,12 +668,12 @@ def source_of(
             **several,
         },
         "model": {**family, **({} if top is None else {"top": top_source(top)})},
-        "training": _given(settings.get("training") or sections.TrainingSettings()),
-        "pretraining": _given(settings.get("pretraining") or PretrainingSettings()),
-        "privacy": _given(privacy),
-        "prediction": _given(settings.get("prediction") or sections.PredictionSettings()),
+        "training": _as_table(settings.get("training") or sections.TrainingSettings()),
+        "pretraining": _as_table(settings.get("pretraining") or PretrainingSettings()),
+        "privacy": _as_table(privacy),
+        "prediction": _as_table(settings.get("prediction") or sections.PredictionSettings()),
         "base": sections.base_source(sections.BaseSettings().estimator if base is None else base),
-        "linkage": _given(_linkage_of(settings)),
+        "linkage": _as_table(_linkage_of(settings)),
         "party": tables,
     }
     if source["linkage"]["metric"] == "exact" and model is not None:
@@ -690,7 +682,7 @@ def source_of(
         if default is not None and model.neighbours == default:
             del source["model"]["neighbours"]
     if encoder is not None:
-        source["encoder"] = {"method": AUTO} if auto else _given(encoder)
+        source["encoder"] = {"method": AUTO} if auto else _as_table(encoder)
     if auto:
         # Defaults of Python's dataclasses are no settings that were given.
         for table, name, default in _LEFT_TO_AUTO:
@@ -706,7 +698,7 @@ def _plain(bounds: Bounds) -> Any:
     return list(bounds)
 
 
-def _given(settings: Any) -> dict[str, Any]:
+def _as_table(settings: Any) -> dict[str, Any]:
     # TOML has no null: a setting that is None is one that is not there.
     fields = dataclasses.asdict(settings)
     return {name: value for name, value in fields.items() if value is not None}

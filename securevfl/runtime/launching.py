@@ -1,8 +1,6 @@
 """A whole federation on this machine: one process per party, restarted where it was killed."""
 
-import contextlib
 import os
-import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-
-import torch
 
 from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig
@@ -23,19 +19,15 @@ from securevfl.core import errors, files, progress
 from securevfl.core.formatting import toml_text
 from securevfl.core.memory import give_back_memory, loading
 from securevfl.federation.checkpoint import has_begun
-from securevfl.federation.rounds.party_workers import WorkerGroup
 from securevfl.federation.session.membership import idle_helpers
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure
 from securevfl.launch.spawn import reserved_port, run_party_processes
-from securevfl.launch.torchrun import Started, started
 from securevfl.runtime.handing_over import handed
 from securevfl.runtime.party import PartySession, party_session, run_helper, serve_as_helper
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.run_folder import RunFigures, write_figures
 from securevfl.runtime.run_options import InMemory, PartyJob, Program, RejoinDue, RunOptions
 from securevfl.transport.identity import Identity, fleeting
-
-# How a launcher starts parties again: those that were killed, and those that these need.
 
 
 def going_on(command: PartyCommand, run_folder: Path) -> PartyCommand:
@@ -92,8 +84,6 @@ class StartAgain:
             return self._config.primary.name in self._away
         return bool(self._away)
 
-
-# A whole federation on this machine: one process per party, with identities for this run only.
 
 # Longer than any run on one machine: real deadlines are those of [runtime].
 _LAUNCH_DEADLINE_S = 7 * 24 * 3600.0
@@ -277,7 +267,6 @@ class _PartiesHere:
                 environment={
                     "OMP_NUM_THREADS": threads,
                     "MKL_NUM_THREADS": threads,
-                    "WORLD_SIZE": "1",  # of a party's own processes, whatever started this one
                 },
                 handed={
                     _FEDERATION: federation,
@@ -400,111 +389,6 @@ def pinned(config: FederationConfig, texts: Mapping[str, str], *, address: str) 
     trains = not config.mpc.program
     return parse_federation(source, file="federation.toml of this run", only_linkage=not trains)
 
-
-# A party as several processes of its own machine, which torchrun has started.
-
-_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-
-
-@contextlib.contextmanager
-def own_processes(folder: Path | None, *, device: torch.device) -> Iterator[WorkerGroup | None]:
-    """Meet the party's other processes; None where it is one, as nearly always.
-
-    What they hand to one another (weights, records, gradients) stays on the loopback interface, and
-    they find one another by a file that only this user can read.
-
-    Args:
-        folder: The run's folder, the same for all; None if none was given.
-        device: Where the party computes; each process takes a GPU of its own.
-
-    Raises:
-        ConfigError: If there are several, and they have no folder, or are on several machines.
-    """
-    here = started()
-    if here is None:
-        yield None
-        return
-    if folder is None:
-        raise errors.ConfigError(
-            "torchrun: needs --out RUN, so that all processes have the same folder"
-        )
-    if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    files.require_writable_folder(folder)
-    os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK
-    with _met(here, folder) as group:
-        yield group
-
-
-def help_party(group: WorkerGroup, *, device: torch.device) -> None:
-    """Compute for the party until it ends."""
-    from securevfl.federation.rounds.party_workers import WorkerProcess
-
-    # A helper has nothing to save: it ends at once, even while it waits.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    WorkerProcess(group, device=device).work()
-
-
-def leave_at_once() -> None:
-    """End a process of several that has done its work, without taking Python and gloo down first.
-
-    Under load one in ten such ends was an abort within torch, after everything had been written;
-    torchrun then calls the whole party failed. Where the party is one process nothing happens.
-    """
-    if started() is None:
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def require_network(config: FederationConfig, name: str, *, serves: bool) -> None:
-    """Refuse several processes for a party that trains no network.
-
-    Args:
-        config: The federation file.
-        name: The party.
-        serves: Whether it answers for a kept model.
-
-    Raises:
-        ConfigError: If torchrun has started several, and it is such a party in this federation.
-    """
-    if started() is None:
-        return
-    party, frozen = config.party(name), config.privacy.encoder == "frozen"
-    if serves:
-        why = "with --serve it answers for the one that it has kept"
-    elif party.is_helper:
-        why = f"a {party.role} computes nothing"
-    elif config.family.assisted:
-        why = "assisted boosting fits trees, which use all cores by themselves"
-    elif party.role == "secondary" and frozen:
-        why = 'an encoder that is "frozen" (privacy.encoder) is applied to each row once'
-    elif party.role == "primary" and config.top is not None:
-        why = f'model.top = "{config.top.name}" is fitted in one go'
-    else:
-        return
-    raise errors.ConfigError(f"torchrun: {name!r} trains no network: {why}; run it as one process")
-
-
-@contextlib.contextmanager
-def _met(here: Started, folder: Path) -> Iterator[WorkerGroup]:
-    from securevfl.federation.rounds.party_workers import end
-
-    meeting = here.meeting(folder)
-    group = WorkerGroup(meeting, rank=here.rank, size=here.size)
-    try:
-        yield group
-    finally:
-        # Where the others have ended already, none is left to end.
-        with contextlib.suppress(RuntimeError):
-            if group.rank == 0:
-                end(group)
-        meeting.unlink(missing_ok=True)
-
-
-# One party, from its job to its outcome: what each process runs.
 
 Outcome = RunFigures | Predictions | dict[str, Any] | None
 _Ended = Outcome | RejoinDue

@@ -25,7 +25,6 @@ from securevfl.federation.pretraining.pretraining_stage import (
     write_pretraining,
 )
 from securevfl.federation.rounds.exchanges import RoundExchange
-from securevfl.federation.rounds.primaries import NetworkPrimary
 from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session import handshake, membership
@@ -41,8 +40,6 @@ from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.message import Done, Message, public_reason
 from securevfl.transport.star import PrimaryTransport, new_session
-
-# A session as the primary holds it, the same for training and for predictions.
 
 
 class PrimarySession:
@@ -175,9 +172,6 @@ def primary_session(
         # Helpers wait until the run is over, and those that serve on for the next request.
         transport.patient = frozenset(one.name for one in config.callers if one.is_helper)
         yield PrimarySession(party, transport)
-
-
-# Training.
 
 
 def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
@@ -340,9 +334,6 @@ def _build(
         observe=party.observe,
         own=OwnModels(base=party.job.in_memory.base, top=party.job.in_memory.top),
     )
-    if party.job.group is not None:
-        assert isinstance(run.primary, NetworkPrimary), "checked before it joined"
-        run.primary.share_with(party.job.group)
     run.alignment = alignment
     return run
 
@@ -432,9 +423,6 @@ def _hellos(
     if there < config.least_in_training:
         raise ProtocolError(f"{there} secondaries are left, and {config.least_in_training} must be")
     return hellos
-
-
-# Predicting.
 
 
 class PredictingPrimary(SessionWithPartners):

@@ -65,8 +65,6 @@ from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
 from securevfl.version import __version__
 
-# The primary's own network without partners: a placebo that costs no budget.
-
 
 def train_own_network(
     plan: RunPlan, table: PartyTable, data: PrimaryData, *, estimator: Any = None
@@ -106,9 +104,6 @@ def train_own_network(
 
 def _keep_nothing(_mark: EpochMark) -> None:
     pass
-
-
-# What the primary keeps of test rounds: rows that came before a loss are not paid for again.
 
 
 class KeptTestRounds(exchanges.ExchangeAround):
@@ -198,9 +193,6 @@ def _name(number: int) -> str:
     return f"tested/{number + 1}.pt"
 
 
-# What a budget still has room for: one more epoch, and the test rows.
-
-
 def for_an_epoch(plan: RunPlan, split: RowSplit, ledger: Ledger) -> bool:
     """Return whether one more epoch and the final test fit into the budget.
 
@@ -260,9 +252,6 @@ def _covers(ledger: Ledger, *, rounds: int, rows: int, passes: int) -> bool:
     return True
 
 
-# What the primary records of rounds, where that is asked for.
-
-
 class RecordedExchange(exchanges.ExchangeAround):
     """An exchange whose averages are recorded in the primary's own folder."""
 
@@ -299,9 +288,6 @@ def hold_primary(recorder: Recorder, data: PrimaryData) -> None:
         validation=data.split.validation,
         test=data.split.test,
     )
-
-
-# The primary's run from the first release to the last figure, over any exchange.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -462,8 +448,6 @@ class PrimaryRun:
             self.primary.drawn = drawn_labels(
                 self.plan, self.data, ledger=self.ledger, files=self.checkpoints.files
             )
-            if self.primary.confused is not None:
-                self.primary.confused.fit(self.plan.config.training.confuse_labels)
         if not isinstance(self.primary, AssistPrimary):
             return
         told = release_labels(
@@ -724,9 +708,6 @@ class PrimaryRun:
             used="joint" if choice is None else choice.decision.used,
             placebos=placebos,
         )
-
-
-# The report of aligned rows at the primary.
 
 
 def report_alignment(

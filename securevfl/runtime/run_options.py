@@ -14,7 +14,6 @@ from securevfl.core import checks
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, unheard
-from securevfl.federation.rounds.party_workers import WorkerGroup
 
 if TYPE_CHECKING:
     # They bring pandas, and a party that only helps has no table.
@@ -64,9 +63,6 @@ class RunOptions:
             checks.positive(record_views=self.record_mib)
 
 
-# The torch device that a run computes on.
-
-
 def device_named(name: str) -> torch.device:
     """Return the torch device called ``name``.
 
@@ -114,9 +110,6 @@ def _no_device(name: str) -> ConfigError:
     return ConfigError(f'device: must be "cpu", "cuda" or a GPU such as "cuda:1", got {name!r}')
 
 
-# Warnings before a run.
-
-
 def warnings_about(config: FederationConfig) -> list[str]:
     """Return warnings about a federation file, one sentence each."""
     warnings = []
@@ -139,9 +132,6 @@ def warnings_about(config: FederationConfig) -> list[str]:
             'privacy.accounting = "as-published": the papers\' formula is not a guarantee'
         )
     return warnings
-
-
-# The job of a party's process.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -233,8 +223,6 @@ class PartyJob(RunOptions):
     """Whether the primary had one of this name in its session when this party first called."""
     awaited: tuple[str, ...] = ()
     """Secondaries for whom the session before was broken off, so that they can come back."""
-    group: WorkerGroup | None = None
-    """Its own processes, where torchrun has started several."""
 
     @property
     def returning(self) -> bool:

@@ -56,8 +56,6 @@ from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.message import Done, StarKind
 from securevfl.version import __version__
 
-# A session as a secondary holds it, the same for training and for predictions.
-
 
 class SecondarySession:
     """A secondary's end of a session: agree to what is announced, countersign, link, sum."""
@@ -131,9 +129,6 @@ def secondary_session(
             yield session
         finally:
             session.close()
-
-
-# Training.
 
 
 def run_secondary(party: PartySession) -> RejoinDue | None:
@@ -272,8 +267,6 @@ def _build(
         device=party.job.device,
     )
     secondary.log = party.files.log
-    if party.job.group is not None:
-        secondary.share_with(party.job.group)
     checkpoints, epoch = party.files.checkpoints, plan.facts.resume_epoch
     own = 0 if plan.frozen else own_epoch(checkpoints.epochs(), plan.facts)
     if own:
@@ -389,9 +382,6 @@ def _serve(
         handlers[ClassMeansCall] = Handler(lambda _call, _reply: fit())
     ended = answering(handlers, follow_s=waits.answer.for_primary_s)
     return not isinstance(ended, messages.Rejoin)
-
-
-# Serving a saved model.
 
 
 def serve_as_secondary(party: PartySession) -> None:

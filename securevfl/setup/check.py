@@ -15,7 +15,7 @@ import pandas as pd
 
 from securevfl.config import rules
 from securevfl.config.disclosure import channels, require_covered_channels
-from securevfl.config.encoder import resolved
+from securevfl.config.encoder import resolve
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import Findings, load_federation, read_sections, require_method
 from securevfl.config.rules import require_helpers
@@ -105,7 +105,7 @@ class Collected(Findings):
 
     def _collect(self, source: dict[str, Any]) -> None:
         try:
-            resolved(source)
+            resolve(source)
         except ConfigError as error:
             self.wrong(error, "encoder")
             self.mended.add("model.family")

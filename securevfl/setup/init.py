@@ -3,13 +3,13 @@
 import contextlib
 import textwrap
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path, PurePath
-from typing import Final
+from typing import Any, Final
 
-from securevfl.config.encoder import RELEASED_AT_ONCE
+from securevfl.config.encoder import recommend
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core import checks
@@ -29,17 +29,8 @@ from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
 from securevfl.data.tables import KeyTable
 from securevfl.dp.statement import bounded
 from securevfl.linkage.stage.party_keys import read_keys
-from securevfl.setup import proposed_columns
-from securevfl.setup.estimates import (
-    WHAT_MORE_COSTS,
-    better_spelling,
-    expected_links,
-    one_is_right,
-    rows_served,
-)
+from securevfl.setup import estimates, proposed_columns
 from securevfl.setup.proposal import ColumnUse, Proposal, Wishes, propose
-
-# A proposal as the text of a federation file, with a reason for every choice.
 
 _WIDTH: Final = 96
 
@@ -51,13 +42,15 @@ FROM_RECORDS: Final = (
 
 def federation_text(proposal: Proposal) -> str:
     """Return the whole file."""
+    # No party of the proposal is a dealer.
+    chosen = recommend(classes=proposal.classes, metric=proposal.keys.metric, dealer=False)
     parts = [
         _head(proposal),
         _federation(proposal),
-        _model(proposal),
-        _training(proposal),
-        _privacy(proposal),
-        _linkage(proposal),
+        _model(proposal, chosen),
+        _training(proposal, chosen["training"]),
+        _privacy(proposal, chosen["privacy"]),
+        _linkage(proposal, chosen["linkage"]),
         *(_party(proposal, number) for number in range(len(proposal.tables))),
     ]
     return "\n".join(parts)
@@ -82,10 +75,11 @@ def _federation(proposal: Proposal) -> str:
     )
 
 
-def _model(proposal: Proposal) -> str:
-    reads, why = "false", "keys are no positions"
+def _model(proposal: Proposal, chosen: Mapping[str, Mapping[str, Any]]) -> str:
+    model, encoder = {"keys_as_features": True, **chosen["model"]}, chosen["encoder"]
+    why = "keys are no positions"
     if proposal.keys.numeric:
-        reads, why = "true", "the primary's model may read where its own rows are"
+        why = "the primary's model may read where its own rows are"
     why_so_many = "K: a row's sum is cut to what K records can say"
     if proposal.keys.neighbours == 1:
         why_so_many = "K: the nearest record is far nearer than the next"
@@ -95,7 +89,7 @@ def _model(proposal: Proposal) -> str:
     if proposal.classes is not None:
         halves = "a score of lower or upper half, sent as an angle"
         each = halves if proposal.task == "regression" else "one number for each class"
-        hidden = f"hidden = {proposal.classes}" + _aside(each)
+        hidden = _setting(model, "hidden", each)
     return _lines(
         _comment(
             "Where a joint model gained over the primary alone at epsilon 8 and below, it had "
@@ -104,13 +98,13 @@ def _model(proposal: Proposal) -> str:
             "model adds them to the primary's own model."
         ),
         "[model]",
-        'family = "fet"',
+        _setting(model, "family"),
         f"neighbours = {proposal.keys.neighbours}" + _aside(why_so_many),
         hidden,
-        "heads = 1" + _aside("must divide hidden; nothing attends here"),
-        'release = "pooled"' + _aside("one vector a row leaves, not one a link"),
-        'top = "mixed"' + _aside("own model plus weighted class scores; trees where they add"),
-        f"keys_as_features = {reads}" + _aside(why),
+        _setting(model, "heads", "must divide hidden; nothing attends here"),
+        _setting(model, "release", "one vector a row leaves, not one a link"),
+        _setting(model, "top", "own model plus weighted class scores; trees where they add"),
+        _setting(model, "keys_as_features", why),
         "",
         _comment(
             "Class means need labels, so secondaries learn something of the primary's: here each "
@@ -119,39 +113,39 @@ def _model(proposal: Proposal) -> str:
             '(docs/class-means.md). method = "principal" with top = "additive" needs no label.'
         ),
         "[encoder]",
-        'method = "class-means"' + _aside("class means"),
-        'labels = "randomised"',
+        _setting(encoder, "method", "class means"),
+        _setting(encoder, "labels"),
         "label_epsilon = 2.0" + _aside("for one row's label, against all secondaries together"),
     )
 
 
-def _training(proposal: Proposal) -> str:
+def _training(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
     lines = [
         "[training]",
         "epochs = 50" + _aside("at most; the best one is kept"),
-        f"batch_size = {RELEASED_AT_ONCE}" + _aside("rows of a message; nothing trains by batches"),
+        _setting(chosen, "batch_size", "rows of a message; nothing trains by batches"),
     ]
     if proposal.some_unlabelled:
         lines.append('empty_labels = "unlabelled"' + _aside("some rows have no label"))
     return _lines(*lines)
 
 
-def _privacy(proposal: Proposal) -> str:
+def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
     said = bounded(
         unit="secondary-record",
-        encoder="frozen",
+        encoder=chosen["encoder"],
         epsilon=proposal.epsilon,
         delta=proposal.delta,
         parties=len(proposal.tables) - 1,
         colluding=0,
-        links_per_record=1,
+        links_per_record=chosen["links_per_record"],
     )
     return _lines(
         _comment(f"What is promised: {said.text}"),
         "[privacy]",
         f"epsilon = {float(proposal.epsilon)!r}",
         f"delta = {proposal.delta:g}" + _aside("well below 1 over the records of a table"),
-        'encoder = "frozen"' + _aside("made before training; each row is released once"),
+        _setting(chosen, "encoder", "made before training; each row is released once"),
         _comment(
             "A secret sample of records (sampling_rate below 1) saves noise where encoders train "
             'behind it in many rounds (encoder = "dp-trained"); class means use every record and '
@@ -159,7 +153,7 @@ def _privacy(proposal: Proposal) -> str:
         ),
         'unit = "secondary-record"',
         *_served(proposal),
-        "links_per_record = 1" + _aside("one record moves one row at most"),
+        _setting(chosen, "links_per_record", "one record moves one row at most"),
     )
 
 
@@ -169,7 +163,7 @@ def _served(proposal: Proposal) -> list[str]:
         return []
     told = [f"Of {name}, {found.in_words()}." for name, found in proposal.served.items()]
     if any(found.few for found in proposal.served.values()):
-        told.append(f"{WHAT_MORE_COSTS}.")
+        told.append(f"{estimates.WHAT_MORE_COSTS}.")
     told.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
     return [_comment(" ".join(told))]
 
@@ -198,7 +192,7 @@ def _protection(proposal: Proposal) -> list[str]:
     ]
 
 
-def _linkage(proposal: Proposal) -> str:
+def _linkage(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
     truth = []
     if proposal.truth is not None:
         truth = [f"truth = {toml_value(proposal.truth)}" + _aside("for the quality of links")]
@@ -212,7 +206,7 @@ def _linkage(proposal: Proposal) -> str:
             f"{name} = {toml_value(value)}" + _aside("the tables spell equal keys differently")
             for name, value in proposal.spelling.items()
         ),
-        'choose = "records"' + _aside("a record joins its nearest row: half the noise"),
+        _setting(chosen, "choose", "a record joins its nearest row: half the noise"),
         *truth,
     )
 
@@ -337,6 +331,11 @@ def _comment(text: str) -> str:
     return "\n".join(f"# {line}" for line in lines)
 
 
+def _setting(values: Mapping[str, Any], name: str, why: str = "") -> str:
+    """Return the line of a setting, with the reason for its value."""
+    return f"{name} = {toml_value(values[name])}" + (_aside(why) if why else "")
+
+
 def _aside(text: str) -> str:
     return f"  # {_plain(text)}"
 
@@ -344,9 +343,6 @@ def _aside(text: str) -> str:
 def _plain(text: str) -> str:
     """Return text that cannot end a comment: column names come from tables."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-# From tables, or from partners' column lists, to a proposed federation.
 
 
 def look_at(
@@ -386,7 +382,7 @@ def look_at(
     )
 
 
-def proposed(
+def propose_file(
     primary: Path,
     secondaries: Sequence[Path],
     lists: Sequence[Path],
@@ -426,37 +422,37 @@ def proposed(
     proposal = propose(_with_names_that_differ(tables), wishes)
     proposal = _with_links(proposal, root)
     text = federation_text(proposal)
-    _parsed(text)
+    _parse(text)
     return proposal, text
 
 
 def _with_links(proposal: Proposal, root: Path) -> Proposal:
     """Return a proposal with figures of links between the tables on this machine."""
-    config = _parsed(federation_text(proposal))
+    config = _parse(federation_text(proposal))
     keys = _keys(proposal, config, root)
     first, *others = (keys.get(table.name) for table in proposal.tables)
     if first is None:
         return replace(proposal, doubts=proposal.keys.doubts)
     spec, there = link_spec(config), [one for one in others if one]
-    better = [found for own in there if (found := better_spelling(spec.keys, first, own))]
+    better = [found for own in there if (found := estimates.better_spelling(spec.keys, first, own))]
     if better:
         settings = {name: value for found in better for name, value in found.settings.items()}
         shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
         proposal = replace(proposal, spelling=settings, spelling_shares=shares)
-        config = _parsed(federation_text(proposal))
+        config = _parse(federation_text(proposal))
         spec = link_spec(config)
         first, *there = (
             replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
         )
-    if there and all(one_is_right(spec, first, own) is not None for own in there):
+    if there and all(estimates.one_is_right(spec, first, own) is not None for own in there):
         proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
-        config = _parsed(federation_text(proposal))
+        config = _parse(federation_text(proposal))
         spec = link_spec(config)
-    served = {own.name: rows_served(spec, first, own) for own in there}
+    served = {own.name: estimates.rows_served(spec, first, own) for own in there}
     doubts = list(proposal.keys.doubts)
     for own in there:
         with contextlib.suppress(SecureVflError):  # check names it
-            doubts += expected_links(config, first, own).doubts
+            doubts += estimates.expected_links(config, first, own).doubts
     return replace(
         proposal,
         served={name: found for name, found in served.items() if found is not None},
@@ -482,7 +478,7 @@ def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str,
     return keys
 
 
-def _parsed(text: str) -> FederationConfig:
+def _parse(text: str) -> FederationConfig:
     return parse_federation(tomllib.loads(text), file="the proposed file")
 
 
@@ -509,9 +505,6 @@ def _from(root: Path, path: Path) -> str:
     """Return a path as the file says it: relative where the table lies below the file's folder."""
     resolved, start = path.resolve(), root.resolve()
     return str(resolved.relative_to(start)) if resolved.is_relative_to(start) else str(resolved)
-
-
-# From what the options say of columns and files to declarations.
 
 
 def declared_by_options(

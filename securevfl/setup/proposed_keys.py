@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from securevfl.config.encoder import NEIGHBOURS
 from securevfl.core.column_names import canonical, keys_in_clear, meaning_of, spelled_in_digits
 from securevfl.core.errors import ConfigError
 from securevfl.data.cells import share_with_zone, texts_of
@@ -13,7 +14,6 @@ from securevfl.setup.proposed_columns import Column, Table, no_such_column
 _EQUAL_IDS: Final = 0.95
 # Ids of which fewer agree number different things.
 _SOME_IDS: Final = 0.1
-_MANY: Final = 4
 _NEAR_IN_TIME: Final = "near means a small difference in time, in days"
 _EQUAL_DATES: Final = "equal dates are linked, and nothing else: edits of a date mean nothing"
 
@@ -31,7 +31,7 @@ class KeyProposal:
     reasons: tuple[str, ...]
     """Why, one sentence each."""
 
-    neighbours: int = _MANY
+    neighbours: int = NEIGHBOURS
     """K."""
 
     doubts: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ def _by_ids(
         metric="exact",
         columns=columns,
         reasons=(f"{_names(columns)}: {said}; equal ids are linked, and nothing else",),
-        neighbours=1 if once else _MANY,
+        neighbours=1 if once else NEIGHBOURS,
     )
 
 
@@ -306,7 +306,7 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
         metric=metric,
         columns=columns,
         reasons=(f"{_names(columns)}: as you asked; {why} ({metric})",),
-        neighbours=1 if once else _MANY,
+        neighbours=1 if once else NEIGHBOURS,
         doubts=tuple(doubt for place in dates for doubt in _zones(place)),
     )
 

@@ -83,9 +83,6 @@ def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
     return inside(tree(path), "")
 
 
-OWN_PROCESSES = PACKAGE / "federation" / "rounds" / "party_workers.py"
-"""What the processes of one party hand to one another; it reaches nobody else."""
-
 HANDING_OVER = PACKAGE / "runtime" / "handing_over.py"
 """What a launcher hands to its own children, in a file without a name, and to nobody else."""
 
@@ -125,10 +122,10 @@ def test_no_module_needs_one_that_needs_it() -> None:
 def test_imported_nowhere(forbidden: str) -> None:
     """Parties speak by their own typed messages, over their own star.
 
-    Benchmarks start stock CrypTen, whose communicator is torch.distributed, to compare with it; and
-    one party may be several processes of one machine. Python hands its memory to its own children.
+    Benchmarks start stock CrypTen, whose communicator is torch.distributed, to compare with it.
+    Python hands its memory to its own children.
     """
-    exceptions = {"torch.distributed": OWN_PROCESSES, "pickle": HANDING_OVER}
+    exceptions = {"pickle": HANDING_OVER}
     for path in modules():
         if path.is_relative_to(PACKAGE / "lab" / "bench") or path == exceptions.get(forbidden):
             continue
@@ -138,14 +135,10 @@ def test_imported_nowhere(forbidden: str) -> None:
 
 
 def test_checkpoints_hold_no_programs() -> None:
-    """Every ``torch.load`` reads weights only: without that it runs what a file says.
-
-    But for what one party's processes hand to one another, in a file that is gone a moment later.
-    """
+    """Every ``torch.load`` reads weights only: without that it runs what a file says."""
     loads = [
         (name_of(path), {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords})
         for path in modules()
-        if path != OWN_PROCESSES
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
     ]
@@ -170,7 +163,7 @@ def test_whatever_sends_says_what_it_reveals() -> None:
         "setup",
     ):
         for path in sorted((PACKAGE / folder).rglob("*.py")):
-            if path.name in MACHINERY or path == OWN_PROCESSES:
+            if path.name in MACHINERY:
                 continue
             for name, function in functions(path):
                 if any(part.startswith("_") for part in name.split(".")) or not sends(function):

@@ -58,7 +58,6 @@ LISTED = {
         "order of batches, which secondaries are told",
         *STREAM_ORDER,
     ),
-    "federation/rounds/party_workers.py PartyWorkers._seed": ("dropout of workers", ".random_"),
     "federation/rounds/primaries.py NetworkPrimary._draw_active": (
         "who sits a round out, which all are told",
         ".choice",

@@ -117,12 +117,11 @@ def test_all_methods_of_fedhssl_are_compared_by_one_command(tmp_path, capfd):
     source = tomllib.loads((EXAMPLES / "fedhssl_digits.toml").read_text(encoding="utf-8"))
     source["training"]["epochs"] = source["pretraining"]["iterations"] = 2
     source["methods"] = {
-        "fedcvt": {"least_steps": 10, "width": 16},
         "boosting-combine": {"iterations": 5},
     }
     federation = tmp_path / "halves.toml"
     federation.write_text(tomli_w.dumps(source), encoding="utf-8")
-    methods = "fedhssl,fedsplitnn,fedlocalssl,fedcssl,fedgssl,fedcvt,boosting-combine"
+    methods = "fedhssl,fedsplitnn,fedlocalssl,fedcssl,fedgssl,boosting-combine"
     ended = securevfl(
         capfd,
         *("lab", "compare", federation, "--methods", methods, "--seeds", 1, "--json"),

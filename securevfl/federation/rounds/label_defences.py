@@ -7,13 +7,12 @@ which has learned from it without noise, makes of other rows later.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import scipy
 import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from securevfl.config.sections import TrainingSettings
@@ -21,8 +20,6 @@ from securevfl.core.conventions import unseeded_normal
 from securevfl.core.devices import to_device
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.rounds import cut
-
-# Labels drawn once: all that is trained on them has their epsilon.
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,100 +76,6 @@ class DrawnLabels:
             right = functional.softmax(outputs, dim=1).gather(1, drawn[:, None])[:, 0]
         other = (1 - self.keep) / max(1, outputs.shape[1] - 1)
         return -(other + (self.keep - other) * right).log().mean()
-
-
-# Soft labels that a network learns in the place of labels: a heuristic.
-
-# [ZLK22] weighs both parts of its loss so, in its authors' code.
-_RIGHT: Final = 10.0
-# Confusion is not bounded: a class's own share counts down to this.
-_LEAST: Final = 1e-2
-_FIT_STEPS: Final = 500
-
-
-class ConfusedLabels(nn.Module):
-    """A confusional autoencoder: soft labels that look like other classes, and the way back.
-
-    Its weights are buffers of the top model, which learns soft labels and returns decoded outputs:
-    they go where its own go, and no step of the optimizer changes them.
-
-    Args:
-        outputs: Of the top model; one of two classes.
-
-    References:
-        [ZLK22] Zou et al., Defending Batch-Level Label Inference and Replacement Attacks in
-        Vertical Federated Learning, IEEE Transactions on Big Data 2022. Of one-hot labels an
-        encoder is a table of soft labels; the decoder here has one layer.
-    """
-
-    soft: Tensor
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.outputs = outputs
-        classes = max(2, outputs)
-        self.register_buffer("soft", torch.eye(classes))
-        self.register_buffer("weight", torch.eye(classes))
-        self.register_buffer("bias", torch.zeros(classes))
-
-    @classmethod
-    def add_to(cls, top: nn.Module, outputs: int) -> None:
-        """Make a top model decode its outputs, except in training."""
-
-        def decoded(top: nn.Module, _inputs: object, found: Tensor) -> Tensor:
-            # A copy has labels of its own.
-            labels = top.get_submodule("confused_labels")
-            assert isinstance(labels, cls), "added below"
-            return found if top.training else labels.decode(found)
-
-        top.add_module("confused_labels", cls(outputs))
-        top.register_forward_hook(decoded)
-
-    def fit(self, entropy: float) -> None:
-        """Fit a new autoencoder, from fresh randomness and never from the run's seed.
-
-        Args:
-            entropy: lambda, weight of the soft labels' entropy in [ZLK22]'s loss: to be decoded
-                right, to be of another class, and to be of many.
-        """
-        device, classes = self.soft.device, len(self.soft)
-        drawn = torch.from_numpy(unseeded_normal(2, classes, classes)).float()
-        encoder, weight = to_device(drawn, device)
-        # A class that begins as itself would stay so: the decoder finds it there.
-        encoder = encoder - 3 * torch.eye(classes, device=device)
-        learned = [encoder, weight, torch.zeros(classes, device=device)]
-        encoder, weight, bias = (one.clone().requires_grad_() for one in learned)
-        optimizer = torch.optim.Adam([encoder, weight, bias], lr=0.05)
-        labels = torch.arange(classes, device=device)
-        with torch.enable_grad():
-            for _ in range(_FIT_STEPS):
-                soft = encoder.softmax(dim=1)
-                right = functional.cross_entropy(functional.linear(soft, weight, bias), labels)
-                confusion = -soft.diagonal().clamp_min(_LEAST).log().mean()
-                spread = -(soft * soft.clamp_min(1e-12).log()).sum(dim=1).mean()
-                optimizer.zero_grad()
-                (_RIGHT * right - confusion - entropy * spread).backward()
-                optimizer.step()
-        self.soft = encoder.detach().softmax(dim=1)
-        self.weight, self.bias = weight.detach(), bias.detach()
-
-    def encode(self, targets: Shaped[Tensor, " rows"]) -> Float[Tensor, "rows ..."]:
-        """Return the soft labels of classes, as :meth:`TaskHead.loss` takes them."""
-        soft = self.soft[targets.long()]
-        return soft[:, 1] if self.outputs == 1 else soft
-
-    def decode(self, outputs: Float[Tensor, "rows outputs"]) -> Float[Tensor, "rows outputs"]:
-        """Return margins of classes, where outputs are of soft labels."""
-        if self.outputs > 1:
-            return functional.linear(outputs.softmax(dim=1), self.weight, self.bias)
-        shares = torch.cat([-outputs, outputs], dim=1).sigmoid()
-        margins = functional.linear(shares, self.weight, self.bias)
-        return margins[:, 1:] - margins[:, :1]
-
-
-# Heuristics on the gradient that leaves.
 
 
 def protected(
@@ -283,9 +186,6 @@ def marvell_spectrum(
     ]
     best = min([*starts, *found], key=divergence)
     return np.maximum(best, 0.0).reshape(2, 2)
-
-
-# Distance correlation at a secondary.
 
 
 def distance_correlation(

@@ -16,7 +16,6 @@ from torch.autograd.function import once_differentiable
 from securevfl.config.federation import FederationConfig
 from securevfl.core.conventions import stream
 from securevfl.core.devices import read_together, reads
-from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, RoundDone
 from securevfl.data.rows import training_batches
 from securevfl.data.tables import PartyTable
@@ -24,8 +23,7 @@ from securevfl.federation.base import own_inputs
 from securevfl.federation.messages import AverageRequest, EpochMark, RoundPlan
 from securevfl.federation.rounds import cut, primary
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.label_defences import ConfusedLabels, DrawnLabels, protected
-from securevfl.federation.rounds.party_workers import PartyWorkers, TopRows, WorkerGroup
+from securevfl.federation.rounds.label_defences import DrawnLabels, protected
 from securevfl.federation.rounds.release import refuse_lost
 from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.federation.run_plan import RunPlan
@@ -132,33 +130,7 @@ class NetworkPrimary(primary.Primary):
         self.dropout = dropout
         self.drawn: DrawnLabels | None = None
         """What it trains on in the place of labels, under ``training.label_epsilon``."""
-        self.confused: ConfusedLabels | None = getattr(top, "confused_labels", None)
-        """Soft labels, which it trains on under ``training.confuse_labels``."""
         self._positions_taken: PositionsTaken | None = None
-        self._workers: PartyWorkers | None = None
-
-    def share_with(self, group: WorkerGroup) -> None:
-        """Compute over this party's own processes from now on.
-
-        Raises:
-            ConfigError: If the model looks at all rows of a batch, or learns confused labels.
-        """
-        if self.confused is not None:
-            raise ConfigError("training.confuse_labels: goes with one process of the primary's")
-        self._workers = PartyWorkers(
-            group,
-            TopRows(self.top, self.precision),
-            stream=self.dropout,
-            device=self.data.features.device,
-        )
-
-    def _compute(
-        self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
-    ) -> Tensor:
-        if self._workers is None:
-            return super()._compute(features, keys, aggregate, similarities)
-        read = () if similarities is None else (similarities,)
-        return self._workers(features, keys, aggregate, *read)
 
     def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
         """Train the network over all training rows; see :class:`Primary`."""
@@ -199,8 +171,7 @@ class NetworkPrimary(primary.Primary):
                 anchor=anchor,
             )
             output = self._forward(plan, aggregate)
-            wanted = targets if self.confused is None else self.confused.encode(targets)
-            loss = (self.drawn or self.head).loss(output, wanted)
+            loss = (self.drawn or self.head).loss(output, targets)
             stop = refuse_lost("the loss", plan.round_number)
 
             def keep(value: Tensor) -> None:
@@ -212,8 +183,7 @@ class NetworkPrimary(primary.Primary):
         self.optimizer.step(epoch=epoch)
         (value,) = losses
         # A GPU's next replay writes where this one's outputs are.
-        found = output.detach().clone()
-        return value, found if self.confused is None else self.confused.decode(found)
+        return value, output.detach().clone()
 
     def _weight(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"]) -> float:
         """Return lambda as it would be chosen if this epoch were the last."""

@@ -17,7 +17,7 @@ from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds import cut
 from securevfl.federation.rounds.label_defences import distance_correlation
-from securevfl.federation.rounds.party_workers import OwnRecords, PartyWorkers, WorkerGroup
+from securevfl.federation.rounds.own_records import OwnRecords
 from securevfl.federation.rounds.release import (
     CachedRelease,
     SecondaryRelease,
@@ -129,7 +129,6 @@ class Secondary:
     """Its positional encoding around this session's first average; None before it."""
     epsilon_spent: float = field(default=0.0, init=False)
     _pending: tuple[RoundPlan, BackwardStep] | None = field(default=None, init=False)
-    _workers: PartyWorkers | None = field(default=None, init=False)
     _network: Network | None = field(default=None, init=False)
     _settled: bool = field(default=False, init=False)
     _unread: DeviceReads = field(default_factory=DeviceReads, init=False)
@@ -169,21 +168,6 @@ class Secondary:
         if self._network is None or self._network.module is not self.bottom:
             self._network = Network(self.bottom, self.precision)
         return self._network
-
-    def share_with(self, group: WorkerGroup) -> None:
-        """Compute over this party's own processes from now on.
-
-        Raises:
-            ConfigError: If the model looks at all rows of a batch.
-        """
-        self._workers = PartyWorkers(
-            group,
-            self.records,
-            stream=self.dropout,
-            device=self.device,
-            noise=self.gradient_noise,
-            clip_norm=self.contribution.aggregation.clip_norm,
-        )
 
     def answer(self, plan: RoundPlan, *, validated: Callable[[], None] = lambda: None) -> Words:
         """Return this round's contribution as words of the sum; it is charged first.
@@ -371,15 +355,11 @@ class Secondary:
 
     def linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
         """Return what the bottom model is given for a batch of the primary's rows."""
-        return self.records.linked(*self._links_of(rows))
+        return self.records.gather(*self._links_of(rows))
 
     def _of_round(self, plan: RoundPlan) -> Tensor:
         """Return the representation that a round asks for."""
-        return self._represent(plan.rows)
-
-    def _represent(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        compute = self._workers or self.records
-        return compute(*self._links_of(rows))
+        return self.records(*self._links_of(plan.rows))
 
     def term_without_noise(self, rows: npt.NDArray[np.int64]) -> cut.CutRows:
         """Return its clipped term for rows of no training round, as it would leave without noise.
@@ -421,24 +401,19 @@ class Secondary:
             and self.gradient_noise is None
             and not self.row_by_row
             and not self.decorrelates
-            and self._workers is None
         )
 
     def _private_backward_step(
         self, rows: npt.NDArray[np.int64], noise: GradientNoise
     ) -> tuple[PrivateBackwardStep, Tensor]:
         """Return a round's lesson, and what it represents."""
-        links = self._links_of(rows)
-        if self._workers is not None:
-            out, total = self._workers.represent_privately(*links), self._workers.private_gradients
-            return PrivateBackwardStep(self.bottom, total, noise), out
-        taught = self.records.taught(
-            *links,
+        gradients = self.records.row_gradients(
+            *self._links_of(rows),
             clip_norm=self.contribution.aggregation.clip_norm,
-            units=noise,
+            noise=noise,
             stream=self.dropout,
         )
-        return PrivateBackwardStep(self.bottom, taught.total, noise), taught.represent()
+        return PrivateBackwardStep(self.bottom, gradients.total, noise), gradients.represent()
 
     def close(self) -> None:
         """Stop what works ahead in the background."""

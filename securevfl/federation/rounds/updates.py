@@ -189,21 +189,31 @@ def set_gradients(loss: Tensor, parameters: Sequence[nn.Parameter], *others: Ten
         parameter.grad = None if one is None else one.contiguous()
 
 
-class GradientUnits:
-    """Adds up clipped gradients in exact integers.
+class GradientNoise:
+    """Adds up clipped gradients and noise in exact integers, as releases do.
 
-    Each row's gradient is rounded towards zero, which lengthens none, and their sum is exact.
+    Each row's gradient is rounded towards zero, which lengthens none; their sum is exact, and so is
+    the noise. What a run makes of the result (optimizer, averages, best weights) is
+    post-processing.
     """
 
-    def __init__(self, *, clip_norm: float, granularity: float) -> None:
-        """Make it.
+    def __init__(
+        self,
+        *,
+        clip_norm: float,
+        noise_std: float,
+        sampler: Callable[[float], RingNoise] = ExactDiscreteGaussian,
+    ) -> None:
+        """Choose the unit in which gradients are rounded, and make the noise for it.
 
         Args:
             clip_norm: ``C_g``, largest L2 norm of one row's gradient, > 0.
-            granularity: The unit in which gradients are rounded, > 0.
+            noise_std: ``tau_g``, noise on the sum, in the units of ``clip_norm``, > 0.
+            sampler: Makes noise of a deviation in ring units.
         """
         self.clip_norm = clip_norm
-        self.granularity = granularity
+        self.granularity = 2.0 ** (math.floor(math.log2(noise_std)) - _NOISE_BITS)
+        self._noise = sampler(noise_std / self.granularity)
         self.not_finite = 0
         """Rows whose gradient counted as zero since it was not finite."""
 
@@ -238,32 +248,6 @@ class GradientUnits:
         if not float(longest) <= self.clip_norm / self.granularity:
             raise PrivacyError("a row's gradient is over its clip norm")
 
-
-class GradientNoise(GradientUnits):
-    """Adds up clipped gradients and noise in exact integers, as releases do.
-
-    The noise is exact as the sum is. What a run makes of the result (optimizer, averages, best
-    weights) is post-processing.
-    """
-
-    def __init__(
-        self,
-        *,
-        clip_norm: float,
-        noise_std: float,
-        sampler: Callable[[float], RingNoise] = ExactDiscreteGaussian,
-    ) -> None:
-        """Choose the unit in which gradients are rounded, and make the noise for it.
-
-        Args:
-            clip_norm: ``C_g``, largest L2 norm of one row's gradient, > 0.
-            noise_std: ``tau_g``, noise on the sum, in the units of ``clip_norm``, > 0.
-            sampler: Makes noise of a deviation in ring units.
-        """
-        granularity = 2.0 ** (math.floor(math.log2(noise_std)) - _NOISE_BITS)
-        super().__init__(clip_norm=clip_norm, granularity=granularity)
-        self._noise = sampler(noise_std / granularity)
-
     def noised(self, total: Float64[Tensor, " parameters"]) -> Float[Tensor, " parameters"]:
         """Return a sum of rows with fresh noise, in the units of ``clip_norm``, float32."""
         drawn = self._noise.sample(total.shape, device=total.device)
@@ -292,7 +276,7 @@ class RowGradients:
     """The model as it is evaluated."""
     clip_norm: float
     """``C`` of releases."""
-    units: GradientUnits
+    noise: GradientNoise
     """Adds the gradients up."""
     stream: DropoutStream
     """This party's: the units that the release drops are dropped again."""
@@ -323,7 +307,7 @@ class RowGradients:
         total = torch.zeros(numbers, dtype=torch.float64, device=gradient.device)
         with self.stream.active():
             for rows in self._each(parameters, gradient):
-                total += self.units.units(rows)
+                total += self.noise.units(rows)
         self.stream.state = released
         return total
 

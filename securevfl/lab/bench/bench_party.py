@@ -8,20 +8,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from securevfl.core.conventions import PRIMARY_RANK, derive_seed
 from securevfl.core.files import write_json
 from securevfl.core.memory import keep_freed_memory
-from securevfl.lab.bench.spu import SpuPeer
 from securevfl.lab.bench.variants import (
     CLIP_NORM,
     DEADLINE_S,
@@ -62,7 +59,7 @@ def run_party(folder: Path, rank: int) -> None:
     crypten.init()
     names = dict(enumerate(job["names"]))
     transport = _connect(folder, job, rank)
-    with transport, ExitStack() as stack:
+    with transport:
         shape = {"rows": job["rows"], "width": job["width"]}
         held = torch.zeros(job["rows"], job["width"])
         bench = Bench(
@@ -82,30 +79,9 @@ def run_party(folder: Path, rank: int) -> None:
         rounds: dict[str, Callable[[int], Measured]] = {
             name: partial(_measured, variant, exact) for name, variant in bench.variants.items()
         }
-        if job["spu"] is not None:
-            rounds |= _spu_rounds(folder, job["spu"], bench, exact, stack)
         write_json(folder / f"result-{rank}.json", _measure(rounds, job["repeats"]))
         # Nobody leaves while another party still measures.
         dist.barrier()
-
-
-def _spu_rounds(
-    folder: Path,
-    job: Mapping[str, Any],
-    bench: Bench,
-    exact: torch.Tensor | None,
-    stack: ExitStack,
-) -> dict[str, Callable[[int], Measured]]:
-    """Start this party's processes of SPU with its numbers, and return their rounds by name."""
-    own, name = (bench.x, f"x-{bench.rank}") if exact is None else (exact, "mean")
-    np.save(folder / f"{name}.npy", own.reshape(-1).numpy())
-    dist.barrier()
-    peer = stack.enter_context(closing(SpuPeer(folder, job, bench.rank)))
-    peer.wait_until_ready()
-    return {
-        "spu_one_process": lambda _: peer.in_one_process(),
-        "spu_processes": lambda _: peer.between_processes(),
-    }
 
 
 def _connect(folder: Path, job: dict[str, Any], rank: int) -> PrimaryTransport | SecondaryTransport:

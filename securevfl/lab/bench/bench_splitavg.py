@@ -17,7 +17,6 @@ from typing import Any, Final
 from securevfl.core import checks
 from securevfl.core.errors import PartyFailedError, PartyTimeoutError
 from securevfl.core.files import write_json
-from securevfl.lab.bench.spu import spu_job
 from securevfl.launch.spawn import reserved_port
 from securevfl.transport.identity import provision
 
@@ -47,9 +46,6 @@ class SplitAvgBenchmark:
     """Whether all variants, CrypTen's too, keep freed memory as every party of a run does
     (:mod:`securevfl.core.memory`); without that, fresh blocks cost page faults each time."""
 
-    spu_python: Path | None = None
-    """A Python that has SecretFlow's SPU, which then takes part; None leaves it out."""
-
     timeout_s: float = 900.0
     """Seconds after which the processes are ended."""
 
@@ -65,11 +61,10 @@ def measure(settings: SplitAvgBenchmark) -> dict[str, Any]:
     Returns:
         ``{"variants": {name: {"wall_ms", "cpu_ms", "bytes_sent": {party: n}, "bytes_received",
         "max_error"}}, ...}``: medians over repeats; wall is the slowest party's, CPU the sum over
-        parties, bytes those that the kernel sent over TCP (of SPU those that it was given to send),
+        parties, bytes those that the kernel sent over TCP,
         and the error is against the mean in float64, noise included.
 
     Raises:
-        ConfigError: If ``spu_python`` is no Python that has SPU.
         PartyFailedError: If a process fails; its last lines are in the message.
         PartyTimeoutError: If they are not done in time.
 
@@ -80,7 +75,6 @@ def measure(settings: SplitAvgBenchmark) -> dict[str, Any]:
     whole_rows = settings.elements % _ROW_WIDTH == 0
     width = _ROW_WIDTH if whole_rows else settings.elements
     with (
-        spu_job(settings.spu_python, settings.parties, keeps_memory=settings.keeps_memory) as spu,
         tempfile.TemporaryDirectory(prefix="securevfl-bench-") as text,
         reserved_port() as port,
     ):
@@ -95,7 +89,6 @@ def measure(settings: SplitAvgBenchmark) -> dict[str, Any]:
             "repeats": settings.repeats,
             "noise_share_std": settings.noise_share_std,
             "keeps_memory": settings.keeps_memory,
-            "spu": spu,
         }
         write_json(folder / "job.json", job)
         _run_processes(folder, len(names), settings.timeout_s)
@@ -108,7 +101,6 @@ def measure(settings: SplitAvgBenchmark) -> dict[str, Any]:
         "repeats": settings.repeats,
         "noise_share_std": settings.noise_share_std,
         "keeps_memory": settings.keeps_memory,
-        "spu_version": None if spu is None else spu["version"],
         "variants": {name: _summary(names, results, name) for name in results[0]},
     }
 

@@ -1,11 +1,6 @@
 """The benchmark runs every variant for real; times are never asserted."""
 
-import os
-import sys
-from pathlib import Path
-
 import pytest
-from helpers.command_line import securevfl
 from helpers.patience import PATIENCE_S
 
 from securevfl.core.errors import ConfigError
@@ -57,52 +52,6 @@ def test_a_secondary_sends_at_most_a_third_of_eight_bytes_an_element(results: di
     # The noise dwarfs 2^-10 here, so two bytes will do.
     assert 20_000 <= sent["splitavg"] < 22_000
     assert sent["naive_crypten"] > 60_000
-
-
-@pytest.mark.skipif("SECUREVFL_SPU_PYTHON" not in os.environ, reason="no Python with SPU is named")
-def test_spu_computes_the_same_mean() -> None:
-    """In one process and over its own link; it rounds as we do, and sends k shares of 8 bytes."""
-    settings = SplitAvgBenchmark(
-        parties=2,
-        elements=10_000,
-        repeats=1,
-        timeout_s=PATIENCE_S,
-        spu_python=Path(os.environ["SECUREVFL_SPU_PYTHON"]),
-    )
-    result = measure(settings)
-
-    assert result["spu_version"]
-    for name in ("spu_one_process", "spu_processes"):
-        figures = result["variants"][name]
-        assert 0 < figures["max_error"] < 2.0**-15, name
-        assert figures["wall_ms"] > 0
-        assert figures["cpu_ms"] > 0
-    sent = {name: one["bytes_sent"]["secondary1"] for name, one in result["variants"].items()}
-    assert sent["spu_one_process"] == 0
-    # One share to the other secondary, and one of the sum to the primary.
-    assert 160_000 <= sent["spu_processes"] < 161_000
-
-
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        (None, "cannot be run as Python"),
-        ("raise ImportError(\"No module named 'spu'\")", "No module named 'spu'"),
-        ("print('hello')", "does not answer as Python does"),
-    ],
-)
-def test_a_python_without_spu_is_refused_in_one_line(
-    program: str | None, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Before any process of a party is started."""
-    python = tmp_path / "python"
-    if program is not None:
-        python.write_text(f"#!{sys.executable}\n{program}\n")
-        python.chmod(0o755)
-    ended = securevfl(capfd, "lab", "bench", "--spu-python", python)
-    assert ended.code == 2
-    assert ended.complaint.startswith(f"--spu-python {python}: ")
-    assert said in ended.complaint
 
 
 def test_impossible_settings_are_refused() -> None:

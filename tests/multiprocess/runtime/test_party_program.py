@@ -165,6 +165,11 @@ def test_what_cannot_be_started_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"RENDEZVOUS: must be file:///PATH"):
         launch(here)
+    monkeypatch.delenv("RENDEZVOUS")
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="torchrun: all parties of a program must be on one"):
+        launch(here)
     monkeypatch.setenv("RENDEZVOUS", f"file://{tmp_path / 'meeting'}")
     with pytest.raises(ConfigError, match="parties: 2, and 3 processes were started"):
         launch(here, parties=2)

@@ -71,7 +71,7 @@ def answer(bottom: nn.Module, linker: RoundLinker, features, keys, batch, wanted
         records,
         forward=bottom,
         clip_norm=CLIP,
-        units=NOISE,
+        noise=NOISE,
         stream=DropoutStream(0, "bank", device=torch.device("cpu")),
     )
     lesson = PrivateBackwardStep(bottom, rows.total, noise=NOISE)

@@ -57,7 +57,7 @@ def sum_format_of(noise: GradientNoise, lengths: list[float]) -> Tensor:
             records,
             forward=bottom,
             clip_norm=1.0,
-            units=noise,
+            noise=noise,
             stream=DropoutStream(0, "bank", device=torch.device("cpu")),
         )
         lesson = PrivateBackwardStep(bottom, rows.total, noise=noise)

@@ -8,7 +8,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.methods import BoostingConfig, FedCVTConfig
+from securevfl.config.methods import BoostingConfig
 from securevfl.config.reading import read_federation
 from securevfl.config.sections import (
     FederationSettings,
@@ -38,7 +38,6 @@ SECTIONS = [
     PretrainingSettings,
     BaselineConfig,
     BoostingConfig,
-    FedCVTConfig,
     *dict.fromkeys(family.settings_class for family in FAMILIES.values()),
 ]
 TAKES_NO_ROOM = {

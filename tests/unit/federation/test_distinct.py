@@ -7,7 +7,7 @@ from helpers.secondaries import FEATURES, LINKS, WIDTH, make_secondary
 from torch import nn
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.rounds.party_workers import represent_distinct, represent_linked
+from securevfl.federation.rounds.own_records import represent_distinct, represent_linked
 from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fedhssl.family import FedHSSLBottom
 from securevfl.models.fet.fet_bottom import FeTBottom
@@ -131,9 +131,9 @@ def test_behind_noise_no_product_has_a_size_that_links_decide(bottom: nn.Module)
     for layer in bottom.modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_hook(lambda _, given, __: sizes.append(given[0].shape[:-1]))
-    secondary._represent(np.arange(4))
+    secondary.records(*secondary._links_of(np.arange(4)))
     assert any(size.numel() != 4 * LINKS for size in sizes)
     sizes.clear()
     secondary.contribution.noise = ExactDiscreteGaussian(1000.0)
-    secondary._represent(np.arange(4))
+    secondary.records(*secondary._links_of(np.arange(4)))
     assert {size.numel() for size in sizes} == {4 * LINKS}

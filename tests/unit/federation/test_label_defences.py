@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from helpers.federations import FROZEN, write_federation
@@ -17,7 +16,6 @@ from securevfl.core.errors import ConfigError
 from securevfl.dp.labels import keep_probability
 from securevfl.federation.checkpoint import read_state
 from securevfl.federation.rounds.label_defences import (
-    ConfusedLabels,
     DrawnLabels,
     distance_correlation,
     marvell_spectrum,
@@ -147,43 +145,6 @@ def test_labels_under_an_epsilon_are_drawn_charged_and_trained_on(tmp_path: Path
     assert found["value"] < share + 0.15
 
 
-@pytest.mark.parametrize("outputs", [1, 2, 5])
-def test_confused_labels_are_of_other_classes_and_decoded_right(outputs: int) -> None:
-    confused = ConfusedLabels(outputs)
-    # As in a kept model: no part is kept in the place of another.
-    fitted = ConfusedLabels(outputs)
-    fitted.fit(1.0)
-    confused.load_state_dict(fitted.state_dict())
-    assert torch.equal(confused.soft, fitted.soft)
-    labels = torch.arange(max(2, outputs))
-    soft = confused.soft
-    assert (soft.argmax(dim=1) != labels).all()
-    exact = soft.log() if outputs > 1 else (soft[:, 1:] / soft[:, :1]).log()
-    decoded = confused.decode(exact)
-    found = decoded.argmax(dim=1) if outputs > 1 else (decoded[:, 0] > 0).long()
-    assert torch.equal(found, labels)
-    assert confused.encode(labels).shape == (soft[:, 1] if outputs == 1 else soft).shape
-
-
-def test_a_run_learns_confused_labels_and_a_kept_model_decodes_them(tmp_path: Path) -> None:
-    """Two classes change places: a model that did not decode would be wrong of most rows."""
-    learning = {"epochs": 12, "confuse_labels": 1.0}
-    path = write_federation(tmp_path, federation={"task": "binary"}, training=learning)
-    frame = pd.read_csv(tmp_path / "agency.csv")
-    frame.assign(y=frame["y"].clip(upper=1)).to_csv(tmp_path / "agency.csv", index=False)
-    config = read_federation(path)
-    tables = read_tables(config, tmp_path)
-    options = RunOptions(run_folder=tmp_path / "run")
-    run = simulate_federation(config, tables, options, with_alone=False, kept=True)
-    assert run.metrics["test"] > 0.8
-    (gradients,) = [
-        one for one in run.metrics["privacy"]["channels"] if one["channel"] == "gradients"
-    ]
-    assert gradients["guarantee"] == "heuristic: a confusional autoencoder promises nothing"
-    assert run.trained is not None
-    assert run.trained.predict(tables["agency"]).metrics["auc"] > 0.8
-
-
 def test_a_heuristic_promises_nothing_and_changes_what_is_learned(tmp_path: Path) -> None:
     def run_of(name: str, **defence: float) -> tuple[list[float], str]:
         (tmp_path / name).mkdir()
@@ -214,12 +175,6 @@ def test_a_heuristic_promises_nothing_and_changes_what_is_learned(tmp_path: Path
         ),
         ({"training": {"label_epsilon": 1e-9}, **NO_BASE}, "must be at least 1e-06"),
         ({"training": {"clip_gradients": 1.0}, "privacy": FROZEN}, "are sent no gradients"),
-        ({"training": {"confuse_labels": 1.0}, "privacy": FROZEN}, "are sent no gradients"),
-        (
-            {"training": {"confuse_labels": 1.0}, "base": {"estimator": "linear"}},
-            "confuse_labels: a base is fitted",
-        ),
-        ({"training": {"confuse_labels": 1.0, "label_epsilon": 1.0}, **NO_BASE}, "leave one out"),
         ({"training": {"label_epsilon": 1.0, "split": "stratified"}, **NO_BASE}, "stratified"),
         (
             {

@@ -70,7 +70,7 @@ def stream(seed: int = 0) -> DropoutStream:
 def taught(bottom: nn.Module, links: LinkedRecords, wanted: Tensor, *, clip: float) -> Tensor:
     """Return what a lesson sets as gradient, without noise, in one vector."""
     noise = quiet(clip)
-    rows = RowGradients(bottom, links, forward=bottom, clip_norm=1.0, units=noise, stream=stream())
+    rows = RowGradients(bottom, links, forward=bottom, clip_norm=1.0, noise=noise, stream=stream())
     lesson = PrivateBackwardStep(bottom, rows.total, noise=noise)
     lesson.gradients_from(wanted)
     return torch.cat([parameter.grad.flatten() for parameter in bottom.parameters()])

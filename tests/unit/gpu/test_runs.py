@@ -113,7 +113,7 @@ def test_contributions_are_measured(name: str, tmp_path: Path) -> None:
 
 def test_methods_that_need_no_federation(tmp_path: Path) -> None:
     """A comparison trains them on the device too."""
-    methods = ("alone", "solo", "combine", "boosting", "boosting-links", "fedcvt")
+    methods = ("alone", "solo", "combine", "boosting", "boosting-links")
     small = {"epochs": 1}
     path = write_federation(
         tmp_path,
@@ -126,7 +126,6 @@ def test_methods_that_need_no_federation(tmp_path: Path) -> None:
             "combine": small,
             "boosting": {"iterations": 3},
             "boosting-links": {"iterations": 3},
-            "fedcvt": {"least_steps": 2, "epochs": 1, "width": 8},
         },
     )
     for name in ("agency", "bank-1"):

@@ -177,32 +177,30 @@ def test_combine_joins_by_the_truth(tmp_path: Path) -> None:
 
 
 def test_joined_methods_train_on_the_same_rows_and_truth(tmp_path: Path) -> None:
-    """Boosted trees and FedCVT stand beside the others, with settings of their own."""
+    """Boosted trees stand beside the others, with settings of their own."""
     write_federation(tmp_path, **{**SMALL, "rows": 200})
     for name in ("agency", "bank-1"):
         path = tmp_path / f"{name}.csv"
         table = pd.read_csv(path).sort_values("lon", ignore_index=True)
         table.assign(who=range(len(table))).to_csv(path, index=False)
-    tables = {"boosting-combine": {"iterations": 20}, "fedcvt": {"least_steps": 20, "width": 16}}
+    tables = {"boosting-combine": {"iterations": 20}}
     config = {"rows": 200, "linkage": {"truth": "who"}, "methods": tables}
-    plan = comparison(tmp_path, "combine", "boosting-combine", "fedcvt", seeds=1, **config)
+    plan = comparison(tmp_path, "combine", "boosting-combine", seeds=1, **config)
     for name in ("agency", "bank-1"):
         path = tmp_path / f"{name}.csv"
         table = pd.read_csv(path).sort_values("lon", ignore_index=True)
         table.assign(who=range(len(table))).to_csv(path, index=False)
-    combined, boosted, cross_view = compare_methods(plan)
+    combined, boosted = compare_methods(plan)
 
     assert boosted["epochs"] == 20
     assert 1 <= boosted["best_epoch"] <= 20
-    assert cross_view["epochs"] == 40
-    assert {one["train_rows"] for one in (combined, boosted, cross_view)} == {140}
-    for one in (combined, boosted, cross_view):
+    assert {one["train_rows"] for one in (combined, boosted)} == {140}
+    for one in (combined, boosted):
         for part in ("validation", "test"):
             assert set(one[f"{part}_metrics"]) > {"accuracy", "macro_f1", "macro_auc", "brier"}
             assert one[part] == one[f"{part}_metrics"]["accuracy"]
-    for one in (boosted, cross_view):
-        assert one["train"] > 0.6
-        assert 0.3 < one["test"] <= 1
+    assert boosted["train"] > 0.6
+    assert 0.3 < boosted["test"] <= 1
 
 
 def test_boosted_trees_on_links(tmp_path: Path) -> None:
@@ -240,18 +238,19 @@ def test_a_defect_in_one_method_leaves_the_others_their_figures(
         raise ZeroDivisionError("in | some\nlibrary")
 
     monkeypatch.setattr("securevfl.lab.one_run.simulate_federation", fail)
-    plan = comparison(tmp_path, "fet", "solo", "fedcvt", seeds=2, federation={"task": "regression"})
+    regression = {"task": "regression"}
+    plan = comparison(tmp_path, "fet", "solo", "combine", seeds=2, federation=regression)
     out: list[LeftOut] = []
     results = compare_methods(plan, StudyOptions(leave_out=out.append))
     assert [(one["name"], one["seed"]) for one in results] == [("solo", 3), ("solo", 4)]
-    assert [(one.name, one.status) for one in out] == [("fedcvt", "skipped"), ("fet", "failed")]
-    assert out[0].reason == "is a method for classes, not for numbers to predict"
+    assert [(one.name, one.status) for one in out] == [("combine", "skipped"), ("fet", "failed")]
+    assert out[0].reason == "needs linkage.truth, the column with the true matches"
     assert out[1].reason.startswith("seed 3: ZeroDivisionError: in | some library (trace: ")
     trace = tmp_path / "out/runs/fet/seed-3/failure.txt"
     assert "Traceback" in trace.read_text()
     figures = summary(results, federation="x", task="regression", left_out=out)
     assert [row[:2] for row in table_rows(figures, narrow=True)[2:]] == [
-        ["fedcvt", "skipped"],
+        ["combine", "skipped"],
         ["fet", "failed"],
     ]
     *_, last = markdown_table(figures).splitlines()
