@@ -115,7 +115,7 @@ def eligible_pairs(metric: ComparedKeys, *, cap: int) -> EligiblePairs:
 
 
 def most_pairs(*, rows: int, records: int, cap: int | None) -> int:
-    """Return how many pairs there can be, whatever the keys are; ``cap`` None bounds none."""
+    """Return the largest number of pairs of two tables; ``cap`` None bounds none."""
     return records * min(cap or rows, rows)
 
 

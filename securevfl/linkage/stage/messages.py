@@ -143,7 +143,7 @@ class Lists(TypedMessage):
     (:func:`securevfl.linkage.stage.candidates.tells_apart`)."""
 
     most: int
-    """The most pairs of so many records, :func:`securevfl.linkage.sampling.most_pairs`; unused
+    """The largest number of pairs, :func:`securevfl.linkage.sampling.most_pairs`; unused
     where candidates are lists of one length."""
 
     def to_message(self) -> Message:
