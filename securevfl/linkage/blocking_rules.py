@@ -22,6 +22,7 @@ about 100 bytes.
 """
 
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -241,6 +242,8 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?")
 _LONGEST_RULE: Final = 500
 _MOST_RULES: Final = 50
 _LONGEST_REASON: Final = 200
+# A key has up to 65,535 characters: a row's text stays below some megabytes.
+_MOST_GROWTH: Final = 100
 _CHUNK_CELLS: Final = 2**21
 
 # Keys of people stay in memory, for any query.
@@ -442,6 +445,11 @@ def _terms_of(
         terms.append(_written(node, columns, used, where=where))
         if not used:
             raise ConfigError(f"{where}: a term names no key column, so all pairs would keep it")
+        if _growth(node) > _MOST_GROWTH:
+            raise ConfigError(
+                f"{where}: may make a text more than {_MOST_GROWTH} times as long, so that a party "
+                f"with a certain key runs out of memory; replace takes a short text for another"
+            )
     try:
         database.execute(f"select {', '.join(terms)} from columns")  # noqa: S608 - written anew
     except duckdb.Error as error:
@@ -450,6 +458,20 @@ def _terms_of(
             reason = re.sub(rf"\bc{number}\b", name, reason)
         raise ConfigError(f"{where}: {reason}") from None
     return tuple(terms)
+
+
+def _growth(node: Mapping[str, Any]) -> float:
+    """Return how many times as long as a key a text of the parser's tree may be, at most."""
+    parts = [part["expression"] for part in node.get("arguments", ())]
+    grown = [_growth(part) for part in parts] or [1.0]
+    name = node.get("function_name", "").lower()
+    if name == "replace" and len(parts) > 2:
+        old, new = (
+            float(len(part["literal"]["text"])) if "literal" in part else math.inf
+            for part in parts[1:]
+        )
+        return grown[0] * max(1.0, new / (old if 1 < old < math.inf else 1))
+    return sum(grown) if name == "||" else max(grown)
 
 
 def _reason(error: object) -> str:

@@ -114,6 +114,11 @@ def eligible_pairs(metric: ComparedKeys, *, cap: int) -> EligiblePairs:
     return pairs_of_picks(picked, num_rows=metric.num_rows)
 
 
+def most_pairs(*, rows: int, records: int, cap: int | None) -> int:
+    """Return the largest number of pairs of two tables; ``cap`` None bounds none."""
+    return records * min(cap or rows, rows)
+
+
 def pairs_of_picks(picked: LinkTable, *, num_rows: int) -> EligiblePairs:
     """Turn the rows that each record picked into the pairs of each row.
 

@@ -440,7 +440,7 @@ class RecordBlocks(DeclaredMessage):
 
     KIND = LinkingKind.LINK_BLOCK
     WAY = "coordinator to a secondary"
-    COVERS: ClassVar = {"linkage": "records sizes due lengths"}
+    COVERS: ClassVar = {"linkage": "records sizes due", "sizes and times": "lengths"}
 
     records: Int64[np.ndarray, " _all_records"] = wire(below="num_records")
     """Those of the first block, then those of the second; a record may be in several."""

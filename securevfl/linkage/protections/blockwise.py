@@ -317,6 +317,7 @@ class Blockwise(Coordinated):
         found = coordinate(
             spec,
             lambda: search.run(cells),
+            records=turn.records,
             cache=helper.cache,
             key=links_key(spec, secret=" ".join(turn.tags)),
         )

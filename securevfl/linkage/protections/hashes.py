@@ -111,6 +111,7 @@ class ByCodes(Coordinated):
         return coordinate(
             spec,
             lambda: find_candidates(spec, metric),
+            records=metric.num_records,
             cache=helper.cache,
             key=links_key(spec, heard.codes, theirs.codes),
         )

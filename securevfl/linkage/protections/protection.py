@@ -478,6 +478,7 @@ class Coordinated(Protection):
         lists, similar = coordinate(
             spec,
             lambda: candidates.find_candidates(spec, metric),
+            records=own.num_rows,
             cache=cache,
             key=self.key(spec, primary, own, secret),
         )

@@ -28,6 +28,7 @@ from securevfl.data.rows import split_rows
 from securevfl.data.tables import KeyTable
 from securevfl.dp import sensitivity
 from securevfl.linkage.links import NO_RECORD, LinkTable, SimilarityScale, noised_similarities
+from securevfl.linkage.sampling import most_pairs
 from securevfl.linkage.spec import CACHE_FOLDER, LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, tells_apart
 from securevfl.linkage.stage.messages import Lists
@@ -229,7 +230,7 @@ def links_to_cache(spec: LinkSpec, find: Callable[[], Candidates]) -> CachedLink
 
 
 def coordinate(
-    spec: LinkSpec, find: Callable[[], Candidates], *, cache: LinkCache, key: str
+    spec: LinkSpec, find: Callable[[], Candidates], *, records: int, cache: LinkCache, key: str
 ) -> tuple[Lists, SimilarLinks | None]:
     """Do a coordinator's part: find candidates and, where wanted, make similarities.
 
@@ -246,7 +247,9 @@ def coordinate(
         kept = cache.get(key, lambda: links_to_cache(spec, find))
         found, similar = kept.ranked, kept.similar
     apart = tells_apart(spec, found.links(None, spec.choice.neighbours))
-    return Lists(candidates=found.without_distances(), apart=apart), similar
+    cap = spec.choice.links_per_record
+    most = most_pairs(rows=found.num_rows, records=records, cap=cap)
+    return Lists(candidates=found.without_distances(), apart=apart, most=most), similar
 
 
 def table_tag(folder: Path | None, units: np.ndarray) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.links import LinkTable
-from securevfl.linkage.sampling import EligiblePairs
+from securevfl.linkage.links import NO_RECORD, LinkTable
+from securevfl.linkage.sampling import EligiblePairs, most_pairs
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, ranked_length
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
@@ -133,7 +133,7 @@ class Lists(TypedMessage):
 
     KIND = LinkingKind.LINK_LISTS
     WAY = "coordinator to a secondary"
-    COVERS: ClassVar = {"linkage": "candidates apart lengths"}
+    COVERS: ClassVar = {"linkage": "candidates apart", "sizes and times": "most lengths"}
 
     candidates: Candidates
     """Their distances are not sent; received ones have places of the list instead."""
@@ -142,13 +142,21 @@ class Lists(TypedMessage):
     """Whether some row's first record has another key than the row
     (:func:`securevfl.linkage.stage.candidates.tells_apart`)."""
 
+    most: int
+    """The largest number of pairs, :func:`securevfl.linkage.sampling.most_pairs`; unused
+    where candidates are lists of one length."""
+
     def to_message(self) -> Message:
         """Return it as it is sent."""
         found = self.candidates
         if isinstance(found, LinkTable):
             tensors = {"indices": found.indices}
         else:
-            tensors = {"starts": found.starts, "records": found.records}
+            # Padded: the primary passes the sealed message on, and its length would show how many
+            # records lie near the rows.
+            records = np.full(self.most, NO_RECORD, dtype=np.int64)
+            records[: len(found.records)] = found.records
+            tensors = {"starts": found.starts, "records": records}
         return Message(kind=self.KIND, meta={"apart": self.apart}, tensors=tensors)
 
     @classmethod
@@ -160,20 +168,22 @@ class Lists(TypedMessage):
         """
         apart = message.figure("apart", bool)
         pairs_due = spec.choice.links_per_record is not None and not spec.choice.fixed
+        most = most_pairs(rows=rows, records=records, cap=spec.choice.links_per_record)
         message.require_only("apart", *(("starts", "records") if pairs_due else ("indices",)))
         if pairs_due:
             starts = message.tensor("starts", dtype=np.int64, shape=(rows + 1,))
-            numbers = message.tensor("records", dtype=np.int64, shape=(None,))
-            if starts[0] != 0 or starts[-1] != len(numbers) or (np.diff(starts) < 0).any():
+            numbers = message.tensor("records", dtype=np.int64, shape=(most,))
+            if starts[0] != 0 or starts[-1] > most or (np.diff(starts) < 0).any():
                 raise ProtocolError(f"{message.sender}: sent pairs that do not add up")
+            numbers = numbers[: starts[-1]]
             require_numbers(message, numbers, below=records)
             pairs = EligiblePairs(starts=starts, records=numbers, distances=np.zeros(len(numbers)))
-            return cls(candidates=pairs.without_distances(), apart=apart)
+            return cls(candidates=pairs.without_distances(), apart=apart, most=most)
         length = ranked_length(spec, records)
         indices = message.tensor("indices", dtype=np.int64, shape=(rows, length))
         require_numbers(message, indices, below=records, lowest=-1)
         ranked = LinkTable(indices=indices, distances=np.zeros(indices.shape))
-        return cls(candidates=ranked.without_distances(), apart=apart)
+        return cls(candidates=ranked.without_distances(), apart=apart, most=most)
 
 
 def require_numbers(

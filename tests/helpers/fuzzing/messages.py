@@ -184,7 +184,9 @@ READS: Final = (
     _read(LinkedRows(rows=np.array([True, False]), apart=False), rows=2),
     _read(MadeSimilarities(similarities=_FLOATS), rows=2, neighbours=4),
     _read(
-        Lists(candidates=LinkTable(indices=_INDICES, distances=np.zeros((2, 4))), apart=True),
+        Lists(
+            candidates=LinkTable(indices=_INDICES, distances=np.zeros((2, 4))), apart=True, most=9
+        ),
         spec=_SPEC,
         rows=2,
         records=9,
@@ -195,6 +197,7 @@ READS: Final = (
                 starts=np.array([0, 2, 3]), records=np.array([1, 2, 8]), distances=np.zeros(3)
             ),
             apart=False,
+            most=18,
         ),
         spec=_CAPPED,
         rows=2,

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.dp import release_plan
 from securevfl.dp.accountant import pld_epsilon
 from securevfl.dp.budget import Budget
 from securevfl.dp.events import SampledRelease
@@ -79,6 +80,33 @@ def test_calibrated_noise_keeps_the_promise_and_little_more() -> None:
         epsilon = plan.epsilon(plan.noise_share_std())
 
         assert 7.99 < epsilon <= 8.0
+
+
+def test_noise_for_other_releases_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration that leaves out an answer ends, and the promise is not made."""
+    solver = release_plan.noise_multiplier_for
+    monkeypatch.setattr(
+        release_plan, "noise_multiplier_for", lambda *one, **how: 0.99 * solver(*one, **how)
+    )
+    with pytest.raises(PrivacyError, match="no noise was found for epsilon = 8"):
+        plan_of(**FROZEN).noise_share_std()
+
+
+@pytest.mark.parametrize(
+    ("unit", "answers", "change"),
+    [("secondary-record", 1, 4), ("entity", 4, 4), ("linked-row", 4, 1)],
+)
+def test_a_unit_pays_for_every_number_of_linked_rows(unit: str, answers: int, change: int) -> None:
+    """Mu of each secondary's number is what the unit moves it by over its noise."""
+    plan = replace(plan_of(unit=unit, **FROZEN), linked_rows=1000)
+    share_std = plan.noise_share_std()
+    rows = plan.release(share_std, rounds=10, row_releases=1000).noise_multiplier
+    mu = math.sqrt(rows**-2 + answers * (change / plan.link_count_std(share_std)) ** 2)
+
+    assert 7.99 < plan.epsilon(share_std) <= 8.0
+    assert plan.epsilon(share_std) == pytest.approx(
+        gaussian_epsilon(delta=1e-5, noise_multiplier=1 / mu), rel=1e-9
+    )
 
 
 def test_noise_multiplier_is_noise_over_sensitivity() -> None:

@@ -25,6 +25,7 @@ KINDS: dict[str, Any] = {"surname": "text", "given name": "text", "born": "numbe
         ("\"given name\" || 'it''s'", ("(c1 || 'it''s')",)),
         ("floor(born / 7.5) - -1", ("(floor((c2 / 7.5)) - -1)",)),
         ("lower(surname) as s -- a remark", ("lower(c0)",)),
+        ("replace(surname, 'ß', 'ss')", ("replace(c0, 'ß', 'ss')",)),
     ],
 )
 def test_a_rule_is_written_anew(rule: str, terms: tuple[str, ...]) -> None:
@@ -60,6 +61,12 @@ def test_a_rule_is_written_anew(rule: str, terms: tuple[str, ...]) -> None:
         ("sirname", "no key column 'sirname'; did you mean 'surname'"),
         ("left(surname, born)", r"No function matches .*left\(VARCHAR, DOUBLE\)"),
         ("lower(surname) || " * 40 + "surname", "longer than 500 characters"),
+        (
+            "length(replace(replace(replace(surname, 'Ann', 'aaaaaaaaaa'), 'a', 'aaaaaaaaaa'), "
+            "'a', 'aaaaaaaaaa'))",
+            "more than 100 times as long",
+        ),
+        ("replace(surname, 'a', \"given name\")", "more than 100 times as long"),
     ],
 )
 def test_what_looks_beyond_one_row_is_refused(rule: str, message: str) -> None:

@@ -56,7 +56,7 @@ def pairs(starts: list[int], records: list[int]) -> Message:
     made = EligiblePairs(
         starts=np.array(starts), records=np.array(records), distances=np.zeros(len(records))
     )
-    return Lists(candidates=made, apart=False).to_message()
+    return Lists(candidates=made, apart=False, most=18).to_message()
 
 
 def rows(modulus: int, packs: tuple[tuple[int, ...], ...]) -> Message:
@@ -88,6 +88,11 @@ REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
         lambda message: Lists.from_message(message, spec=CAPPED, rows=2, records=9),
         pairs([0, 1, 2], [3, 9]),
         "does not exist",
+    ),
+    "fewer pairs than hide how many there are": (
+        lambda message: Lists.from_message(message, spec=CAPPED, rows=2, records=10),
+        pairs([0, 1, 2], [3, 8]),
+        r"shape \[20\]",
     ),
     "a block's record that there is not": (
         read_records,
