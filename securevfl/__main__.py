@@ -1,6 +1,21 @@
-"""``python -m securevfl``: the command line, where no script is on the path."""
+"""The ``securevfl`` command, also as ``python -m securevfl``."""
 
-from securevfl.cli.main import main
+import sys
+
+from securevfl.core import interrupts
+
+
+def main() -> None:
+    """Load the command line and run it; an interrupt while it loads ends it in one line too."""
+    try:
+        with interrupts.noted():
+            from securevfl.cli.main import main as run
+
+            run()
+    except KeyboardInterrupt:
+        sys.stderr.write("securevfl: interrupted\n")
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -76,14 +76,18 @@ class SecureVflError(Exception):
 
         Reveals:
             To the recipients: the kind of error, and for settings, for promises and for the
-            protocol the text, unless it names a file. Never a record, a path, or what was spent.
+            protocol the text, as far as it names no file. Never a record, a path, or what was
+            spent.
         """
-        text = self.TOLD
+        text, more = self.TOLD, ""
         if text is None:
-            said = str(self)
-            text = "" if _LOCAL.search(_PUBLIC_KEY.sub("", said)) else said
+            text = str(self)
+            bare = _PUBLIC_KEY.sub("", text)
+            if local := _LOCAL.search(bare):
+                # What stands before it names the culprit, whose own text may look like a path.
+                text, more = bare[: local.start()].rpartition(": ")[0], f" ({_SEE_LOG})"
         name = type(self).__name__
-        return f"{name}: {text}" if text else f"{name} ({_SEE_LOG})"
+        return f"{name}: {text}{more}" if text else f"{name} ({_SEE_LOG})"
 
 
 class ConfigError(SecureVflError, ValueError):

@@ -27,17 +27,21 @@ def check() -> None:
 
 
 def behind(error: BaseException) -> BaseException:
-    """Return the interrupt where one is noted, else the error itself."""
-    return KeyboardInterrupt() if is_noted() else error
+    """Return the interrupt where one is noted or the error came of one, else the error itself."""
+    cause: BaseException | None = error
+    while not (cause is None or isinstance(cause, KeyboardInterrupt)):
+        cause = cause.__cause__ or cause.__context__
+    return error if cause is None and not is_noted() else KeyboardInterrupt()
 
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Raise KeyboardInterrupt in place of any error in the block, where an interrupt is noted."""
+    """Raise KeyboardInterrupt in place of an error in the block that an interrupt is behind."""
     try:
         yield
-    except Exception:
-        check()
+    except Exception as error:
+        if (interrupt := behind(error)) is not error:
+            raise interrupt from None
         raise
 
 

@@ -24,6 +24,9 @@ _KEEP_BYTES: Final = 32 << 20
 # Linux and most others count ru_maxrss in KiB, macOS in bytes.
 RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
+_THRESHOLDS: Final = (700, 1, 1)
+"""Of new objects, and of smaller collections before a larger one."""
+
 # Whether :func:`loading` has put objects out of the collector's sight. To count them walks all.
 _has_frozen = False
 
@@ -107,6 +110,10 @@ def loading() -> Iterator[None]:
             if _has_frozen:
                 gc.collect()  # what is garbage by now would stay as well
             gc.freeze()
+            # What is left is little, so that all of it may be walked often: full collections alone
+            # free the tuples that Python keeps, and wait for a quarter of what the last one saw.
+            gc.collect()
+            gc.set_threshold(*_THRESHOLDS)
             _has_frozen = True
         if was_on:
             gc.enable()

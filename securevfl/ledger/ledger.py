@@ -84,10 +84,13 @@ class LedgerFile(ChainedFile):
 
     @property
     def noted(self) -> str | None:
-        """The head that was noted; None where there is no note."""
-        if self.path is None or not self.note.exists():
+        """The head that was noted; None where there is no note, no head if it cannot be read."""
+        if self.path is None or not os.path.lexists(self.note):
             return None
-        return self.note.read_text(encoding="utf-8", errors="replace")
+        try:
+            return self.note.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
 
     def note_head(self, head: str) -> None:
         """Keep a head that every later opening of the ledger must find in it."""
@@ -932,7 +935,12 @@ def book_restored(path: Path) -> list[RunSpent]:
             line = {"kind": RESTORED, "version": VERSION, "time": now(), "promises": promises}
             file.append(line)
             book.take(line, f"ledger {path}")
-        file.note.unlink(missing_ok=True)
+        try:
+            file.note.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"ledger {path}: is booked; remove {file.note} by hand ({error.strerror})"
+            ) from None
         return [_run_spent([one]) for one in book.sessions[before:]]
 
 

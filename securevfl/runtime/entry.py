@@ -18,7 +18,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.presets import top_source
 from securevfl.config.reading import parse_federation, read_federation
-from securevfl.core import checks, files
+from securevfl.core import checks, files, interrupts
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.core.logs import log_event
@@ -462,6 +462,7 @@ def _run(
 
     hearing = CallbackObserver(callbacks, tell_all)
     with (
+        interrupts.reported(),
         contextlib.ExitStack() as shown,
         hearing.until_the_end(),
         contextlib.ExitStack() as unfinished,

@@ -177,3 +177,12 @@ def test_a_text_is_one_line_that_a_terminal_may_show() -> None:
     assert str(error) == "a.b  [2J : must be 1"
     assert error.for_others() == "ConfigError: a.b  [2J : must be 1"
     assert len(str(ConfigError("x" * 10_000))) == 2000
+
+
+def test_what_looks_like_a_path_hides_neither_a_culprit_nor_shows_a_path() -> None:
+    """A liar's own words may; what stands before them is told."""
+    said = "s0: MEMORIES of round 0: has 'zz\\x1b', which is none of its fields"
+    more = "(its own log says more)"
+    assert ProtocolError(said).for_others() == f"ProtocolError: s0: MEMORIES of round 0 {more}"
+    for path in ("ledger /home/jane/t: is in use", "table jane.csv: has no rows", "a/b: c: d"):
+        assert ConfigError(path).for_others() == f"ConfigError {more}"

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from helpers.patience import PATIENCE_S
@@ -12,6 +14,7 @@ from securevfl.core import interrupts
 from securevfl.core.errors import DataError
 from securevfl.transport.message import failure_kind, public_reason
 
+ROOT = Path(__file__).parents[3]
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 
@@ -87,3 +90,46 @@ def test_a_second_signal_ends_at_once_and_an_ignored_one_stays_ignored(
     )
     found = (ended.returncode, ended.stdout)
     assert found == ((0, "twice\n") if ignored else (-number, "once\n")), ended.stderr
+
+
+def test_an_error_made_of_an_interrupt_is_reported_as_one_where_no_signal_is_noted() -> None:
+    """In a program of the user's, whose handlers are its own."""
+
+    def fail() -> None:
+        try:
+            raise ValueError("not a valid PEP 3118 buffer format string") from KeyboardInterrupt()
+        except ValueError as error:
+            raise DataError("can't be fitted") from error
+
+    with pytest.raises(KeyboardInterrupt), interrupts.reported():
+        fail()
+
+
+LOADING = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(name, path, target=None):
+        if name == "securevfl.cli.run":
+            os.kill(os.getpid(), int(sys.argv.pop()))
+
+sys.meta_path.insert(0, Interrupting)
+from securevfl.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_command_that_is_interrupted_while_it_loads_says_so_in_a_line(
+    number: signal.Signals,
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LOADING, "--version", str(int(number))],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    found = (ended.returncode, ended.stdout, ended.stderr)
+    assert found == (130, "", "securevfl: interrupted\n")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"securevfl": "securevfl.__main__:main"}

@@ -353,3 +353,17 @@ def test_a_resumed_run_notes_what_its_checkpoint_knows(tmp_path: Path) -> None:
     # The next cut is found again.
     with pytest.raises(BudgetExceededError):
         begun(path, "a")
+
+
+def test_a_note_that_cannot_be_read_or_removed_is_one_line(tmp_path: Path) -> None:
+    """It may have named any head; the file is let go, so that it can be restored."""
+    path = tmp_path / "ledger.jsonl"
+    begun(path, "a").close()
+    note = tmp_path / "ledger.jsonl.head"
+    note.mkdir()
+    with pytest.raises(PrivacyError, match="lacks lines that a run has written"):
+        begun(path, "b")
+    with pytest.raises(ConfigError, match=r"is booked; remove .*ledger\.jsonl\.head by hand"):
+        book_restored(path)
+    note.rmdir()
+    begun(path, "b").close()
