@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
-from torch.nn.functional import threshold
+from torch.nn.functional import hardshrink
 
 from securevfl.core import checks, devices
 
@@ -116,7 +116,7 @@ def _scale(inputs: Tensor, target: float, dim: tuple[int, ...]) -> Tensor:
     norm = torch.linalg.vector_norm(inputs, dim=dim, keepdim=True, dtype=torch.float64)
     # Exactly 1 where nothing is clipped: target / target may come out below it.
     scale = torch.where(norm > target, target / norm, 1.0)
-    return threshold(scale, _SMALLEST_SCALE, 0.0).to(inputs.dtype)
+    return hardshrink(scale, _SMALLEST_SCALE).to(inputs.dtype)
 
 
 class _Clip(torch.autograd.Function):

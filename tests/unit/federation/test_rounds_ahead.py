@@ -35,6 +35,7 @@ CUT = CutLayer(
     shape=(1, 2),
     clip_norm=1.0,
 )
+WAIT = Wait(primary_s=1.0, for_primary_s=2.0)
 ROUNDS = 3 * ROUNDS_AHEAD
 
 
@@ -81,7 +82,7 @@ class Book(Ledger):
 
 
 def exchange(star: Star) -> RoundExchange:
-    peers = PeersOverStar(star, {1: "a", 2: "b"}, wait=Wait(primary_s=1.0, for_primary_s=2.0))
+    peers = PeersOverStar(star, {1: "a", 2: "b"}, wait=WAIT)
     return RoundExchange(peers, CUT, device=torch.device("cpu"))
 
 
@@ -130,7 +131,7 @@ def test_a_row_that_is_longer_than_clips_allow_names_its_round(
     names: dict[int, str], who: str
 ) -> None:
     """And the secondary, where there is only one."""
-    peers = PeersOverStar(Star(), names, deadline_s=1.0)
+    peers = PeersOverStar(Star(), names, wait=WAIT)
     over = RoundExchange(peers, replace(CUT, clip_norm=2.0**-16), device=torch.device("cpu"))
     rows = np.arange(4)
     over.release(RoundPlan(round_number=1, rows=rows[:1], active=tuple(names), purpose="release"))
