@@ -279,11 +279,13 @@ def _count_links(session: PrimarySession, plan: run_plan.RunPlan) -> dict[str, A
     if not book_link_counts(plan, party.files.ledger, party.observe):
         return None
     transport.broadcast(secondaries, messages.LinkCountRequest().to_message())
-    wait = party.config.waits.work.primary_s
     came = {
         message.sender: messages.LinkCount.from_message(message, rows=plan.facts.rows)
         for message in transport.receive_each(
-            secondaries, messages.RoundKind.LINK_COUNT, round_number=0, deadline_s=wait
+            secondaries,
+            messages.RoundKind.LINK_COUNT,
+            round_number=0,
+            deadline_s=party.config.waits.work.primary_s,
         )
     }
     return require_link_counts(plan, {name: came[name] for name in secondaries}, party.observe)

@@ -67,7 +67,7 @@ Apply = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 _AWAKE_S: Final = 1.0
-"""Seconds between two calls of a check, while a worker's result is waited for."""
+"""Seconds of one wait for a worker's result, or a worker's for its parent's end; then it looks."""
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def on_cores(
             for future in [pool.submit(function, task) for task in given]:
                 while not wait([future], timeout=_AWAKE_S).done:
                     check()
-                yield future.result()
+                yield future.result(timeout=0)
         except BrokenProcessPool:
             raise OutOfMemoryError(
                 "a worker process was killed: not enough memory? Make room, and go on with --resume"
@@ -132,7 +132,8 @@ def _end_with_parent() -> None:
     assert parent is not None, "a worker"
 
     def follow() -> None:
-        parent.join()
+        while parent.is_alive():
+            parent.join(timeout=_AWAKE_S)
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()

@@ -16,7 +16,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.party_tables import ColumnRoles, read_new_rows, read_table
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import Reading, Wanted
+from securevfl.data.sources.settings import OwnReading, Reading, Wanted
 
 ROWS = [("1.5", "70", "Müller"), ("1.25", "80", "Łoś")]
 NAMES = ("lon", "area", "who")
@@ -229,7 +229,7 @@ def test_other_bad_places_get_one_line(tmp_path: Path) -> None:
 )
 def test_impossible_settings_are_refused(reading: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Reading(**reading)  # type: ignore[arg-type]
+        OwnReading(**reading)  # type: ignore[arg-type]
 
 
 def test_long_whole_numbers_keep_all_digits_beside_gaps(tmp_path: Path) -> None:

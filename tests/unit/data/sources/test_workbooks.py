@@ -13,7 +13,7 @@ import pytest
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.sources import workbooks
 from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import Reading, Wanted
+from securevfl.data.sources.settings import OwnReading, Wanted
 from securevfl.setup.init import look_at
 from securevfl.setup.proposed_columns import Declared
 
@@ -40,7 +40,7 @@ def write(path: Path, **sheets: list[list[object]]) -> Path:
 
 
 def read(path: Path, *, wanted: Wanted = Wanted(), **reading: object) -> pd.DataFrame:  # noqa: B008
-    return read_frame(path, where="table", reading=Reading(**reading), wanted=wanted)  # type: ignore[arg-type]
+    return read_frame(path, where="table", reading=OwnReading(**reading), wanted=wanted)  # type: ignore[arg-type]
 
 
 def refusal(path: Path, *, wanted: Wanted = Wanted(), **reading: object) -> str:  # noqa: B008
