@@ -5,7 +5,8 @@ Three parts:
 - Privacy-loss distributions (PLD). They are dp-accounting's, rounded up ("connect the dots");
   added here are the choice of the grid, the allowance for float64 and the refusals. Gaussian
   releases without sampling have an exact curve (:mod:`securevfl.dp.gaussian`).
-- Renyi divergences (RDP), for delta from 1e-8 to 1e-7 and more releases than float64 resolves.
+- Renyi divergences (RDP), for delta from 1e-8 to 1e-7 where distributions are beyond float64 or
+  slow, and wherever the library fails to invert a loss.
 - Calibration: the inverse of both.
 
 Epsilon is in nats. Every figure is an upper bound.
@@ -33,7 +34,7 @@ from securevfl.dp.gaussian import (
 
 Method = Literal["auto", "pld", "rdp"]
 
-# Below it RDP takes over where float64 does not resolve the PLD of so many releases; below the
+# Below it RDP takes over where PLD is beyond float64 or slow (:func:`_is_practical`); below the
 # second nothing is given (docs/privacy.md, section 3). Gaussians without sampling have a closed
 # form and no such limit.
 SMALLEST_PLD_DELTA: Final = 1e-7
@@ -73,8 +74,8 @@ def epsilon_of(
         releases: What is released; order is immaterial.
         delta: Failure probability of the whole, in (0, 1).
         method: ``auto`` takes the exact curve where only Gaussians without sampling are released,
-            else privacy-loss distributions, and Renyi divergences below 1e-7 where float64 does not
-            resolve these.
+            else privacy-loss distributions; Renyi divergences below 1e-7 where distributions are
+            beyond float64 or slow, and wherever the library cannot compute them.
 
     Raises:
         ConfigError: If ``delta`` is out of range, or too small for the method.
@@ -95,10 +96,14 @@ def epsilon_of(
             f"delta = {delta!r} is too small for sampled releases, whose accounting is reliable "
             f"from {SMALLEST_SAMPLED_DELTA} up; raise delta, or set the sampling rate to 1"
         )
-    unresolved = _allowance(left) > _LARGEST_ALLOWANCE * delta
-    if method == "auto" and delta < SMALLEST_PLD_DELTA and unresolved:
-        return _at_small_delta(left, delta)
-    return pld_epsilon(left, delta=delta)
+    if method == "pld":
+        return pld_epsilon(left, delta=delta)
+    if delta < SMALLEST_PLD_DELTA and not _is_practical(left, delta):
+        return _by_divergences(left, delta)
+    try:
+        return _pld_epsilon(left, delta)
+    except RecursionError:
+        return _by_divergences(left, delta)
 
 
 def simplified(releases: Sequence[events.Release]) -> tuple[events.Release, ...]:
@@ -140,7 +145,7 @@ def _as_plain(release: events.Release) -> events.Release:
 
 
 @lru_cache(maxsize=256)
-def _at_small_delta(releases: tuple[events.Release, ...], delta: float) -> float:
+def _by_divergences(releases: tuple[events.Release, ...], delta: float) -> float:
     epsilon = rdp_epsilon(releases, delta=delta)
     # Sampling never costs; without it the curve is exact, which Renyi accounting is not.
     all_records = composed_multiplier(
@@ -160,12 +165,19 @@ def pld_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
 
     Raises:
         ConfigError: If ``delta`` is below what float64 can resolve for so many releases, or if the
-            noise is so small that no epsilon is finite.
+            noise is so small that no epsilon is finite, or if the library cannot invert a loss.
         PrivacyError: If what was computed cannot be true
         (:func:`securevfl.dp.gaussian.checked_epsilon`).
     """
     checks.open_unit(delta=delta)
-    return _pld_epsilon(simplified(releases), delta)
+    try:
+        return _pld_epsilon(simplified(releases), delta)
+    except RecursionError:
+        # It halves an interval to 1e-6, which float64 does not reach beyond 4e9.
+        raise ConfigError(
+            "so much noise at so small a sampling rate is beyond privacy-loss distributions in "
+            "float64; use Renyi accounting"
+        ) from None
 
 
 @lru_cache(maxsize=256)
@@ -187,6 +199,16 @@ def _pld_epsilon(releases: tuple[events.Release, ...], delta: float) -> float:
         total = composed if total is None else total.compose(composed, _TAIL_MASS)
     epsilon = float(total.get_epsilon_for_delta(delta - allowance))
     return checked_epsilon(epsilon, releases=releases, delta=delta)
+
+
+def _is_practical(releases: Sequence[events.Release], delta: float) -> bool:
+    """Return whether float64 resolves the distributions and their grids are of comfortable size."""
+    if _allowance(releases) > _LARGEST_ALLOWANCE * delta:
+        return False
+    if min(release.noise_multiplier for release in releases) < SMALLEST_SAMPLED_MULTIPLIER:
+        return False
+    widest, span = _extent(releases)
+    return max(widest, span) <= _COMFORTABLE_COMPOSED * _grid_step(releases)
 
 
 def _allowance(releases: Sequence[events.Release]) -> float:
@@ -246,18 +268,23 @@ def _repeated(single: Any, count: int, *, points: float) -> Any:
 
 def _grid_step(releases: Sequence[events.Release]) -> float:
     """Return a step fine enough for every release, and coarse enough for time and memory."""
-    pairs = [shift_mixture(_as_removal(release)) for release in releases]
-    stds = [pair.loss_std() for pair in pairs]
-    variance = math.fsum(
-        release.count * std * std for release, std in zip(releases, stds, strict=True)
-    )
-    span = _SPAN * math.sqrt(variance) + variance
-    widest = max(pair.loss_range() for pair in pairs)
+    stds = [shift_mixture(_as_removal(release)).loss_std() for release in releases]
+    widest, span = _extent(releases)
     comfortable = max(widest / _COMFORTABLE_SINGLE, span / _COMFORTABLE_COMPOSED)
     finest = min(stds) / _FINE_POINTS_PER_STD
     step = max(finest, min(comfortable, min(stds) / _COARSE_POINTS_PER_STD))
     step = min(max(step, _SMALLEST_STEP), _LARGEST_STEP)
     return max(step, span / _LARGEST_GRID)
+
+
+def _extent(releases: Sequence[events.Release]) -> tuple[float, float]:
+    """Return the range of the widest release's losses, and the span of all losses' sum, in nats."""
+    pairs = [shift_mixture(_as_removal(release)) for release in releases]
+    variance = math.fsum(
+        release.count * pair.loss_std() ** 2 for release, pair in zip(releases, pairs, strict=True)
+    )
+    widest = max(pair.loss_range() for pair in pairs)
+    return widest, _SPAN * math.sqrt(variance) + variance
 
 
 def _as_removal(release: events.Release) -> events.Release:

@@ -1,7 +1,8 @@
 """Epsilon over the whole accepted range: positive, finite, and moved the right way by each setting.
 
-Below delta = 1e-7 sampled releases are accounted for by Renyi divergences, from 1e-7 up by
-privacy-loss distributions, and releases without sampling exactly.
+Sampled releases are accounted for by privacy-loss distributions, below delta = 1e-7 by Renyi
+divergences where distributions would be slow, and releases without sampling exactly. Each moves as
+it should; from distributions to divergences epsilon jumps up by what these are loose.
 """
 
 import math
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from vectors.make_accounting import log_delta
 
 from securevfl.core.checks import limits_of
-from securevfl.dp.accountant import epsilon_of, noise_multiplier_for
+from securevfl.dp.accountant import Method, epsilon_of, noise_multiplier_for, rdp_epsilon
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Release, SampledRelease
 
 # Limits are read once, and types of what is read are checked by draws, which strategies may not do.
@@ -54,9 +55,15 @@ PRACTICAL = st.builds(
 )
 
 
-def check_moves(release: Release, *, delta: float, more: float, tolerance: float) -> None:
+def check_moves(
+    release: Release, *, delta: float, more: float, tolerance: float, method: Method = "auto"
+) -> None:
     """Move each setting by a factor of ``more``; epsilon must follow, to within a tolerance."""
-    epsilon = epsilon_of([release], delta=delta)
+
+    def cost(release: Release, delta: float = delta) -> float:
+        return epsilon_of([release], delta=delta, method=method)
+
+    epsilon = cost(release)
 
     assert math.isfinite(epsilon)
     assert epsilon > 0
@@ -65,18 +72,18 @@ def check_moves(release: Release, *, delta: float, more: float, tolerance: float
         return largest * (1 + tolerance)
 
     noisier = replace(release, noise_multiplier=release.noise_multiplier * more)
-    assert epsilon_of([noisier], delta=delta) <= allowed(epsilon)
+    assert cost(noisier) <= allowed(epsilon)
     oftener = replace(release, count=math.ceil(release.count * more))
-    assert epsilon <= allowed(epsilon_of([oftener], delta=delta))
+    assert epsilon <= allowed(cost(oftener))
     if not isinstance(release, GaussianRelease):
         rate = min(release.sampling_rate * more, 1.0)
-        assert epsilon <= allowed(epsilon_of([replace(release, sampling_rate=rate)], delta=delta))
+        assert epsilon <= allowed(cost(replace(release, sampling_rate=rate)))
     stricter = max(delta / more, min(delta, 1e-8))
-    assert epsilon <= allowed(epsilon_of([release], delta=stricter))
+    assert epsilon <= allowed(cost(release, stricter))
 
 
 @pytest.mark.parametrize(
-    ("releases", "examples"), [(SAMPLED, 20), (ENTITY, 5)], ids=["sampled", "entity"]
+    ("releases", "examples"), [(SAMPLED, 12), (ENTITY, 4)], ids=["sampled", "entity"]
 )
 def test_small_deltas_move_epsilon_as_they_should(
     releases: st.SearchStrategy[Release], examples: int
@@ -86,7 +93,24 @@ def test_small_deltas_move_epsilon_as_they_should(
     @given(release=releases, delta=SMALL_DELTAS, more=logarithmic(1.0001, 10.0))
     @settings(deadline=None, max_examples=examples, derandomize=True, database=None)
     def check(release: Release, delta: float, more: float) -> None:
-        check_moves(release, delta=delta, more=more, tolerance=1e-6)
+        check_moves(release, delta=delta, more=more, tolerance=1e-6, method="rdp")
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("releases", "examples"), [(SAMPLED, 12), (ENTITY, 4)], ids=["sampled", "entity"]
+)
+def test_any_sampled_release_has_an_epsilon_that_divergences_hardly_better(
+    releases: st.SearchStrategy[Release], examples: int
+) -> None:
+    """Whatever is accepted is accounted for; what is finer than the grid adds up to 1e-5."""
+
+    @given(release=releases, delta=SMALL_DELTAS)
+    @settings(deadline=None, max_examples=examples, derandomize=True, database=None)
+    def check(release: Release, delta: float) -> None:
+        largest = rdp_epsilon([release], delta=delta)
+        assert 0 <= epsilon_of([release], delta=delta) <= largest * 1.002 + 1e-5
 
     check()
 
@@ -104,7 +128,7 @@ def test_exact_curves_move_as_they_should(
         assert epsilon_of([release], delta=delta) <= 1e-9
 
 
-@given(release=PRACTICAL, delta=logarithmic(1e-7, 1e-4), more=st.floats(1.1, 3.0))
+@given(release=PRACTICAL, delta=logarithmic(1e-8, 1e-4), more=st.floats(1.1, 3.0))
 @settings(deadline=None, max_examples=4, derandomize=True, database=None)
 def test_distributions_move_as_they_should(
     release: SampledRelease, delta: float, more: float

@@ -208,6 +208,23 @@ def test_more_releases_than_float64_resolves_are_renyi_s_at_small_deltas() -> No
         pld_epsilon([many], delta=1.5e-8)
 
 
+@pytest.mark.parametrize("delta", [1e-6, 3e-8])
+def test_losses_that_the_library_cannot_invert_are_renyi_s(delta: float) -> None:
+    """So much noise at so small a rate: its bisection to 1e-6 never ends in float64."""
+    faint = EntitySampledRelease(parties=50, sampling_rate=1e-9, noise_multiplier=1e6, count=1000)
+
+    assert 0 < epsilon_of([faint], delta=delta) <= rdp_epsilon([faint], delta=delta)
+    with pytest.raises(ConfigError, match="use Renyi accounting"):
+        pld_epsilon([faint], delta=delta)
+
+
+def test_slow_distributions_are_renyi_s_at_small_deltas() -> None:
+    """Losses that reach far and spread little need a grid of millions of points."""
+    wide = sampled(2, sampling_rate=1e-6, noise_multiplier=1.0)
+
+    assert epsilon_of([wide], delta=3e-8) == rdp_epsilon([wide], delta=3e-8)
+
+
 def test_an_epsilon_that_cannot_be_is_refused() -> None:
     """Zero, negative, infinite and no number: none is ever an answer to what one release costs."""
     release = sampled(1_000_000, sampling_rate=0.003, noise_multiplier=4.0)
