@@ -12,7 +12,7 @@ from helpers.patience import PATIENCE_S
 from securevfl.core import errors
 from securevfl.dp.accountant import pld_epsilon
 from securevfl.dp.budget import Budget
-from securevfl.dp.events import SampledRelease
+from securevfl.dp.events import SampledRelease, link_count_release
 
 ISSUE = ["--noise-multiplier", "1.0", "--sampling-rate", "0.1", "--steps", "1000"]
 
@@ -105,11 +105,12 @@ def answer_of(name: str) -> dict:
 
 
 def test_epsilon_from_noise() -> None:
-    """The figure is the accountant's own, and the settings come back with it."""
+    """The accountant's own figure for all rounds and the count of links; settings come back."""
     got = answer_of("epsilon")
 
     release = SampledRelease(sampling_rate=0.1, noise_multiplier=1.0, count=1000)
-    assert got["epsilon"] == pld_epsilon([release], delta=1e-5)
+    count = link_count_release(release, answers=1)
+    assert got["epsilon"] == pld_epsilon([release, count], delta=1e-5)
     settings = (got["unit"], got["encoder"], got["links_per_record"])
     assert settings == ("secondary-record", "frozen", 1)
     assert "linked to at most 1 of the primary's rows" in got["hides"]
@@ -117,7 +118,7 @@ def test_epsilon_from_noise() -> None:
 
 def test_noise_from_epsilon_and_steps_from_both() -> None:
     """The other two directions are the calculator's."""
-    budget = Budget(steps=500, sampling_rate=0.1, delta=1e-5, links_per_record=1)
+    budget = Budget(steps=500, sampling_rate=0.1, delta=1e-5, links_per_record=1, counts_links=True)
     noise, steps = answer_of("noise"), answer_of("steps")
 
     assert noise["noise_multiplier"] == budget.noise_multiplier(epsilon=2.0)
