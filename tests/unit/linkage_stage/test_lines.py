@@ -91,7 +91,7 @@ def test_what_comes_before_its_turn_is_bounded() -> None:
         def _next(self) -> None:
             raise AssertionError("nothing is due")
 
-    inboxes = Lines((StarKind.DONE,), deadline_s=1.0)
+    inboxes = Lines(Relayed("bank"), (StarKind.DONE,), deadline_s=1.0)
 
     def message(mebibytes: int) -> Message:
         return Message(kind=StarKind.DONE, held_bytes=mebibytes << 20)
