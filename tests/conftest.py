@@ -1,6 +1,7 @@
 """What holds for every test: one thread in each process, and the same examples in every run."""
 
 import gc
+import multiprocessing.util
 import os
 import random
 import sys
@@ -48,6 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Keep the collector from walking all that was loaded, again and again; it stays anyway."""
+    # Its first use fixes where sockets of fork servers lie, and a test may have a long TMPDIR then.
+    multiprocessing.util.get_temp_dir()
     gc.freeze()
 
 
