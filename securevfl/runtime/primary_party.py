@@ -271,11 +271,8 @@ def _count_links(session: PrimarySession, plan: run_plan.RunPlan) -> dict[str, A
     Reveals:
         To every secondary: that all have linked. To this party: the answers.
     """
-    party, transport, secondaries = (
-        session.party,
-        session.transport,
-        list(plan.secondaries.values()),
-    )
+    party, transport = session.party, session.transport
+    secondaries = list(plan.secondaries.values())
     if not book_link_counts(plan, party.files.ledger, party.observe):
         return None
     transport.broadcast(secondaries, messages.LinkCountRequest().to_message())
