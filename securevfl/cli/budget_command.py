@@ -148,7 +148,7 @@ def _answer(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    from securevfl.dp.statement import bounded
+    from securevfl.dp.statement import bounded_statement
 
     spent = asked.epsilon(noise_multiplier=noise_multiplier)
     share = asked.noise_share_std(noise_multiplier=noise_multiplier)
@@ -160,7 +160,7 @@ def _answer(
             "gradient_noise_std": asked.gradient_noise_std(multiplier),
             "gradient_clip_norm": asked.gradient_clip_norm or 1.0,
         }
-    said = bounded(
+    said = bounded_statement(
         unit=asked.unit,
         encoder=asked.encoder,
         epsilon=spent,

@@ -123,8 +123,10 @@ def _print_limit(table: Path, spent: "UnitSpent") -> None:
     )
 
 
-@app.command()
-def restored(table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False) -> None:
+@app.command("restored")
+def mark_restored(
+    table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False
+) -> None:
     """Book what a ledger may lack that was restored from a copy.
 
     All that may have been released since the copy was made counts in full: of each run that it

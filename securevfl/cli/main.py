@@ -143,7 +143,7 @@ def main() -> None:
     """
     _show_every_name(sys.stdout, sys.stderr)
     try:
-        with interrupts.noted():
+        with interrupts.watch_signals():
             _run()
     except KeyboardInterrupt:
         _say("interrupted")

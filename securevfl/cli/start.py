@@ -217,7 +217,7 @@ def _print_proposal(proposal: "Proposal", out: Path) -> None:
         for use in proposal.uses[table.name]:
             grid.add_row(Text(use.column.name), use.use, Text(use.reason))
         console.print(grid)
-    if (warning := proposal.keys.shown) is not None:
+    if (warning := proposal.keys.key_warning) is not None:
         warn(f"warning: {warning}")
     for reason in (*proposal.keys.reasons, *proposal.spelling_shares):
         tell(f"keys: {reason}")
@@ -382,11 +382,13 @@ def _check_peers(
 ) -> None:
     with loading():
         from securevfl.config.reading import read_federation
-        from securevfl.setup.before_run import looked
+        from securevfl.setup.before_run import run_peer_checks
 
     console, found = Console(), []
     config = read_federation(federation)
-    for one in looked(config, name, identity, runs=Path("runs"), wait_s=wait_s, listen=listen):
+    for one in run_peer_checks(
+        config, name, identity, runs=Path("runs"), wait_s=wait_s, listen=listen
+    ):
         found.append(one)
         if not as_json:
             how = "wrong" if one.exit_code else "warning" if one.warns else "fine"

@@ -89,7 +89,7 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
 
 
 def _all(config: FederationConfig) -> Iterator[Channel]:
-    for part in (_rounds, _returned, _linkage, _always, _pretraining, _encoders):
+    for part in (_rounds, _returned_channels, _linkage, _always, _pretraining, _encoders):
         yield from part(config)
 
 
@@ -157,7 +157,7 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
         )
 
 
-def _returned(config: FederationConfig) -> Iterator[Channel]:
+def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
     """Yield what rounds return to secondaries: gradients, residuals, averages of weights."""
     encoder, assisted = config.privacy.encoder, config.family.assisted
     if encoder == "frozen" or assisted:
@@ -273,7 +273,7 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
             "secondary, which no noise covers, so epsilon would not hold for one record; set it "
             'to "all"'
             if config.training.rows == "aligned"
-            else _exchanged(config, "averages of projections"),
+            else _exchange_error(config, "averages of projections"),
         )
     reveals, covered = "no one: the family reads none", _NOTHING
     if spec.similarities is not None:
@@ -391,7 +391,7 @@ def _pretraining(config: FederationConfig) -> Iterator[Channel]:
             _NOT_COVERED,
             "secondaries",
             "primary",
-            refusal=_exchanged(config, "averages of projections"),
+            refusal=_exchange_error(config, "averages of projections"),
         )
         seen, covered = "unit vectors of every aligned row", _NOT_COVERED
         if settings.primary_sends == "gaussian":
@@ -428,11 +428,11 @@ def _pretraining(config: FederationConfig) -> Iterator[Channel]:
             covered,
             "all",
             "all",
-            refusal=_exchanged(config, "means of weights"),
+            refusal=_exchange_error(config, "means of weights"),
         )
 
 
-def _exchanged(config: FederationConfig, what: str) -> str:
+def _exchange_error(config: FederationConfig, what: str) -> str:
     return (
         f"model.family: {config.family.name!r} exchanges {what} in pretraining, which carry no "
         f'noise, so epsilon would not cover them; use family = "fedlocalssl", which exchanges '

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from securevfl.config.sections import OWN, TrainingSettings, described
+from securevfl.config.sections import OWN, TrainingSettings, describe_estimator
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
@@ -71,7 +71,7 @@ def top_source(top: Any) -> str:
     if isinstance(top, str):
         return top
     names = '"boosting", "linear", "tied", "mixed"'
-    return f"{_OWN}{described(top, f'top: must be {names}')}"
+    return f"{_OWN}{describe_estimator(top, f'top: must be {names}')}"
 
 
 # Presets of ``[model]``: the settings by which a family is what its paper writes.
@@ -109,7 +109,7 @@ def preset(
         >>> preset("fedsim", neighbours=20).model.merge
         'convolution'
     """
-    source = expanded(
+    source = expand_preset(
         {
             "model": {"family": family, "preset": name, **model},
             "privacy": {"mechanism": "none"},
@@ -126,7 +126,7 @@ def preset(
     )
 
 
-def expanded(source: Mapping[str, Any]) -> Mapping[str, Any]:
+def expand_preset(source: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a parsed federation file with its preset written out, if it names one.
 
     Raises:
@@ -135,7 +135,7 @@ def expanded(source: Mapping[str, Any]) -> Mapping[str, Any]:
     if "preset" not in source["model"]:
         return source
     family = family_named(source["model"].get("family"))
-    return _filled(source, preset_named(family, source["model"]["preset"]))
+    return _fill_from_preset(source, preset_named(family, source["model"]["preset"]))
 
 
 def methods_with_presets() -> dict[str, dict[str, Any]]:
@@ -180,7 +180,7 @@ def privacy_of(one: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**({"clip_norm": one.clip_norm} if free else {}), **given}
 
 
-def _filled(source: Mapping[str, Any], one: Preset) -> dict[str, Any]:
+def _fill_from_preset(source: Mapping[str, Any], one: Preset) -> dict[str, Any]:
     given = source.get("pretraining", {})
     own = {key: value for key, value in source["model"].items() if key != "preset"}
     return {

@@ -273,14 +273,14 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
     return words[close[0]] if close else None
 
 
-def _composed(word: str) -> str:
+def _compose_accents(word: str) -> str:
     return unicodedata.normalize("NFC", word)
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return what ends a message about a word that is not known; empty where none is near."""
     near = nearest(word, known)
-    if near is not None and _composed(near) == _composed(str(word)):
+    if near is not None and _compose_accents(near) == _compose_accents(str(word)):
         return f"; {near!r} is there, which looks alike: its letters have another Unicode form"
     return "" if near is None else f"; did you mean {near!r}?"
 
@@ -302,7 +302,9 @@ def strict_json(text: str | bytes, *, depth: int) -> Any:
         ValueError: If it is something else.
     """
     try:
-        found = json.loads(text, parse_constant=_refused, parse_float=_finite, parse_int=_whole)
+        found = json.loads(
+            text, parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole
+        )
     except RecursionError:
         raise ValueError("too many levels") from None
     level = [found]
@@ -320,13 +322,13 @@ def strict_json(text: str | bytes, *, depth: int) -> Any:
 
 def _finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _refused(text)
+    return value if math.isfinite(value) else _refuse_number(text)
 
 
 def _whole(text: str) -> int:
     value = int(text) if len(text) <= _MOST_DIGITS else _MOST_WHOLE
-    return value if -_MOST_WHOLE <= value < _MOST_WHOLE else _refused(text[:_MOST_DIGITS])
+    return value if -_MOST_WHOLE <= value < _MOST_WHOLE else _refuse_number(text[:_MOST_DIGITS])
 
 
-def _refused(text: str) -> NoReturn:
+def _refuse_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number that is taken")

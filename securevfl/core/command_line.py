@@ -77,10 +77,10 @@ def say(console: Console, head: str, text: str, *, style: str = "") -> None:
         console.print(Text.assemble((head, f"bold {style}".strip()), text))
     else:
         # Rich would break paths that are longer than a line.
-        console.print(wrapped(head + text), markup=False, highlight=False, soft_wrap=True)
+        console.print(wrap_text(head + text), markup=False, highlight=False, soft_wrap=True)
 
 
-def wrapped(text: str) -> str:
+def wrap_text(text: str) -> str:
     """Return a text in lines of 80 columns, later ones indented; words and paths stay whole."""
     return textwrap.fill(
         text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False

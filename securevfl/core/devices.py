@@ -101,7 +101,8 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
     """Return a block in which this thread's networks compute in a precision.
 
     Weights, their gradients and sums within a product stay float32. bfloat16 has the range of
-    float32, so that no loss need be scaled. Results are widened after the block (:func:`widened`).
+    float32, so that no loss need be scaled. Results are widened after the block
+    (:func:`widen_floats`).
 
     References:
         torch's automatic mixed precision, ``torch.autocast``.
@@ -111,7 +112,7 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
-def widened(value: Tensor) -> Tensor:
+def widen_floats(value: Tensor) -> Tensor:
     """Return floats in at least 32 bits; differentiable."""
     return value.float() if value.itemsize < 4 else value
 

@@ -23,7 +23,9 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def written(value: float, *, sign: str = "", beside: Iterable[float] = (), digits: int = 4) -> str:
+def format_figure(
+    value: float, *, sign: str = "", beside: Iterable[float] = (), digits: int = 4
+) -> str:
     """Return a figure with decimals, or with significant digits where decimals say nothing.
 
     Args:
@@ -54,7 +56,8 @@ def curve_html(values: Sequence[float], *, caption: str) -> str:
     return (
         f'<svg width="300" height="80" role="img"><title>{html.escape(caption)}</title><polyline '
         f'points="{" ".join(places)}" fill="none" stroke="currentColor"/></svg>'
-        f"<div>{html.escape(caption)}: {written(finite[0])} to {written(finite[-1])}</div>"
+        f"<div>{html.escape(caption)}: {format_figure(finite[0])} to "
+        f"{format_figure(finite[-1])}</div>"
     )
 
 

@@ -18,9 +18,9 @@ from securevfl.data.columns import OTHER, NumberColumn, WordsColumn, is_row_numb
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
 from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, fit_schema, raise_first
 from securevfl.data.sources.pieces import plain, to_pandas
-from securevfl.data.sources.read import read_frame, unnoticed
+from securevfl.data.sources.read import ignore_note, read_frame
 from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted, require_different
-from securevfl.data.sources.text_files import unit_of, unsigned
+from securevfl.data.sources.text_files import split_unit_sign, unit_of
 from securevfl.data.tables import Labels, PartyTable
 
 T = TypeVar("T")
@@ -596,7 +596,7 @@ def _task_of(values: "pd.Series[Any]", label: str) -> Task:
             f"task: label {label!r} holds whole numbers, which may be classes or amounts; write "
             f'task="binary", "multiclass" or "regression"'
         )
-    if any(unsigned(str(cell))[1] for cell in values.dropna().unique()):
+    if any(split_unit_sign(str(cell))[1] for cell in values.dropna().unique()):
         return "regression"  # which says what to do with the sign
     return "multiclass"
 
@@ -611,7 +611,7 @@ def read_table(
     *,
     name: str,
     reading: Reading = AS_IT_IS,
-    notice: Callable[[str], None] = unnoticed,
+    notice: Callable[[str], None] = ignore_note,
 ) -> PartyTable:
     """Read one party's table: a file of any kind, or a database that a source file names.
 
@@ -651,7 +651,7 @@ def read_new_rows(
     name: str,
     truth: str | None = None,
     reading: Reading = AS_IT_IS,
-    notice: Callable[[str], None] = unnoticed,
+    notice: Callable[[str], None] = ignore_note,
 ) -> PartyTable:
     """Read new rows of a party from a file, as those were read that a schema was fitted to.
 

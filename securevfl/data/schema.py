@@ -32,7 +32,7 @@ from securevfl.data.columns import (
     fit_column,
 )
 from securevfl.data.scaling import Bounds, ColumnSettings, Dependence, Pair, declared_range
-from securevfl.data.sources.settings import repeated
+from securevfl.data.sources.settings import first_repeated
 
 T = TypeVar("T")
 
@@ -313,7 +313,7 @@ def _read(cls: type[TableSchema], content: Any) -> TableSchema:
         raise ConfigError(f"columns: must be a list, got {type(columns).__name__}")
     schema = read_settings(cls, {**rest, "columns": ()}, where="schema")
     read = tuple(_read_column(one, f"columns[{place}]") for place, one in enumerate(columns))
-    if (twice := repeated(one.name for one in read)) is not None:
+    if (twice := first_repeated(one.name for one in read)) is not None:
         raise ConfigError(f"columns: two are called {twice!r}")
     return dataclasses.replace(schema, columns=read)
 

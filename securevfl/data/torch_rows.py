@@ -72,7 +72,7 @@ def _parts_of_items(rows: Any, *, where: str) -> tuple[Any, ...] | dict[str, Any
 
 def _columns(name: str, part: Any, *, where: str) -> dict[str, np.ndarray]:
     try:
-        values = _array(part) if isinstance(part, Tensor) else _stacked(part)
+        values = _array(part) if isinstance(part, Tensor) else _stack_items(part)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
             f"{where}: {name!r} must have one shape in all rows: {in_one_line(error)}"
@@ -87,7 +87,7 @@ def _columns(name: str, part: Any, *, where: str) -> dict[str, np.ndarray]:
     return {f"{name}{place}" if numbered else name: one for place, one in enumerate(flat.T)}
 
 
-def _stacked(items: list[Any]) -> np.ndarray:
+def _stack_items(items: list[Any]) -> np.ndarray:
     return np.stack([_array(one) if isinstance(one, Tensor) else np.asarray(one) for one in items])
 
 

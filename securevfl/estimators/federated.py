@@ -137,11 +137,13 @@ def _model_of(model: Any, fields: Mapping[str, Any]) -> FamilySettings | PresetS
 
 def _with(settings: FamilySettings, fields: Mapping[str, Any]) -> FamilySettings:
     require_own_fields(family_of(settings), fields)
-    changed: FamilySettings = family_of(settings).settings_from({**_given(settings), **fields})
+    changed: FamilySettings = family_of(settings).settings_from(
+        {**_given_settings(settings), **fields}
+    )
     return changed
 
 
-def _given(settings: Any) -> dict[str, Any]:
+def _given_settings(settings: Any) -> dict[str, Any]:
     fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -157,7 +159,7 @@ def _training_of(
     given = {name: _plain(params[name]) for name in _TRAINING if params[name] is not None}
     # scikit-learn holds rows out itself: of these, a run takes the one that it can't do without.
     tested = _plain(params["test_fraction"] or 1 / rows)
-    fields = {"metric": _CHOOSES[task], **_given(base), **given, "test_fraction": tested}
+    fields = {"metric": _CHOOSES[task], **_given_settings(base), **given, "test_fraction": tested}
     training = read_settings(TrainingSettings, fields, where="training")
     if training.validation_fraction * rows < 1:
         training = replace(training, validation_fraction=1 / rows)
@@ -404,7 +406,7 @@ class Asked:
         What was released once may be looked at again: a score and a probability of the same rows
         cost one request.
         """
-        rows = _digest(self.run.named(frame))
+        rows = _digest(self.run.name_rows(frame))
         if self._last is None or self._last[0] != rows:
             self._last = rows, self.run.predict(frame)
         return self._last[1]

@@ -45,7 +45,7 @@ class Format(ABC):
         """
         require_extra(*self.needs, use=f"--format {self.name}")
 
-    def written(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes:
+    def write(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes:
         """Return the file of a part.
 
         Args:
@@ -55,27 +55,27 @@ class Format(ABC):
         Raises:
             ConfigError: If the part does not go into this format.
         """
-        with _quiet(), _blamed(part, f"can't be written as {self.name}"):
-            return self._written(part, told)
+        with _quiet(), _blame_part(part, f"can't be written as {self.name}"):
+            return self._write(part, told)
 
-    def computed(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
+    def compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
         """Return what the written file makes of inputs.
 
         Raises:
             ConfigError: If it can't be run.
         """
-        with _quiet(), _blamed(part, f"can't be run as {self.name}"):
-            return self._computed(part, data, inputs)
+        with _quiet(), _blame_part(part, f"can't be run as {self.name}"):
+            return self._compute(part, data, inputs)
 
     @abstractmethod
     def read(self, part: ExportedPart, data: bytes) -> tuple[str, ...]:
         """Return the names of the inputs that the written file reads."""
 
     @abstractmethod
-    def _written(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes: ...
+    def _write(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes: ...
 
     @abstractmethod
-    def _computed(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor: ...
+    def _compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor: ...
 
 
 class Onnx(Format):
@@ -94,7 +94,7 @@ class Onnx(Format):
         del part
         return tuple(one.name for one in _session(data).get_inputs())
 
-    def _written(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes:
+    def _write(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes:
         import onnx
 
         buffer = io.BytesIO()
@@ -118,7 +118,7 @@ class Onnx(Format):
         data: bytes = model.SerializeToString()
         return data
 
-    def _computed(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
+    def _compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
         session = _session(data)
         read = {one.name for one in session.get_inputs()}
         fed = {
@@ -140,7 +140,7 @@ class TorchScript(Format):
         del data
         return tuple(port.name for port in part.inputs)
 
-    def _written(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes:
+    def _write(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes:
         with torch.no_grad():
             traced = torch.jit.trace(
                 part.module, part.sample(_EXAMPLE_ROWS, seed=0), check_trace=False
@@ -150,7 +150,7 @@ class TorchScript(Format):
         torch.jit.save(traced, buffer, _extra_files=extra)
         return buffer.getvalue()
 
-    def _computed(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
+    def _compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
         del part
         with torch.no_grad():
             out: Tensor = torch.jit.load(io.BytesIO(data))(*inputs)
@@ -179,7 +179,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _blamed(part: ExportedPart, what: str) -> Iterator[None]:
+def _blame_part(part: ExportedPart, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -298,9 +298,9 @@ def _parties(config: FederationConfig, run_folder: Path, party: str | None) -> S
 def _write(config: FederationConfig, part: ExportedPart, form: Format, folder: Path) -> Exported:
     model = part.model
     path = folder / f"{model.party}{form.suffix}"
-    told = _told(config, part)
-    data = form.written(part, told)
-    difference, allowed = _checked(part, form, data)
+    told = _file_metadata(config, part)
+    data = form.write(part, told)
+    difference, allowed = _compare_with_torch(part, form, data)
     read = form.read(part, data)
     description = {
         **told,
@@ -324,7 +324,7 @@ def _write(config: FederationConfig, part: ExportedPart, form: Format, folder: P
     )
 
 
-def _told(config: FederationConfig, part: ExportedPart) -> Mapping[str, Any]:
+def _file_metadata(config: FederationConfig, part: ExportedPart) -> Mapping[str, Any]:
     """Return what a file says of itself."""
     model = part.model
     told: dict[str, Any] = {
@@ -349,7 +349,7 @@ def _told(config: FederationConfig, part: ExportedPart) -> Mapping[str, Any]:
     return told
 
 
-def _checked(part: ExportedPart, form: Format, data: bytes) -> tuple[float, float]:
+def _compare_with_torch(part: ExportedPart, form: Format, data: bytes) -> tuple[float, float]:
     """Compare what was written with torch on random rows.
 
     Raises:
@@ -359,7 +359,7 @@ def _checked(part: ExportedPart, form: Format, data: bytes) -> tuple[float, floa
     for rows in _CHECKED_ROWS:
         inputs = part.sample(rows, seed=rows)
         wanted = part.compute(inputs)
-        found = form.computed(part, data, inputs)
+        found = form.compute(part, data, inputs)
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             raise ConfigError(
                 f"model of {part.model.party!r}: as {form.name} it gives {tuple(found.shape)} for "

@@ -188,7 +188,7 @@ class AssistValidator(RequestValidator):
         Raises:
             ProtocolError: If it is not due.
         """
-        if epoch != self.next_epoch or self._stepped or not self._trained():
+        if epoch != self.next_epoch or self._stepped or not self._training_complete():
             raise ProtocolError(f"the step of round {epoch} is not due")
         self._stepped = True
 
@@ -346,9 +346,9 @@ def release_labels(
     if model.label_epsilon is None:
         charge_labels(ledger, release)
         return None
-    drawn = _drawn(model, table, data, delta=config.privacy.delta, files=files)
+    drawn = _draw_labels(model, table, data, delta=config.privacy.delta, files=files)
     charge_labels(ledger, replace(release, digest=digest_of_labels(drawn)))
-    told = _told(drawn, data.head, epsilon=model.label_epsilon)
+    told = _loss_targets(drawn, data.head, epsilon=model.label_epsilon)
     start = _constant(told, data.head)
     margins = start.expand(len(drawn), -1).clone()
     if config.base.exists:
@@ -369,7 +369,7 @@ def release_labels(
     return ReleasedLabels(targets=told[trains].to(device), margins=margins[trains].to(device))
 
 
-def _drawn(
+def _draw_labels(
     model: assist.AssistConfig,
     table: PartyTable,
     data: PrimaryData,
@@ -404,7 +404,7 @@ def _classes(head: TaskHead) -> int:
     return head.num_classes if head.task == "multiclass" else 2
 
 
-def _told(
+def _loss_targets(
     drawn: Shaped[np.ndarray, " train"], head: TaskHead, *, epsilon: float
 ) -> Shaped[Tensor, "train ..."]:
     """Return drawn labels as losses take them, on average those of the labels as they are."""
@@ -497,7 +497,7 @@ class AssistPrimary(Primary):
         return self._told is not None
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the last round is done, or a round has brought nothing.
 
         Patience asks labels as they are, and secondaries see when training ends: it has no say
@@ -505,7 +505,7 @@ class AssistPrimary(Primary):
         """
         if self._told is not None:
             return self._stands_still or self.epoch >= self.epochs
-        return self._stands_still or super().finished
+        return self._stands_still or super().is_finished
 
     def _take_if_best(self, epoch: int, metric: float, threshold: float, outputs: Tensor) -> bool:
         """Keep an epoch if none before it is as good; where labels have an epsilon, always.

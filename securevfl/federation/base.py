@@ -331,7 +331,7 @@ class Choice:
         self.joint_test = data.head.metrics(joint, data.targets[rows], threshold=primary.threshold)
         return joint
 
-    def answered(
+    def select_outputs(
         self, joint: Float[Tensor, "rows outputs"], rows: Int64[np.ndarray, " rows"]
     ) -> Float[Tensor, "rows outputs"]:
         """Return the outputs of the model that answers, for rows that the joint one has seen."""

@@ -359,7 +359,7 @@ class Checkpoints:
         """Return the epochs that can be resumed, oldest first."""
         return list(self._usable["epoch"])
 
-    def pretrained(self) -> list[int]:
+    def pretraining_iterations(self) -> list[int]:
         """Return after how many iterations pretraining can be resumed, fewest first."""
         return list(self._usable["pretraining"])
 

@@ -173,8 +173,10 @@ class SavedModel(Described):
                 "metrics": dict(part.metrics),
                 "rows": part.rows,
                 "keys": None,
-                "base": _written(folder, "base", part.base),
-                "alone": None if part.alone is part.base else _written(folder, "alone", part.alone),
+                "base": _write_model(folder, "base", part.base),
+                "alone": None
+                if part.alone is part.base
+                else _write_model(folder, "alone", part.alone),
                 "lambda": part.scale,
                 "used": part.used,
             }
@@ -266,7 +268,7 @@ def _bytes_of(path: Path, digest: object) -> bytes:
 def _model_of(
     content: Mapping[str, Any], folder: Path, weights: Mapping[str, Tensor]
 ) -> SavedModel:
-    plain = _described(
+    plain = _parse_description(
         Described, {name: content[name] for name in Described.__annotations__}, folder
     )
     part = content.get("primary")
@@ -278,7 +280,7 @@ def _model_of(
     )
 
 
-def _described(kind: type[_Kind], told: Mapping[str, Any], folder: Path) -> _Kind:
+def _parse_description(kind: type[_Kind], told: Mapping[str, Any], folder: Path) -> _Kind:
     """Return what a description says, each field of its own type.
 
     Raises:
@@ -294,7 +296,7 @@ def _described(kind: type[_Kind], told: Mapping[str, Any], folder: Path) -> _Kin
 
 def _primary_part(part: Mapping[str, Any], folder: Path, party: str) -> PrimaryPart:
     named = {name: part[name] for name in _PlainPart.__annotations__ if name != "scale"}
-    plain = _described(_PlainPart, {**named, "scale": part["lambda"]}, folder)
+    plain = _parse_description(_PlainPart, {**named, "scale": part["lambda"]}, folder)
     scaler, head = part["label_scaler"], plain.head
     base = None if part["base"] is None else _read(folder, part["base"], head)
     return PrimaryPart(
@@ -306,7 +308,7 @@ def _primary_part(part: Mapping[str, Any], folder: Path, party: str) -> PrimaryP
     )
 
 
-def _written(folder: Path, name: str, model: Model | None) -> dict[str, Any] | None:
+def _write_model(folder: Path, name: str, model: Model | None) -> dict[str, Any] | None:
     """Write a model of the primary alone, and return what describes its file."""
     if model is None:
         return None
@@ -317,7 +319,7 @@ def _written(folder: Path, name: str, model: Model | None) -> dict[str, Any] | N
 
 
 def _read(folder: Path, about: Mapping[str, Any], head: TaskHead) -> Model:
-    """Read what :func:`_written` has written."""
+    """Read what :func:`_write_model` has written."""
     path = folder / Path(about["file"]).name
     content = _bytes_of(path, about["sha256"])
     try:

@@ -17,10 +17,17 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.core.formatting import written
+from securevfl.core.formatting import format_figure
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
-from securevfl.lab.rehearsal import Cast, Played, chosen_settings, merged, rehearse, settings_for
+from securevfl.lab.rehearsal import (
+    Cast,
+    Played,
+    chosen_settings,
+    merge_settings,
+    rehearse,
+    settings_for,
+)
 from securevfl.runtime.run_tables import read_party
 
 # How much of what a secondary writes survives the noise of a release.
@@ -255,13 +262,13 @@ class Rehearsed:
     def verdict(self) -> str:
         """Return it in one line."""
         at = "without noise" if self.epsilon is None else f"epsilon {self.epsilon:g}"
-        gain = written(self.gain, sign="+", digits=3) + (
+        gain = format_figure(self.gain, sign="+", digits=3) + (
             ""
             if self.deviation is None
-            else f" ± {written(self.deviation, digits=3)} over {len(self.gains)} seeds"
+            else f" ± {format_figure(self.deviation, digits=3)} over {len(self.gains)} seeds"
         )
         told = f"{at}: partners of such information gain {gain} ({self.metric}, positive is better;"
-        told += f" alone {written(self.alone, digits=3)})"
+        told += f" alone {format_figure(self.alone, digits=3)})"
         match self.outcome:
             case "clear":
                 return f"{told}: a clear gain"
@@ -428,7 +435,7 @@ def advise(
     table = read_party(config, config.primary, data_root)
     facts = run_facts(config, table)[1]
     asked = [*sorted(set(epsilons)), None]
-    bounds = [_bound(config, facts, epsilon, file=str(path)) for epsilon in asked]
+    bounds = [_compute_bound(config, facts, epsilon, file=str(path)) for epsilon in asked]
     casts, played = rehearse(config, table, asked, seeds=seeds, key_noise=key_noise, done=done)
     return Advice(
         file=path,
@@ -440,8 +447,12 @@ def advise(
     )
 
 
-def _bound(config: FederationConfig, facts: RunFacts, epsilon: float | None, *, file: str) -> Bound:
-    planned = parse_federation(merged(config.source, settings_for(config, epsilon)), file=file)
+def _compute_bound(
+    config: FederationConfig, facts: RunFacts, epsilon: float | None, *, file: str
+) -> Bound:
+    planned = parse_federation(
+        merge_settings(config.source, settings_for(config, epsilon)), file=file
+    )
     plan = plan_run(planned, facts)
     positions, width = planned.family.cut_shape(planned.model)
     secondaries = len(planned.secondaries)
@@ -461,7 +472,7 @@ def _bound(config: FederationConfig, facts: RunFacts, epsilon: float | None, *, 
         partners=partners_for_half(together, together.noise_share_std()),
         rows=rows_to_see(in_blocks if plan.releases.disjoint else in_shared),
         settings=chosen_settings(planned),
-        refused=_refused(planned),
+        refused=_refusal(planned),
     )
 
 
@@ -473,7 +484,7 @@ def _noise(plan: RunPlan, *, disjoint: bool) -> float:
     return noise_a_number(other, other.noise_share_std())
 
 
-def _refused(config: FederationConfig) -> str | None:
+def _refusal(config: FederationConfig) -> str | None:
     try:
         require_covered_channels(config)
     except PrivacyError as error:

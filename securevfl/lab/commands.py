@@ -25,7 +25,7 @@ from securevfl.core.command_line import (
     say,
 )
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.core.formatting import written
+from securevfl.core.formatting import format_figure
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.lab.study_commands import app as studies_app
 
@@ -111,8 +111,14 @@ def _link_rows(found: Mapping[str, Any], limit: float | None) -> list[tuple[str,
         ("recall@K", _share(found["recall_at_k"])),
         ("pairs completeness", _share(found["pairs_completeness"])),
         ("reduction ratio", _share(found["reduction_ratio"])),
-        (f"distance of the first link ({unit})", _spread(found["first_distance_quantiles"])),
-        (f"distance of the last link ({unit})", _spread(found["last_distance_quantiles"])),
+        (
+            f"distance of the first link ({unit})",
+            _format_quantiles(found["first_distance_quantiles"]),
+        ),
+        (
+            f"distance of the last link ({unit})",
+            _format_quantiles(found["last_distance_quantiles"]),
+        ),
         ("rows with ties", str(found["tied_rows"])),
         ("rows with fewer than K links", str(found["rows_short"])),
         ("rows without a link", str(found["rows_without_links"])),
@@ -161,7 +167,7 @@ def _share(value: float | None) -> str:
     return "unknown: no linkage.truth" if value is None else f"{value:.4f}"
 
 
-def _spread(quantiles: Mapping[str, float]) -> str:
+def _format_quantiles(quantiles: Mapping[str, float]) -> str:
     if not quantiles:
         return "no links"
     shown = ("0", "0.5", "0.95", "1")
@@ -238,9 +244,8 @@ def advise(
 
         def progress(run: "Played") -> None:
             number = next(done)
-            text = (
-                f"seed {run.seed}, {_epsilon_words(run.epsilon)}: {run.metric} {written(run.test)}"
-            )
+            figure = format_figure(run.test)
+            text = f"seed {run.seed}, {_epsilon_words(run.epsilon)}: {run.metric} {figure}"
             shown.update(task, completed=number, figures=text)
             if not console.is_terminal:
                 print(f"done {number}/{runs}: {text}", file=sys.stderr, flush=True)
@@ -274,7 +279,7 @@ def _print_advice(console: Console, found: "Advice") -> None:
         console,
         "what can survive: ",
         f"unit {privacy.unit}, delta {privacy.delta:g}, "
-        f"{_counted(secondaries, 'secondary', 'secondaries')}, "
+        f"{_format_count(secondaries, 'secondary', 'secondaries')}, "
         f"{found.training_rows:,} training rows",
     )
     table = Table()
@@ -323,20 +328,20 @@ def _print_rehearsal(console: Console, found: "Advice") -> None:
         console,
         "rehearsal: ",
         f"{aside} of {len(first.own) + aside} columns set aside for "
-        f"{_counted(len(first.aside), 'pretended secondary', 'pretended secondaries')}{drawn}; "
-        f"alone is the primary on the columns that were left",
+        f"{_format_count(len(first.aside), 'pretended secondary', 'pretended secondaries')}"
+        f"{drawn}; alone is the primary on the columns that were left",
     )
     table = Table(title=Text(f"rehearsed test {metric}"), title_justify="left")
     for heading in ("epsilon", "alone", "with partners", "gain", "gain by seed", "joint answers"):
         table.add_column(heading, justify="right")
     for one in found.rehearsed:
-        deviation = "" if one.deviation is None else f" ± {written(one.deviation, digits=3)}"
+        deviation = "" if one.deviation is None else f" ± {format_figure(one.deviation, digits=3)}"
         table.add_row(
             "none" if one.epsilon is None else f"{one.epsilon:g}",
-            written(one.alone, digits=3),
-            written(one.test, digits=3),
-            f"{written(one.gain, sign='+', digits=3)}{deviation}",
-            " ".join(written(gain, sign="+", digits=3) for gain in one.gains),
+            format_figure(one.alone, digits=3),
+            format_figure(one.test, digits=3),
+            f"{format_figure(one.gain, sign='+', digits=3)}{deviation}",
+            " ".join(format_figure(gain, sign="+", digits=3) for gain in one.gains),
             f"{one.used} of {len(one.gains)}",
         )
     console.print(table)
@@ -345,7 +350,7 @@ def _print_rehearsal(console: Console, found: "Advice") -> None:
     say(console, "", NO_PROMISE)
 
 
-def _counted(number: int, one: str, more: str) -> str:
+def _format_count(number: int, one: str, more: str) -> str:
     return f"{number} {one if number == 1 else more}"
 
 

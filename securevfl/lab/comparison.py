@@ -30,7 +30,7 @@ from securevfl.lab.run_figures import (
     markdown,
     on_test_rows,
     over_seeds,
-    spread,
+    summarise_seeds,
 )
 from securevfl.lab.study import Study, StudyOptions, TableStore, digest_of_tables, tables_for
 from securevfl.models.registry import family_named, require_installed
@@ -120,7 +120,7 @@ def summary(
         "differences": _from_partners(methods, shown)
         | {
             reference: {
-                name: spread(
+                name: summarise_seeds(
                     [
                         None if mine is None or theirs is None else mine - theirs
                         for mine, theirs in zip(tests[name], tests[reference], strict=True)
@@ -155,7 +155,7 @@ def _from_partners(
         return None if mine is None or None in theirs else mine - better(theirs)
 
     found = {
-        name: spread([less(run) for run in runs])
+        name: summarise_seeds([less(run) for run in runs])
         for name, runs in methods.items()
         if all(run["placebos"] for run in runs)
     }
@@ -174,7 +174,11 @@ def _candidates(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any
     common = [name for name in each[0] if all(name in one for one in each)]
     if not common:
         return {}
-    return {"candidates": {name: spread([one[name][metric] for one in each]) for name in common}}
+    return {
+        "candidates": {
+            name: summarise_seeds([one[name][metric] for one in each]) for name in common
+        }
+    }
 
 
 def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list[str]]:
@@ -275,7 +279,7 @@ class Comparison:
                 raise ConfigError(
                     f'methods.{AUTO}: "{AUTO}" chooses among the methods that are named; rename it'
                 )
-            families = {method_family(self.config.source, name) for name in self.trained}
+            families = {method_family(self.config.source, name) for name in self.trained_methods}
             if families <= set(IN_ONE_PLACE):
                 raise ConfigError(
                     f'methods: "{AUTO}" chooses among families; name some with it, such as '
@@ -283,7 +287,7 @@ class Comparison:
                 )
 
     @property
-    def trained(self) -> tuple[str, ...]:
+    def trained_methods(self) -> tuple[str, ...]:
         """The methods that have runs of their own."""
         return tuple(name for name in self.methods if name != AUTO)
 
@@ -297,7 +301,9 @@ class Comparison:
     def runs(self) -> tuple[Run, ...]:
         """Every run; all methods with one seed come before the next seed."""
         return tuple(
-            Run(name=method, seed=seed) for seed in self.seed_numbers for method in self.trained
+            Run(name=method, seed=seed)
+            for seed in self.seed_numbers
+            for method in self.trained_methods
         )
 
 
@@ -327,16 +333,16 @@ def compare_methods(
         Everything is inside one organisation: a comparison protects nobody's table.
     """
     options.require_there(comparison.device)
-    tables = tables_for(comparison.config, comparison.trained, comparison.data_root)
+    tables = tables_for(comparison.config, comparison.trained_methods, comparison.data_root)
     config = _with_outputs(comparison, tables)
     comparison = replace(comparison, config=config)
     out: dict[str, LeftOut] = {}
-    for method in comparison.trained:
+    for method in comparison.trained_methods:
         reason = _misfit(config, method, tables)
         if reason is not None:
             out[method] = LeftOut(name=method, status="skipped", reason=reason)
     _require_some(comparison, out)
-    fitting = [method for method in comparison.trained if method not in out]
+    fitting = [method for method in comparison.trained_methods if method not in out]
     if options.elsewhere:
         # Other processes read the file itself first, and so the family that it names.
         for one in (config, *(method_config(config, method) for method in fitting)):
@@ -419,7 +425,7 @@ def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str,
     """
     found = {
         name: method_adaptations(comparison.config, name)
-        for name in comparison.trained
+        for name in comparison.trained_methods
         if name not in without
     }
     return {name: notes for name, notes in found.items() if notes}
@@ -432,7 +438,7 @@ def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> F
         return config
     outputs = len(tables[config.primary.name].classes or ())
     methods = dict(config.source.get("methods", {}))
-    for name in comparison.trained:
+    for name in comparison.trained_methods:
         family = method_family(config.source, name)
         if family not in IN_ONE_PLACE and family_named(family).assisted:
             methods[name] = {"outputs": outputs, **methods.get(name, {})}
@@ -454,7 +460,7 @@ def _misfit(config: FederationConfig, method: str, tables: Mapping[str, PartyTab
 
 
 def _require_some(comparison: Comparison, out: Mapping[str, LeftOut]) -> None:
-    if len(out) < len(comparison.trained):
+    if len(out) < len(comparison.trained_methods):
         return
     reasons = "; ".join(f"{one.name} {one.status}: {one.reason}" for one in out.values())
     kind = ConfigError if all(one.status == "skipped" for one in out.values()) else SecureVflError

@@ -538,13 +538,13 @@ def contribution(
         trained = trained_run(
             run, federation=federation, parties=parties, data_root=data_root, device=device
         )
-    measured = _measured(trained, permutations=permutations, seed=seed, observe=observe)
+    measured = _measure_partners(trained, permutations=permutations, seed=seed, observe=observe)
     found = {"format": MEASURED_FORMAT, **measured.as_json()}
     files.write_json(trained.folder / CONTRIBUTION, found, for_others=True)
     return measured
 
 
-def _measured(
+def _measure_partners(
     trained: TrainedRun, *, permutations: int, seed: int | None, observe: Observer
 ) -> Contribution:
     # Before anything long begins.
@@ -558,7 +558,7 @@ def _measured(
     seed = config.federation.seed if seed is None else seed
     again, notes = None, []
     if config.privacy.mechanism != "none" and not answers_in_blocks(config):
-        raise PrivacyError(_refused(trained, figures))
+        raise PrivacyError(_refusal(trained, figures))
     source = partners_of(trained, model, figures)
     cost = COST if isinstance(source, BlockReleases) else _NOT_SENT
     if isinstance(source, SavedModels) and config.model.party_dropout == 0:
@@ -569,7 +569,7 @@ def _measured(
             "out: with fewer, predictions would have a little less of it"
         )
     data, names = source.data, [party.name for party in config.secondaries]
-    targets = source.alone.tested
+    targets = source.alone.test_targets
     common = {"permutations": permutations, "seed": seed}
     gone = solve(
         names,
@@ -609,7 +609,7 @@ def _measured(
     )
 
 
-def _refused(run: TrainedRun, figures: Mapping[str, Any]) -> str:
+def _refusal(run: TrainedRun, figures: Mapping[str, Any]) -> str:
     config, rows = run.config, figures["evaluation"]["rows"]
     passes = len(config.secondaries)
     model = run.model(config.primary.name)

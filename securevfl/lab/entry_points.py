@@ -24,7 +24,7 @@ from securevfl.lab.sweep import Sweep, train_grid
 from securevfl.lab.sweep_settings import setting_of
 from securevfl.lab.sweep_table import search_summary, write_search, write_sweep
 from securevfl.lab.sweep_table import summary as grid_summary
-from securevfl.runtime.run_options import FederationSource, opened
+from securevfl.runtime.run_options import FederationSource, resolve_federation
 
 _DEFAULTS: Final = StudyOptions()
 
@@ -59,7 +59,7 @@ def link(
     Reveals:
         Nothing leaves the process, which holds everybody's table.
     """
-    config, root = opened(federation, data_root, only_linkage=True)
+    config, root = resolve_federation(federation, data_root, only_linkage=True)
     with _kept_or_temporary(out) as folder:
         files.require_writable_folder(folder)
         return study_links(config, root, folder, estimate=estimate, observe=observe)
@@ -107,7 +107,7 @@ def compare(
     Reveals:
         Everything is inside one organisation: a comparison protects nobody's table.
     """
-    config, root = opened(federation, data_root)
+    config, root = resolve_federation(federation, data_root)
     with _kept_or_temporary(out) as folder:
         comparison = Comparison(
             config=config,
@@ -202,7 +202,7 @@ def sweep(
     Reveals:
         Everything is inside one organisation: a sweep protects nobody's table.
     """
-    config, root = opened(federation, data_root)
+    config, root = resolve_federation(federation, data_root)
     tried = tuple(setting_of(name, values) for name, values in settings.items())
     with _kept_or_temporary(out) as folder:
         asked = Sweep(

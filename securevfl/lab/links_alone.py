@@ -19,7 +19,7 @@ from securevfl.core.progress import LinksMade, Observer, Stage
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys
-from securevfl.linkage.protections.protection import stacked
+from securevfl.linkage.protections.protection import stack_similarities
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, find_candidates, same_keys, tied_beyond
 from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, links_to_cache
@@ -393,7 +393,7 @@ def _in_parts(metric: ComparedKeys, k: int, name: str, observe: Observer) -> Lin
 
 def _write_lists(spec: LinkSpec, folder: Path, kept: CachedLinks) -> None:
     """Write what the secondary gets: record numbers in order; distances if it could know them."""
-    links = kept.ranked
+    links = kept.ranked_links
     arrays = {"indices": links.indices}
     if not protection_of(spec).helpers:
         arrays["distances"] = links.distances
@@ -401,7 +401,7 @@ def _write_lists(spec: LinkSpec, folder: Path, kept: CachedLinks) -> None:
 
 
 def _write_primary(spec: LinkSpec, folder: Path, values: list[Any]) -> None:
-    similarities = stacked(values)
+    similarities = stack_similarities(values)
     if similarities is not None:
         files.write_arrays(folder / "similarities.npz", {"values": similarities})
     figures = {"reveals": reveals_of(spec, "primary"), "similarities": similarities is not None}

@@ -238,7 +238,7 @@ def attempt(
         Everything is in one process: a study protects nobody's table.
     """
     try:
-        with interrupts.reported():
+        with interrupts.unwrap_interrupts():
             return train_run(task, tables, study=study, device=device, observe=observe)
     except SecureVflError as error:
         return RunFailure(reason=f"seed {task.run.seed}: {error}")

@@ -51,7 +51,7 @@ def settings_for(config: FederationConfig, epsilon: float | None) -> Overrides:
     return {"privacy": privacy}
 
 
-def merged(source: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
+def merge_settings(source: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
     """Return a parsed federation file with other settings; the source stays as it is."""
     result = dict(source)
     for section, fields in overrides.items():
@@ -191,18 +191,20 @@ def set_aside(
             for name, part in given.items()
         },
         taken=taken,
-        told=_told(left, _with_columns(table, aside, columns)),
+        told=_explained_share(left, _with_columns(table, aside, columns)),
     )
 
 
-def rehearsed(config: FederationConfig, cast: Cast, epsilon: float | None) -> FederationConfig:
+def rehearsal_config(
+    config: FederationConfig, cast: Cast, epsilon: float | None
+) -> FederationConfig:
     """Return the file that a cast plays by: the planned settings, links and noise.
 
     Raises:
         ConfigError: If the settings do not go with what is pretended.
         PrivacyError: If a promise would not hold, whatever partners declare.
     """
-    source = merged(config.source, settings_for(config, epsilon))
+    source = merge_settings(config.source, settings_for(config, epsilon))
     hidden = _fitting_width(parse_federation(source, file="rehearsal"), cast)
     primary = next(one for one in source["party"] if one["role"] == "primary")
     helpers = [one for one in source["party"] if one["role"] in ("coordinator", "dealer")]
@@ -257,7 +259,7 @@ def rehearse(
         paired.
 
     Raises:
-        SecureVflError: As :func:`set_aside`, :func:`rehearsed` and a simulation; nothing was
+        SecureVflError: As :func:`set_aside`, :func:`rehearsal_config` and a simulation; nothing was
             simulated where settings are at fault.
 
     Reveals:
@@ -269,14 +271,15 @@ def rehearse(
         for seed in range(first, first + seeds)
     ]
     files = [
-        [(epsilon, rehearsed(config, cast, epsilon)) for epsilon in epsilons] for cast in casts
+        [(epsilon, rehearsal_config(config, cast, epsilon)) for epsilon in epsilons]
+        for cast in casts
     ]
     played = []
     for cast, runs in zip(casts, files, strict=True):
         alone: float | None = None
         base: Base | None = None
         for epsilon, rehearsal in runs:
-            result = _simulated(rehearsal, cast, with_alone=alone is None, fitted=base)
+            result = _simulate(rehearsal, cast, with_alone=alone is None, fitted=base)
             base, metrics = result.base, result.metrics
             # Alone sees neither partners nor noise: once a seed is enough.
             alone = metrics["alone_test"] if alone is None else alone
@@ -303,7 +306,7 @@ def _of_partners(metrics: Mapping[str, Any], alone: float) -> float:
     return min(sign * (metrics["test"] - one) for one in (alone, *placebos))
 
 
-def _simulated(
+def _simulate(
     config: FederationConfig, cast: Cast, *, with_alone: bool, fitted: Base | None
 ) -> RunResult:
     with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
@@ -358,7 +361,7 @@ def _numbers(config: FederationConfig) -> tuple[int, bool]:
     return (width // len(config.secondaries) if blocks else width), blocks
 
 
-def _told(left: PartyTable, aside: PartyTable) -> float:
+def _explained_share(left: PartyTable, aside: PartyTable) -> float:
     known = own_inputs(left).values
     # The projection onto columns of deviation 1 does not depend on their units.
     known = (known - known.mean(axis=0)) / np.maximum(known.std(axis=0), _SMALLEST)

@@ -116,7 +116,7 @@ class _Search:
         self._optuna = optuna
         self._sweep, self._plan, self._study, self._leave_out = sweep, plan, study, leave_out
         self._metric = sweep.metrics[0]
-        self._trials = self._opened()
+        self._trials = self._open_trials()
         self._ranges = {setting.name: _distribution(setting) for setting in sweep.settings}
         self._values = {
             setting.name: {text_of(value): value for value in setting.values()}
@@ -204,7 +204,7 @@ class _Search:
             settings[setting.name] = value
         return Point(settings=settings)
 
-    def _opened(self) -> Any:
+    def _open_trials(self) -> Any:
         """Return the folder's trials, made if there are none.
 
         Raises:

@@ -169,7 +169,7 @@ class StudyOptions:
             RayEngine.require_installed()
             RayEngine.gpus(device, self.gpus_per_run)
 
-    def opened(self, place: Place) -> Engine:
+    def start_engine(self, place: Place) -> Engine:
         """Start the engine.
 
         Raises:
@@ -222,7 +222,7 @@ class Study:
     @property
     def width(self) -> int:
         """How many runs are trained at a time."""
-        return self._started().width
+        return self._running_engine().width
 
     def train(self, tasks: Iterable[Task]) -> dict[Run, dict[str, Any]]:
         """Return each run's result, found or trained; those that failed have none.
@@ -252,12 +252,12 @@ class Study:
 
         if missing:
             hearing = RunObservers(tell=self._options.tell, done=keep, failed=self._fail)
-            self._started().train(missing, hearing)
+            self._running_engine().train(missing, hearing)
         return results
 
-    def _started(self) -> Engine:
+    def _running_engine(self) -> Engine:
         if self._engine is None:
-            self._engine = self._options.opened(self._place)
+            self._engine = self._options.start_engine(self._place)
         return self._engine
 
     def _fail(self, run: Run, failure: RunFailure) -> None:

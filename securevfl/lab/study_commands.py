@@ -21,10 +21,10 @@ from securevfl.core.command_line import (
     FileDataRoot,
     print_figures,
     say,
-    wrapped,
+    wrap_text,
 )
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import written
+from securevfl.core.formatting import format_figure
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import EpochDone, ProgressEvent, Warned
 from securevfl.core.shown_progress import bars
@@ -129,7 +129,7 @@ def compare(
     _warn(warnings_about(config))
     keep_freed_memory()
     with StudyProgress(
-        names=len(comparison.trained), seeds=seeds, folder=comparison.folder
+        names=len(comparison.trained_methods), seeds=seeds, folder=comparison.folder
     ) as shown:
         figures = compare_and_write(comparison, shown.reporting(options))
     values = {
@@ -293,7 +293,7 @@ def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
             console,
             "",
             f"best on validation rows: {_in_words(best['settings'])}, with "
-            f"{written(best['validation'])} there and {cell(best)} on test rows; the best of "
+            f"{format_figure(best['validation'])} there and {cell(best)} on test rows; the best of "
             f"{len(figures['points'])} looks better on validation rows than it is",
         )
 
@@ -316,7 +316,7 @@ def _print_search(console: Console, figures: Mapping[str, Any]) -> None:
         console,
         "",
         f"best of {trials} trials: {_in_words(best['settings'])}, with validation "
-        f"{figures['metric']} {written(best['validation'])}",
+        f"{figures['metric']} {format_figure(best['validation'])}",
     )
     say(
         console,
@@ -344,7 +344,7 @@ def _promises(figures: Mapping[str, Any]) -> bool:
 
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
-        print(wrapped(f"securevfl: warning: {warning}"), file=sys.stderr)
+        print(wrap_text(f"securevfl: warning: {warning}"), file=sys.stderr)
 
 
 class StudyProgress:
@@ -404,7 +404,7 @@ class StudyProgress:
                 self._tasks[run],
                 completed=event.epoch,
                 total=event.epochs,
-                figures=f"validation {written(event.validation)}",
+                figures=f"validation {format_figure(event.validation)}",
             )
 
     def reporting(self, options: "StudyOptions") -> "StudyOptions":
@@ -416,7 +416,7 @@ class StudyProgress:
         self._done[run.name] += 1
         self._forget(run)
         self._progress.update(self._all, completed=self._done.total())
-        text = f"{run.name}, seed {run.seed}: {result['metric']} {written(result['test'])}"
+        text = f"{run.name}, seed {run.seed}: {result['metric']} {format_figure(result['test'])}"
         self._say(text, f"done {self._done.total()}/{self._of}: {text}")
 
     def left_out(self, one: "LeftOut") -> None:

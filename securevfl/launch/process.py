@@ -199,7 +199,7 @@ class PartyProcess:
                         for name, content in command.handed.items()
                     },
                 )
-                self._process = _started(command, files, fork_server)
+                self._process = _start_program(command, files, fork_server)
         except OSError as error:
             os.close(self.events_fd)
             os.close(self._lifeline)
@@ -334,7 +334,7 @@ class PartyProcess:
         return spoken[-1] if spoken else "it printed nothing"
 
 
-def _started(
+def _start_program(
     command: PartyCommand, files: ChildFiles, fork_server: ForkServer | None
 ) -> _Program | Forked:
     if fork_server is not None:

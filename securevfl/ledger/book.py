@@ -167,7 +167,7 @@ class Session:
         return self.plan.releases_per_record is not None
 
     @property
-    def spent(self) -> bool:
+    def has_spent(self) -> bool:
         """Whether anything was released or fitted."""
         return self.fits + self.rounds + self.link_counts > 0
 
@@ -400,14 +400,14 @@ class LedgerBook:
     @property
     def units(self) -> list[str]:
         """Units that anything was spent or limited for."""
-        spent = [one.plan.privacy.unit for one in self.sessions if one.spent]
+        spent = [one.plan.privacy.unit for one in self.sessions if one.has_spent]
         return sorted({*spent, *self.limits})
 
     def runs(self, *, unit: str | None = None) -> dict[str, list[Session]]:
         """Return the sessions that spent anything, by run; of one unit or of all."""
         found: dict[str, list[Session]] = {}
         for session in self.sessions:
-            if session.spent and unit in (None, session.plan.privacy.unit):
+            if session.has_spent and unit in (None, session.plan.privacy.unit):
                 found.setdefault(session.run, []).append(session)
         return found
 
@@ -423,7 +423,7 @@ class LedgerBook:
             [one for one in self.sessions if one.plan.privacy.unit == unit], delta=delta
         )
 
-    def left(self, unit: str) -> float | None:
+    def epsilon_left(self, unit: str) -> float | None:
         """Return what a unit's limit leaves; programs that are allowed take nothing of it."""
         limit = self.limits.get(unit)
         if limit is None:
@@ -466,7 +466,7 @@ class LedgerBook:
         runs = {
             one.run: one.run not in self._ended
             for one in own
-            if not one.model and (one.spent or one.run in self._met or one is own[-1])
+            if not one.model and (one.has_spent or one.run in self._met or one is own[-1])
         }
         models = {**runs, **{one.model: True for one in own if one.model}}
         return [{"run": run, "model": ""} for run, trains in runs.items() if trains] + [
@@ -514,7 +514,7 @@ class LedgerBook:
         return Outlook(
             epsilon=epsilon,
             total_before=max(programs, epsilon_of_sessions(before, delta=privacy.delta)),
-            runs_before=len({one.run for one in before if one.spent}) + len(self.programs),
+            runs_before=len({one.run for one in before if one.has_spent}) + len(self.programs),
             total=max(programs, epsilon_of_sessions([*before, *mine, whole], delta=privacy.delta)),
             unit=privacy.unit,
             delta=privacy.delta,
@@ -576,7 +576,7 @@ class LedgerBook:
     def _programs(self, entry: Mapping[str, Any]) -> None:
         self.programs_allowed = entry["allowed"] is True
 
-    def _restored(self, entry: Mapping[str, Any]) -> None:
+    def _restore(self, entry: Mapping[str, Any]) -> None:
         for one in entry["promises"]:
             run, model = str(one["run"]), str(one["model"])
             known = [other for other in self.sessions if not other.lost]
@@ -604,7 +604,7 @@ _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
     "limit": LedgerBook._limit,
     PROGRAM: LedgerBook._program,
     "programs": LedgerBook._programs,
-    RESTORED: LedgerBook._restored,
+    RESTORED: LedgerBook._restore,
     COUNTERSIGNED: LedgerBook._of_others,
     FORGOTTEN: LedgerBook._of_others,
 }
@@ -633,7 +633,7 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
     """
     parts: dict[str, list[Session]] = {}
     for session in sessions:
-        if not session.spent:
+        if not session.has_spent:
             continue
         if session.noise_share_std == 0:
             return math.inf

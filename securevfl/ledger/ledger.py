@@ -68,7 +68,7 @@ class LedgerFile(ChainedFile):
         self.book = LedgerBook()
         """What the lines said when the file was opened, and what its ledger adds."""
         super().__init__(path, take=self.book.take, **how)
-        if not (restores or self.noted is None or self.chain.contains(self.noted)):
+        if not (restores or self.noted_head is None or self.chain.contains(self.noted_head)):
             self.close()
             raise PrivacyError(
                 f"ledger {path}: lacks lines that a run has written ({path}.head names the last); "
@@ -83,7 +83,7 @@ class LedgerFile(ChainedFile):
         return self.path.with_name(f"{self.path.name}.head")
 
     @property
-    def noted(self) -> str | None:
+    def noted_head(self) -> str | None:
         """The head that was noted; None where there is no note, no head if it cannot be read."""
         if self.path is None or not os.path.lexists(self.note):
             return None
@@ -99,8 +99,8 @@ class LedgerFile(ChainedFile):
             files.write_text(self.note, head)
             files.sync_folder(self.note.parent)
 
-    def _altered(self, handle: int, place: Path) -> str | None:
-        altered = super()._altered(handle, place)
+    def _find_alteration(self, handle: int, place: Path) -> str | None:
+        altered = super()._find_alteration(handle, place)
         if altered is not None:
             # While the lock is held: the next run asks for it.
             self.note_head(self.head)
@@ -462,7 +462,7 @@ class Ledger:
         return sum(session.updates for session in self._sessions)
 
     @property
-    def fitted(self) -> bool:
+    def encoder_fitted(self) -> bool:
         """Whether this run's frozen encoder was fitted, in any of its sessions."""
         return any(session.fits for session in self._sessions)
 
@@ -484,12 +484,12 @@ class Ledger:
         return self._uses.rows if self._own.frozen else np.zeros(0, dtype=np.int64)
 
     @property
-    def spent(self) -> float:
+    def epsilon_spent(self) -> float:
         """Epsilon of this run, at its delta: of all its sessions together; rounded up.
 
         Where records are counted, all requests to the model are one run.
         """
-        own = self.budgeted if self._own.counts_records else self._sessions
+        own = self.budget_sessions if self._own.counts_records else self._sessions
         return epsilon_of_sessions(own, delta=self._delta)
 
     @property
@@ -509,7 +509,7 @@ class Ledger:
 
     def outlook(self) -> Outlook:
         """Return what the run may spend, and what was spent on its table before."""
-        return self._book.outlook(self._own, self._whole, budget=budget_of(self.budgeted))
+        return self._book.outlook(self._own, self._whole, budget=budget_of(self.budget_sessions))
 
     def require_room(self, *, rounds: int, row_releases: int, passes: int) -> None:
         """Refuse a run that could not finish; call it before anything is sent.
@@ -654,7 +654,7 @@ class Ledger:
         """
         if self.records is None:
             last, lost = None, False
-            for one in self.budgeted:
+            for one in self.budget_sessions:
                 # What was booked anew covers counts of any time, until they are booked again.
                 if one.lost or one.counts:
                     last, lost = one.counts, one.lost
@@ -692,7 +692,7 @@ class Ledger:
             PrivacyError: If the ledger was cut, or is another one.
         """
         *earlier, _ = self._sessions
-        restored = [one.lost for one in earlier if one.spent][-1:] == [True]
+        restored = [one.lost for one in earlier if one.has_spent][-1:] == [True]
         if not (restored or self._file.chain.contains(head)):
             self._file.note_head(head)
             raise PrivacyError(
@@ -718,7 +718,7 @@ class Ledger:
         return self._book.sessions
 
     @property
-    def budgeted(self) -> list[Session]:
+    def budget_sessions(self) -> list[Session]:
         """Sessions that keep one epsilon with this one, in order; the last one is this one."""
         return [one for one in self._book.sessions if one.shares_budget_with(self._own)]
 
@@ -746,11 +746,11 @@ class Ledger:
         """
         after = self._own.with_more(**more)
         require_planned(self._own, after, what=what)
-        *earlier, _ = self.budgeted
+        *earlier, _ = self.budget_sessions
         epsilon = epsilon_of_sessions([*earlier, after], delta=self._delta)
-        budget = budget_of(self.budgeted)
+        budget = budget_of(self.budget_sessions)
         if budget is not None and not epsilon <= budget:  # written so that NaN fails
-            spent = self.spent, epsilon_of_sessions(earlier, delta=self._delta)
+            spent = self.epsilon_spent, epsilon_of_sessions(earlier, delta=self._delta)
             raise over_budget(self._own, epsilon, budget=budget, spent=spent, what=what)
         # What the table's owner does not allow, no federation file changes.
         if not (self._covered or self._book.limit_covers(after)):
@@ -931,7 +931,7 @@ def book_restored(path: Path) -> list[RunSpent]:
     with contextlib.closing(LedgerFile(path, restores=True)) as file:
         book, promises = file.book, file.book.open_promises()
         before = len(book.sessions)
-        if promises and file.noted != file.head:
+        if promises and file.noted_head != file.head:
             line = {"kind": RESTORED, "version": VERSION, "time": now(), "promises": promises}
             file.append(line)
             book.take(line, f"ledger {path}")
@@ -974,7 +974,7 @@ def _unit_spent(book: LedgerBook, unit: str) -> UnitSpent:
         delta=delta,
         runs=len(runs),
         limit=limit.epsilon if limit else None,
-        left=book.left(unit),
+        left=book.epsilon_left(unit),
     )
 
 
@@ -1015,7 +1015,7 @@ def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mappin
     return entries[:end]
 
 
-def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
+def recompute_figures(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
     """Return a run's privacy figures by name, as its ledger's lines give them.
 
     Args:

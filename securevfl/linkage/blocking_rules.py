@@ -93,7 +93,7 @@ class CandidatePairs(ABC):
         a candidate may be left out.
         """
 
-    def swapped(self: Candidates) -> Candidates:
+    def swap_roles(self: Candidates) -> Candidates:
         """Return the same with the parties' roles exchanged: the very same pairs."""
         return replace(self, primary=self.records, records=self.primary)
 
@@ -150,9 +150,9 @@ class PairwiseKeys(ComparedKeys):
             return super().nearest(rows, k, eligible=eligible)
         return self._nearest_among(self.candidates, rows, k, eligible=eligible)[0]
 
-    def swapped(self: Own) -> Own:
+    def swap_roles(self: Own) -> Own:
         """Exchange the parties' roles."""
-        candidates = None if self.candidates is None else self.candidates.swapped()
+        candidates = None if self.candidates is None else self.candidates.swap_roles()
         return replace(self, primary=self.records, records=self.primary, candidates=candidates)
 
     def figures(self) -> Mapping[str, Any]:
@@ -161,7 +161,7 @@ class PairwiseKeys(ComparedKeys):
             return {}
         return {"blocking": {**asdict(self.quality), **self.candidates.figures()}}
 
-    def blocked(
+    def with_candidates(
         self: Own, candidates: CandidatePairs, k: int, *, rows_measured: int = _ROWS_MEASURED
     ) -> Own:
         """Return keys that are linked by candidates, and measure what that loses.
@@ -359,7 +359,7 @@ class RuleCandidates(CandidatePairs):
 
     def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[Pairs]:
         """Yield candidates; see :class:`~securevfl.linkage.blocking_rules.CandidatePairs`."""
-        among = self._all_records if eligible is None else self._sorted(eligible)
+        among = self._all_records if eligible is None else self._sort_records(eligible)
         spans = self._spans(among, rows)
         records = len(self.records[0])
         # A pair may come of several rules.
@@ -381,9 +381,9 @@ class RuleCandidates(CandidatePairs):
     @cached_property
     def _all_records(self) -> list[RecordsByKey]:
         """Kept because rows are often linked part by part."""
-        return self._sorted(np.ones(len(self.records[0]), dtype=np.bool_))
+        return self._sort_records(np.ones(len(self.records[0]), dtype=np.bool_))
 
-    def _sorted(self, eligible: Sample) -> list[RecordsByKey]:
+    def _sort_records(self, eligible: Sample) -> list[RecordsByKey]:
         """Return the eligible records by the values of each rule."""
         return [
             RecordsByKey.of(values.data, np.flatnonzero(eligible & ~np.ma.getmaskarray(values)))
@@ -432,7 +432,7 @@ def _terms_of(
     where = f"linkage.blocking: rule {rule[:_LONGEST_RULE]!r}"
     if len(rule) > _LONGEST_RULE:
         raise ConfigError(f"{where}: is longer than {_LONGEST_RULE} characters")
-    parsed, plain = (_parsed(text, database) for text in (rule, "1"))
+    parsed, plain = (_parse_expression(text, database) for text in (rule, "1"))
     if parsed["error"]:
         raise ConfigError(f"{where}: can't be read: {_reason(parsed['error_message'])}")
     nodes = [statement["node"] for statement in parsed["statements"]]
@@ -442,7 +442,7 @@ def _terms_of(
     terms = []
     for node in nodes[0]["select_list"]:
         used: set[str] = set()
-        terms.append(_written(node, columns, used, where=where))
+        terms.append(_expression_text(node, columns, used, where=where))
         if not used:
             raise ConfigError(f"{where}: a term names no key column, so all pairs would keep it")
         if _growth(node) > _MOST_GROWTH:
@@ -478,14 +478,16 @@ def _reason(error: object) -> str:
     return str(error).strip().split("\n")[0][:_LONGEST_REASON]
 
 
-def _parsed(text: str, database: "duckdb.DuckDBPyConnection") -> dict[str, Any]:
+def _parse_expression(text: str, database: "duckdb.DuckDBPyConnection") -> dict[str, Any]:
     found = database.execute("select json_serialize_sql(?)", [f"select {text}"]).fetchone()
     assert found is not None, "one row"
     tree: dict[str, Any] = json.loads(found[0])
     return tree
 
 
-def _written(node: Mapping[str, Any], columns: Sequence[str], used: set[str], *, where: str) -> str:
+def _expression_text(
+    node: Mapping[str, Any], columns: Sequence[str], used: set[str], *, where: str
+) -> str:
     """Return an expression of the parser's tree as text again, if it is one of a single row.
 
     Args:
@@ -517,7 +519,7 @@ def _written(node: Mapping[str, Any], columns: Sequence[str], used: set[str], *,
         plain &= not node["schema"] and not node["catalog"]
         if plain and name in FUNCTIONS | _OPERATORS:
             parts = [
-                _written(part["expression"], columns, used, where=where)
+                _expression_text(part["expression"], columns, used, where=where)
                 for part in node["arguments"]
             ]
             if name in FUNCTIONS:

@@ -106,7 +106,7 @@ class LinkTable:
         """Write the links of some rows, in place."""
         self.indices[rows], self.distances[rows] = links.indices, links.distances
 
-    def numbered(self, ids: Chosen) -> "LinkTable":
+    def renumber(self, ids: Chosen) -> "LinkTable":
         """Return the table of records that have these numbers instead of 0, 1, ..."""
         records = np.where(self.present, ids[np.where(self.present, self.indices, 0)], NO_RECORD)
         return LinkTable(indices=records, distances=self.distances)
@@ -294,7 +294,7 @@ def nearest_by_block(
         step = max(1, chunk_cells // len(ids))
         for start in range(0, rows, step):
             end = min(start + step, rows)
-            links.put(slice(start, end), nearest_in_block(block(start, end), k).numbered(ids))
+            links.put(slice(start, end), nearest_in_block(block(start, end), k).renumber(ids))
     return links
 
 

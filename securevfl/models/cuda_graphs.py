@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from securevfl.core.devices import Precision, computing_in, widened
+from securevfl.core.devices import Precision, computing_in, widen_floats
 from securevfl.core.logs import log
 from securevfl.models.family import Stackable
 
@@ -176,4 +176,4 @@ class Network:
     def _evaluate(self, network: Callable[..., Tensor], inputs: Sequence[Tensor | None]) -> Tensor:
         device = next(one.device for one in inputs if one is not None)
         with computing_in(self._precision, device):
-            return widened(network(*inputs))
+            return widen_floats(network(*inputs))

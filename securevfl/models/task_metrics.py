@@ -100,7 +100,7 @@ _REGRESSION: Final = (
         values="up to 1",
         needs="labels that differ",
         defined=_labels_differ,
-        measure=lambda out, true, _cut: _explained(out[:, 0], true),
+        measure=lambda out, true, _cut: _explained_variance(out[:, 0], true),
     ),
 )
 
@@ -369,7 +369,7 @@ def resampled_metrics(
     return {one.name: one.measure(outputs, targets, cut) for one in TASK_METRICS[task]}
 
 
-def _explained(
+def _explained_variance(
     predicted: Float64[np.ndarray, " rows"], targets: Float64[np.ndarray, " rows"]
 ) -> Resampled:
     centred = targets - targets.mean()

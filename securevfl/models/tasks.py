@@ -208,9 +208,9 @@ class TaskHead:
                 f"{self.metric_name}: the model's outputs are not finite; training has diverged, "
                 f"lower its learning_rate"
             )
-        return self.measured(outputs, targets, threshold=threshold)
+        return self.measure(outputs, targets, threshold=threshold)
 
-    def measured(
+    def measure(
         self,
         outputs: Float[Tensor, "rows outputs"],
         targets: Shaped[Tensor, " rows"],

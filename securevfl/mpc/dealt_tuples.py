@@ -359,11 +359,11 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
             size = request.dependent_size
             words = self._line.take(request.number, math.prod(size))
             dependent = torch.from_numpy(words).view(size)
-        shared = [_shared(share, on_bits=request.on_bits) for share in independent]
-        return (*shared, _shared(dependent, on_bits=request.depends_on_bits))
+        shared = [_shared_tensor(share, on_bits=request.on_bits) for share in independent]
+        return (*shared, _shared_tensor(dependent, on_bits=request.depends_on_bits))
 
 
-def _shared(share: Tensor, *, on_bits: bool) -> Any:
+def _shared_tensor(share: Tensor, *, on_bits: bool) -> Any:
     kinds = crypten.mpc.primitives
     kind = kinds.BinarySharedTensor if on_bits else kinds.ArithmeticSharedTensor
     return kind.from_shares(share, precision=0)

@@ -18,7 +18,9 @@ _AIMS = {
 """What attacks guess, in the order of the picture; others check the noise, and guess nothing."""
 
 
-def attacked(run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str) -> dict[str, Any]:
+def summarise_attacks(
+    run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str
+) -> dict[str, Any]:
     """Return what a report says of attacks.
 
     Args:

@@ -12,7 +12,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import epsilon_in_words, written
+from securevfl.core.formatting import epsilon_in_words, format_figure
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.federation.run_plan import predictions_in_words
 from securevfl.federation.session.membership import absences_in_words
@@ -21,7 +21,7 @@ from securevfl.ledger.chain import read_chain
 from securevfl.ledger.ledger import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.report import plots
-from securevfl.report.attacks import attacked
+from securevfl.report.attacks import summarise_attacks
 from securevfl.report.learned import Section, section_of
 from securevfl.report.secondary_page import TEMPLATES, write_secondary_pages
 from securevfl.report.verify import verify_run
@@ -103,10 +103,10 @@ def _number(figure: Mapping[str, Any]) -> str:
 
 def _figure(figure: Mapping[str, Any]) -> str:
     interval = figure["interval"]
-    value = written(figure["value"], sign="+", beside=interval or ())
+    value = format_figure(figure["value"], sign="+", beside=interval or ())
     if interval is None:
         return value
-    ends = (written(one, sign="+", beside=(figure["value"], *interval)) for one in interval)
+    ends = (format_figure(one, sign="+", beside=(figure["value"], *interval)) for one in interval)
     return f"{value} ({' to '.join(ends)})"
 
 
@@ -146,7 +146,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         figures.append(plots.bytes_plot(metrics["bytes"]))
     path = run / "federation.toml"
     config = config or read_federation(path)
-    found = attacked(run, channels(config), run_id=metrics["run"])
+    found = summarise_attacks(run, channels(config), run_id=metrics["run"])
     shown = found["channels"]
     measured = run_folder.read_measured(run, run_folder.CONTRIBUTION, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
@@ -166,7 +166,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         uncovered=[one["channel"] for one in shown if one["mark"] == "not covered"],
         unseen=_UNSEEN if metrics["mode"] == "simulated" else (),
         privacy=privacy,
-        promised=_promised(privacy),
+        promised=_promised_figures(privacy),
         channels=[one for one in shown if one["to"] != "nobody"],
         unsent=[f"{one['channel']} ({one['reveals']})" for one in shown if one["to"] == "nobody"],
         picture=_picture(config, shown),
@@ -175,7 +175,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         settings=_settings(config),
         predictions=predictions_in_words(config),
         figures=figures,
-        learned=_learned(run, metrics),
+        learned=_model_sections(run, metrics),
         keys_in_clear=keys_in_clear(config.linkage.protection, config.primary.key),
         federation=path.read_text(encoding="utf-8"),
     )
@@ -220,7 +220,7 @@ def _shows_all(metrics: Mapping[str, Any]) -> bool:
     return bool(metrics["mode"] == "simulated" and metrics["privacy"]["mechanism"] == "none")
 
 
-def _learned(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
+def _model_sections(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
     """Return pictures of the primary's model, and of secondaries' where they may be shown."""
     if not (run / run_folder.EXPLANATION).exists():
         return []
@@ -446,7 +446,7 @@ def _settings(config: FederationConfig) -> Iterator[dict[str, str]]:
             yield {"name": where, "value": str(getattr(section, one.name)), "origin": origin}
 
 
-def _promised(privacy: dict[str, Any]) -> dict[str, str]:
+def _promised_figures(privacy: dict[str, Any]) -> dict[str, str]:
     """Return the figures behind the statement, in words of the federation file."""
     words = {
         "epsilon spent by this run": "epsilon",

@@ -60,7 +60,7 @@ def svg(figure: Figure, *, alt: str | None = None) -> str:
 def new_axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     """Return a figure with one pair of axes, titled and labelled."""
     figure = Figure(figsize=SIZE, layout="constrained")
-    return figure, titled(figure.subplots(), title, x, y)
+    return figure, title_axes(figure.subplots(), title, x, y)
 
 
 def by_count(axes: Axes, counts: Sequence[float]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def by_count(axes: Axes, counts: Sequence[float]) -> dict[str, Any]:
     return {"marker": "o"} if len(counts) == 1 else {}
 
 
-def titled(axes: Axes, title: str, x: str, y: str) -> Axes:
+def title_axes(axes: Axes, title: str, x: str, y: str) -> Axes:
     """Title and label axes, and return them."""
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x, fontsize=9)

@@ -16,7 +16,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import epsilon_in_words, written
+from securevfl.core.formatting import epsilon_in_words, format_figure
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.federation.run_plan import PredictionBudget, prediction_budget
@@ -33,7 +33,7 @@ TEMPLATES: Final = jinja2.Environment(
 )
 """Where the report's pages are made from."""
 
-TEMPLATES.filters["written"] = written
+TEMPLATES.filters["written"] = format_figure
 
 
 # A secondary's own page: what left its table, what that cost, and what is left to spend.
@@ -80,10 +80,10 @@ def least_left(run: Path, config: FederationConfig) -> PredictionBudget | None:
             sessions = ledger.book.sessions
         finally:
             ledger.close()
-        asked = [one for one in sessions if one.model == model and one.spent]
+        asked = [one for one in sessions if one.model == model and one.has_spent]
         budget = prediction_budget(config, asked, party=path.parent.name)
-        if budget.left is not None:
-            found.append((budget.left, budget))
+        if budget.epsilon_left is not None:
+            found.append((budget.epsilon_left, budget))
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
@@ -117,7 +117,7 @@ def write_secondary_page(party: Path, config: FederationConfig | None = None) ->
         ledger.close()
     run = facts["run"]
     trained = [one for one in book.sessions if one.run == run and not one.model]
-    asked = [one for one in book.sessions if one.model == run and one.spent]
+    asked = [one for one in book.sessions if one.model == run and one.has_spent]
     privacy = config.privacy
     runs = len(book.runs(unit=privacy.unit)) + len(book.programs)
     page = TEMPLATES.get_template("secondary.html.j2").render(
@@ -125,7 +125,7 @@ def write_secondary_page(party: Path, config: FederationConfig | None = None) ->
         config=config,
         began=trained[0].time if trained else "before anything was planned",
         links=None if facts["links"] is None else links_in_words(LinksCounted(**facts["links"])),
-        left=_left(config, trained, facts),
+        left=_channel_rows(config, trained, facts),
         cost=_cost(trained, book.total(privacy.unit, delta=privacy.delta), runs=runs),
         limit=_limit(book, privacy.unit, table=facts["table"]),
         predictions=_predictions(config, asked, party=facts["party"]),
@@ -155,7 +155,7 @@ def _ledger_place(party: Path) -> str:
     return str(files.read_json(place).get("ledger", "")) if place.exists() else "unknown"
 
 
-def _left(
+def _channel_rows(
     config: FederationConfig, trained: Sequence[Session], facts: dict[str, Any]
 ) -> list[dict[str, str]]:
     """Return a row for each channel by which others learned of this party."""
@@ -181,7 +181,7 @@ def _left(
 
 def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, Any]:
     """Return what the run has spent: a plain sentence, the statement, and the figures."""
-    if not any(one.spent for one in trained):
+    if not any(one.has_spent for one in trained):
         plain = "Nothing was released, and nothing was spent."
         return {"plain": plain, "statement": None, "warned": False}
     last = trained[-1]
@@ -223,7 +223,7 @@ def _limit(book: LedgerBook, unit: str, *, table: str) -> str:
     return (
         f"Of the owner's limit of epsilon = {limit.epsilon:g} (delta = {limit.delta:g}, unit "
         f"{unit}) all runs together have spent {epsilon_in_words(spent)}; "
-        f"{book.left(unit):.4g} is left."
+        f"{book.epsilon_left(unit):.4g} is left."
     )
 
 

@@ -18,7 +18,7 @@ from securevfl.federation.checkpoint import DamagedError, StateFolder, read_stat
 from securevfl.ledger.book import PROGRAM, RESTORED
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_signed
-from securevfl.ledger.ledger import recomputed, until_end
+from securevfl.ledger.ledger import recompute_figures, until_end
 from securevfl.ledger.record_counts import FILE
 from securevfl.runtime.party import read_identities
 
@@ -160,7 +160,7 @@ def _check_signatures(evidence: _Evidence) -> None:
     for file in evidence.files:
         count = pinned = 0
         try:
-            for entry in _countersigned(file):
+            for entry in _countersigned_entries(file):
                 for said, one in zip(require_signed(entry), entry["statements"], strict=True):
                     count += 1
                     if entry["run"] != evidence.run:
@@ -235,7 +235,7 @@ def _said_of(
 
 def _check_end(evidence: _Evidence, file: _File) -> None:
     """Say whether everybody has signed the end of the run."""
-    own = [entry for entry in _countersigned(file) if entry["run"] == evidence.run]
+    own = [entry for entry in _countersigned_entries(file) if entry["run"] == evidence.run]
     if not own and evidence.run is None:
         evidence.say("end", file.party, None, "a simulation: no other party signs")
         return
@@ -247,7 +247,7 @@ def _check_end(evidence: _Evidence, file: _File) -> None:
         text = f"{len(points)} points of this run; it was absent when the others signed its end"
         evidence.say("end", file.party, None, text)
         return
-    finished = evidence.metrics is not None and not _restored(evidence, file.party)
+    finished = evidence.metrics is not None and not _was_restored(evidence, file.party)
     text = f"{len(points)} points of this run, and its end is not among them"
     evidence.say("end", file.party, False if finished else None, text)
 
@@ -258,7 +258,7 @@ def _ended_without(evidence: _Evidence, party: str) -> bool:
         {one["party"] for one in entry["statements"]}
         for other in evidence.files
         if other.party != party
-        for entry in _countersigned(other)
+        for entry in _countersigned_entries(other)
         if entry["run"] == evidence.run and entry["point"] == "end"
     ]
     lost = bool(ends) and not any(party in names for names in ends)
@@ -282,7 +282,7 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
         count += 1
         if not any(file.chain.contains(head) for file in files):
             text = f"{path.name}: was made with releases that the ledger lacks"
-            booked = _restored(evidence, party)
+            booked = _was_restored(evidence, party)
             text += ", and has booked since it was restored" if booked else ""
             evidence.say("checkpoints", party, None if booked else False, text)
             return
@@ -315,7 +315,7 @@ def _check_records(evidence: _Evidence, party: str) -> None:
         text = f"{FILE} lacks releases that the ledger has booked: cut, or exchanged"
         evidence.say("records", party, False, text)
     elif not (
-        _restored(evidence, party)
+        _was_restored(evidence, party)
         or all(any(one.chain.contains(head) for one in evidence.of(party)) for head in heads)
     ):
         text = f"{FILE} was counted beside lines that the ledger lacks"
@@ -337,7 +337,7 @@ def _check_figures(evidence: _Evidence) -> None:
     labels = {f"labels.{name}": value for name, value in privacy.get("labels", {}).items()}
     told = {**privacy, **labels}
     try:
-        found = recomputed(until_end(files[0].entries, metrics["run"]), metrics["run"])
+        found = recompute_figures(until_end(files[0].entries, metrics["run"]), metrics["run"])
     except SecureVflError as error:
         evidence.say("figures", primary, False, f"do not follow from the ledger: {error}")
         return
@@ -351,12 +351,12 @@ def _check_figures(evidence: _Evidence) -> None:
     evidence.say("figures", primary, True, text)
 
 
-def _restored(evidence: _Evidence, party: str) -> bool:
+def _was_restored(evidence: _Evidence, party: str) -> bool:
     """Return whether a party's ledger has booked what it lacks, after it was restored."""
     return any(one["kind"] == RESTORED for file in evidence.of(party) for one in file.entries)
 
 
-def _countersigned(file: _File) -> list[dict[str, Any]]:
+def _countersigned_entries(file: _File) -> list[dict[str, Any]]:
     return [entry for entry in file.entries if entry["kind"] == COUNTERSIGNED]
 
 

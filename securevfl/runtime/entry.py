@@ -52,7 +52,7 @@ def simulate_from_file(config: FederationConfig, options: run_options.RunOptions
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    finished = _finished(config, options)
+    finished = _finished_result(config, options)
     if finished is not None:
         return finished
     require_estimator(config, None)
@@ -105,7 +105,7 @@ def _train(
     settings: "RunSettings",
 ) -> RunResult:
     options = replace(options, data_root=options.data_root.resolve())
-    finished = _finished(config, options)
+    finished = _finished_result(config, options)
     if finished is not None:
         return finished
     primary = config.primary.name
@@ -142,7 +142,7 @@ def in_memory_of(table: PartyTable | None, settings: "RunSettings") -> run_optio
     )
 
 
-def _finished(config: FederationConfig, options: run_options.RunOptions) -> RunResult | None:
+def _finished_result(config: FederationConfig, options: run_options.RunOptions) -> RunResult | None:
     """Return the result of a resumed run that has nothing left to do; None if there is none."""
     metrics = finished_metrics(config, options.run_folder) if options.resume else None
     return None if metrics is None else result_of(config, options, metrics, [])
@@ -462,7 +462,7 @@ def _run(
 
     hearing = CallbackObserver(callbacks, tell_all)
     with (
-        interrupts.reported(),
+        interrupts.unwrap_interrupts(),
         contextlib.ExitStack() as shown,
         hearing.until_the_end(),
         contextlib.ExitStack() as unfinished,
@@ -491,7 +491,7 @@ def _run(
             result = _simulate(config, tables, options, settings)
         else:
             result = _train(config, tables, options, settings)
-        hearing.ended(result.metrics)
+        hearing.keep_figures(result.metrics)
         unfinished.pop_all()
         assert result.trained is not None, "pretraining alone has an entry of its own"
         # Its folder lives as long as the result, which can predict with it.
@@ -517,7 +517,7 @@ def _asked_for(
         ]
         if wrong or given:
             raise ConfigError(f"{(wrong + given)[0]}: the federation file says it; leave it out")
-        config, root = run_options.opened(parties, settings.get("data_root"))
+        config, root = run_options.resolve_federation(parties, settings.get("data_root"))
         return config, None, root
     if any(settings.get(name) for name in _OF_FILES):
         raise ConfigError("resume, data_root: go with a federation file, not with tables")

@@ -27,8 +27,8 @@ _MODULE: Final = "init_main_from_name"
 _scripts_being_read: Final[list[str]] = []
 
 
-def handed(in_memory: InMemory, family: AnyFamily) -> bytes:
-    """Return what :func:`taken` reads in the process of a party.
+def dump(in_memory: InMemory, family: AnyFamily) -> bytes:
+    """Return what :func:`load` reads in the process of a party.
 
     Args:
         in_memory: What the party has from memory.
@@ -49,7 +49,7 @@ def handed(in_memory: InMemory, family: AnyFamily) -> bytes:
     return pickle.dumps(ahead) + content.getvalue()
 
 
-def taken(path: Path) -> InMemory:
+def load(path: Path) -> InMemory:
     """Read what the launcher has handed to this process, and register its family.
 
     Raises:

@@ -35,7 +35,7 @@ from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.membership import in_blocks
 from securevfl.ledger.book import LedgerBook
 from securevfl.ledger.chain import Chain, read_chain
-from securevfl.ledger.ledger import Ledger, recomputed, until_end
+from securevfl.ledger.ledger import Ledger, recompute_figures, until_end
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import key_scaler, keys_of, model_keys
@@ -217,7 +217,7 @@ def _metadata(
     counts rows of zeros, behind which there is no record; behind noise that cannot be seen,
     and it is None.
     """
-    figures = recomputed(booked, run)
+    figures = recompute_figures(booked, run)
     book = LedgerBook()
     book.read(booked, where="the ledger")
     last = [one for one in book.sessions if one.run == run][-1]
@@ -358,7 +358,7 @@ def metric_functions(
     functions: dict[str, task_metrics.Resampled] = {}
     for name in dict.fromkeys((head.metric_name, _LOSS[head.task])):
         if name == "mse":
-            functions[name] = _times(_squared(found["rmse"]), head.label_deviation**2)
+            functions[name] = _times(_square_metric(found["rmse"]), head.label_deviation**2)
         else:
             unit = head.in_label_units(name, (0.0, 1.0))
             assert unit is not None, "an interval was given"
@@ -382,7 +382,7 @@ def _times(metric: task_metrics.Resampled, factor: float) -> task_metrics.Resamp
     return lambda weights: factor * metric(weights)
 
 
-def _squared(metric: task_metrics.Resampled) -> task_metrics.Resampled:
+def _square_metric(metric: task_metrics.Resampled) -> task_metrics.Resampled:
     def measure(weights: task_metrics.Weights) -> Float64[np.ndarray, " resamples"]:
         return np.square(metric(weights))
 
@@ -432,7 +432,7 @@ class BaselineOfRun:
         return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]
 
     @property
-    def tested(self) -> task_metrics.Targets:
+    def test_targets(self) -> task_metrics.Targets:
         """The test rows' labels, as metrics take them."""
         rows = self.data.split.test
         return on_cpu(self.outputs(rows), self.targets(rows))[1]
@@ -482,7 +482,7 @@ class Partners:
             predicting.kept_top(config, model, table, device=device),
             table,
             linked,
-            self._stored(torch.empty(0, 1, 1), self.everybody),
+            self._stored_rows(torch.empty(0, 1, 1), self.everybody),
             request=predicting.Request(
                 facts=run_plan.prediction_facts(rows=rows, predicted_rows=rows),
                 keys=keys_of(predicting.prediction_spec(config, model).keys, table),
@@ -491,7 +491,7 @@ class Partners:
         )
         """The primary's half of the network; :meth:`exchange` gives it a coalition's averages."""
 
-    def _stored(
+    def _stored_rows(
         self, averages: Float[Tensor, "rows positions width"], coalition: Coalition
     ) -> ReleasedRows:
         return ReleasedRows(
@@ -588,7 +588,7 @@ class SavedModels(Partners):
                 plan=plan.releases,
                 noise_share_std=plan.noise_share_std,
             )
-            secondary = kept.linked(plan, linked[party.name], ledger)
+            secondary = kept.with_links(plan, linked[party.name], ledger)
             self._parts[party.name] = _representations(plan, secondary, asked)
             secondary.close()
 
@@ -596,7 +596,7 @@ class SavedModels(Partners):
         """Return the average of these partners' representations."""
         ordered = sorted(coalition, key=self.config.ranks.__getitem__)
         averages = torch.stack([self._parts[one] for one in ordered]).mean(dim=0)
-        return self._stored(averages, coalition)
+        return self._stored_rows(averages, coalition)
 
 
 def _representations(
@@ -658,7 +658,7 @@ class BlockReleases(Partners):
         """Return the released averages, with zeros in the blocks of absent partners."""
         absent = [self.config.ranks[one] - 1 for one in self.everybody - coalition]
         masked = without_blocks(self._released, absent, blocks=len(self.everybody))
-        return self._stored(masked, self.everybody)
+        return self._stored_rows(masked, self.everybody)
 
 
 # The model of a run without some of its partners, measured on its test rows.
@@ -704,7 +704,9 @@ def worth_without(
         return None
     observe(Stage(text="measuring the model without them"))
     answer = source.answer(frozenset(present))
-    figures = measure(answer, source.data.head, source.alone.tested, seed=config.federation.seed)
+    figures = measure(
+        answer, source.data.head, source.alone.test_targets, seed=config.federation.seed
+    )
     return {
         "used": answer.used,
         "metrics": {name: figure.as_json() for name, figure in figures.items()},

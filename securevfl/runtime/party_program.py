@@ -24,7 +24,7 @@ from securevfl.core import errors, files, interrupts
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.launch import child, process, spawn
-from securevfl.launch.torchrun import started
+from securevfl.launch.torchrun import detect_torchrun
 from securevfl.runtime import entry, launching, run_folder, run_options
 from securevfl.runtime.simulation import RunResult
 from securevfl.transport import identity as identities
@@ -100,7 +100,7 @@ class ThisParty:
             facts = None if table is None else entry.TableFacts.of(table)
             cards, certificates = self._meet(own, facts, port)
             tables = [entry.TableFacts(**one["table"]) for one in cards if one["table"] is not None]
-            config = launching.pinned(
+            config = launching.pin_identities(
                 parse_federation(entry.source_of(tables, model, settings), file="train()"),
                 {name: identities.public_text(one) for name, one in certificates.items()},
                 address=f"127.0.0.1:{cards[0]['port']}",
@@ -193,7 +193,7 @@ def launch(program: Callable[[ThisParty], T], *, parties: int | None = None) -> 
     Reveals:
         Between the processes: what the program does. This machine and its user hold all of it.
     """
-    program, here = inspect.unwrap(program), started()
+    program, here = inspect.unwrap(program), detect_torchrun()
     if here is None:
         return _in_processes(program, parties)
     if parties not in (None, here.size):

@@ -196,7 +196,7 @@ class KeptSecondary:
         self._device = device
         self._bottom: BottomAtWork | None = None
 
-    def linked(
+    def with_links(
         self,
         plan: RunPlan,
         linked: LinkedSecondary,
@@ -488,7 +488,7 @@ class PredictionSession:
             labels = part.label_scaler.apply(labels)
         targets = torch.from_numpy(labels)
         kind = targets if part.head.task == "multiclass" else targets.to(torch.float32)
-        return part.head.measured(outputs, kind, threshold=part.threshold)
+        return part.head.measure(outputs, kind, threshold=part.threshold)
 
     def _unlinked_outputs(self, table: PartyTable) -> Tensor:
         """Return the outputs for rows that nothing is linked to, shape (rows, outputs).
@@ -586,7 +586,7 @@ class SessionWithPartners(PredictionSession):
                 device=device,
             )
             outputs = top.predict(request.rows, "predict")
-        return outputs, max(ledger.spent for ledger in linked.ledgers)
+        return outputs, max(ledger.epsilon_spent for ledger in linked.ledgers)
 
 
 class SimulatedSession(SessionWithPartners):
@@ -633,7 +633,7 @@ class SimulatedSession(SessionWithPartners):
             for name, kept in self._secondaries.items():
                 scale = kept.model.similarity_scale
                 linked = link(keys[name], similarity_scale=scale)
-                secondary = kept.linked(plan, linked, ledgers[name], observe=observe)
+                secondary = kept.with_links(plan, linked, ledgers[name], observe=observe)
                 built.callback(secondary.close)
                 parties[plan.ranks[name]] = secondary
             yield LinkedRequest(

@@ -134,7 +134,7 @@ class Predictions(Summarised):
 
         return pd.DataFrame(self._columns())
 
-    def told(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what another process needs in addition to the file to read them back."""
         return {
             "classes": None if self.classes is None else list(self.classes),

@@ -357,10 +357,10 @@ def _greet(
         else "",
     )
     hellos = _hellos(session, presence, joined, run=facts.run if resume else "")
-    stayed = presence.stayed
+    stayed = presence.continuing_parties
     present = [one.name for one in config.secondaries if one.name in hellos]
     active = tuple(config.ranks[name] for name in present)
-    pretrained = set(checkpoints.pretrained()) if resume else set()
+    pretrained = set(checkpoints.pretraining_iterations()) if resume else set()
     for name in present:
         pretrained &= set(hellos[name].pretrained)
     saved = [hellos[name].epochs for name in present if name in stayed]
@@ -401,7 +401,7 @@ def _hellos(
         ConfigError: If another party holds another federation file.
         ProtocolError: If it resumes another run.
     """
-    party, stayed = session.party, presence.stayed
+    party, stayed = session.party, presence.continuing_parties
     config = party.config
     has_state, hellos = party.files.checkpoints.holds_state, {}
     came = session.greetings(joined)
@@ -497,7 +497,7 @@ class PredictingPrimary(SessionWithPartners):
             ledgers=[ledger],
         )
         self.broken = False
-        rows, epsilon = request.facts.predicted_rows, finite_or_none(ledger.spent)
+        rows, epsilon = request.facts.predicted_rows, finite_or_none(ledger.epsilon_spent)
         party.files.log("predicted", rows=rows, epsilon=epsilon)
 
 

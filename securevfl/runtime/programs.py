@@ -20,7 +20,13 @@ from securevfl.core.progress import Observer, unheard
 from securevfl.runtime.launching import processes_with_program
 from securevfl.runtime.program_party import RESULT_FILE
 from securevfl.runtime.run_folder import TemporaryFolder
-from securevfl.runtime.run_options import FederationSource, InMemory, Program, RunOptions, opened
+from securevfl.runtime.run_options import (
+    FederationSource,
+    InMemory,
+    Program,
+    RunOptions,
+    resolve_federation,
+)
 
 
 def program_of(source: str | Path | Callable[..., Any]) -> Program:
@@ -108,7 +114,7 @@ def run(
         root = Path(os.path.commonpath([path.parent for path in there])) if there else Path()
         config = _of_tables(federation, root)
     else:
-        config, root = opened(federation, data_root, only_linkage=True)
+        config, root = resolve_federation(federation, data_root, only_linkage=True)
     temporary = TemporaryFolder()
     folder = temporary.path if out is None else Path(out)
     found = program_of(program)

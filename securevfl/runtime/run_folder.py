@@ -21,7 +21,7 @@ from securevfl.config.reading import read_federation
 from securevfl.config.sections import PartySettings
 from securevfl.core import files, progress
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import finite_or_none, toml_text, written
+from securevfl.core.formatting import finite_or_none, format_figure, toml_text
 from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
 from securevfl.federation.run_plan import RunPlan
@@ -95,7 +95,7 @@ class PrivacyFigures:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures by name, without those of what the run does not have."""
-        return _known(self)
+        return _known_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +189,7 @@ class RunFigures:
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``metrics.json`` holds."""
-        figures = _known(self)
+        figures = _known_fields(self)
         figures["privacy"] = self.privacy.as_json()
         return figures
 
@@ -230,7 +230,7 @@ def candidates_in_words(figures: Mapping[str, Any]) -> str:
     """Return the figures of every candidate of the local baseline, in a line."""
     alone = figures["alone"]
     each = [
-        f"{name} {written(one['test'])} ({written(one['validation'])})"
+        f"{name} {format_figure(one['test'])} ({format_figure(one['validation'])})"
         for name, one in alone["candidates"].items()
     ]
     return f"local baseline, {figures['metric']} of test (validation) rows: {', '.join(each)}"
@@ -240,7 +240,7 @@ def placebos_in_words(figures: Mapping[str, Any]) -> str:
     """Return what the same training gains without what partners know; empty without a placebo."""
     words = {"own": "without partners", "permuted": "with partners' rows permuted"}
     each = [
-        f"{written(one[figures['metric']])} {words[name]}"
+        f"{format_figure(one[figures['metric']])} {words[name]}"
         for name, one in figures["placebos"].items()
     ]
     return f"placebo, {figures['metric']} of test rows: {', '.join(each)}" if each else ""
@@ -274,7 +274,9 @@ def interval_heading(evaluation: Mapping[str, Any]) -> str:
 def interval_in_words(interval: Sequence[float] | None) -> str:
     """Return an interval in words; empty for None."""
     return (
-        "" if interval is None else " to ".join(written(one, beside=interval) for one in interval)
+        ""
+        if interval is None
+        else " to ".join(format_figure(one, beside=interval) for one in interval)
     )
 
 
@@ -307,7 +309,7 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
     trained_behind_noise = privacy.encoder == "dp-trained"
     # Rounds that a resumed run repeats are paid for again. It is infinite without noise alone, of
     # which nothing is promised.
-    spent = finite_or_none(ledger.spent)
+    spent = finite_or_none(ledger.epsilon_spent)
     total = ledger.total if ledger.runs > 1 else None
     said = releases.statement(tau, spent=spent or 0.0, total_epsilon=total)
     return PrivacyFigures(
@@ -364,8 +366,8 @@ def labels_figures(ledger: Ledger) -> dict[str, Any] | None:
         ``total_together`` of all ``runs`` on the table; and the ``statement`` with its
         ``odds_factor`` and ``warning``.
     """
-    last = next((one.labels[-1] for one in reversed(ledger.budgeted) if one.labels), None)
-    run, table = labels_spent(ledger.budgeted), labels_spent(ledger.sessions)
+    last = next((one.labels[-1] for one in reversed(ledger.budget_sessions) if one.labels), None)
+    run, table = labels_spent(ledger.budget_sessions), labels_spent(ledger.sessions)
     if last is None or run is None or table is None:
         return None
     said = of_labels(
@@ -373,14 +375,14 @@ def labels_figures(ledger: Ledger) -> dict[str, Any] | None:
     )
     return {
         "mechanism": last.mechanism,
-        **label_figures(ledger.budgeted, ledger.sessions),
+        **label_figures(ledger.budget_sessions, ledger.sessions),
         "statement": said.text,
         "odds_factor": said.odds_factor,
         "warning": said.warning,
     }
 
 
-def _known(figures: PrivacyFigures | RunFigures) -> dict[str, Any]:
+def _known_fields(figures: PrivacyFigures | RunFigures) -> dict[str, Any]:
     """Return fields by name; those that not every run has only where they are known."""
     values = asdict(figures)
     optional = {one.name for one in fields(figures) if one.default is None}

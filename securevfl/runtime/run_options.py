@@ -26,7 +26,7 @@ FederationSource = str | Path | FederationConfig
 """A federation: the path of its file, or what :func:`securevfl.read_federation` returned."""
 
 
-def opened(
+def resolve_federation(
     federation: FederationSource, data_root: Path | None, *, only_linkage: bool = False
 ) -> tuple[FederationConfig, Path]:
     """Return a federation, read if it is a file, and the folder where relative paths start."""

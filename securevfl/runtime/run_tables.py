@@ -15,7 +15,7 @@ from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data import party_tables
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
-from securevfl.data.sources.read import read_frame, unnoticed
+from securevfl.data.sources.read import ignore_note, read_frame
 from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
@@ -54,7 +54,7 @@ def read_party(
             path,
             where=where,
             reading=party.reading,
-            wanted=_wanted(config, party, roles, settings)
+            wanted=_wanted_columns(config, party, roles, settings)
             if schema is None
             else _wanted_again(config, party, schema, truth=truth),
             notice=lambda text: observe(Warned(text=text)),
@@ -119,7 +119,7 @@ def _text_keys(config: FederationConfig, party: PartySettings) -> list[str]:
     return [column for column, kind in kinds if kind == "text"]
 
 
-def _wanted(
+def _wanted_columns(
     config: FederationConfig,
     party: PartySettings,
     roles: party_tables.ColumnRoles,
@@ -227,7 +227,7 @@ def read_new_rows(
     path: Path,
     *,
     id_column: str | None,
-    notice: Callable[[str], None] = unnoticed,
+    notice: Callable[[str], None] = ignore_note,
 ) -> NamedRows:
     """Read a file of new rows.
 

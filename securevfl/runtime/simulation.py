@@ -18,7 +18,7 @@ from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
-from securevfl.core.progress import Observer, Stage, Warned, told, unheard
+from securevfl.core.progress import Observer, Stage, Warned, event_fields, unheard
 from securevfl.core.threads import few_threads
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
@@ -327,7 +327,7 @@ class _Simulation:
                 samples = config.privacy.sampling_rate < 1
                 self._recorders[party.name].attend(secondary, samples=samples)
         if options.resume:
-            saved = [one.checkpoints.pretrained() for one in self._files.values()]
+            saved = [one.checkpoints.pretraining_iterations() for one in self._files.values()]
             epoch, pretraining = (
                 self._resume_epoch(plan),
                 pretraining_stage.common_start(config, saved),
@@ -485,7 +485,7 @@ class _Simulation:
             keys = keys_of(spec.keys, tables[party.name])
             found = protection_of(spec).report_links(spec, keys, link(keys), options.observe)
             assert found.counts is not None, "a run counts its links"
-            linked[party.name], counts[party.name] = found, told(found.counts)
+            linked[party.name], counts[party.name] = found, event_fields(found.counts)
         linked_rows, observe = None, options.observe
         if book_link_counts(plan, self._files[config.primary.name].ledger, observe):
             said = {

@@ -34,7 +34,7 @@ _END_S: Final = 60.0
 class Listener(Protocol):
     """Hears what an :class:`Asker` does."""
 
-    def asked(self, requests: int, rows: int, seconds: float) -> None:
+    def note_request(self, requests: int, rows: int, seconds: float) -> None:
         """A request of the parties has been answered."""
         ...
 
@@ -204,7 +204,7 @@ class Asker:
             self.ready = False
             _fail(asked, error)
             raise
-        self._listener.asked(len(asked), len(frame), self._clock() - began)
+        self._listener.note_request(len(asked), len(frame), self._clock() - began)
         first = 0
         for one in asked:
             one.answer.set_result(predictions.part(first, first + len(one.frame)))

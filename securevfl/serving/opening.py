@@ -114,7 +114,7 @@ class Opened:
     processes: KeptProcesses | None = None
     """Processes of the other parties, where they run on this machine."""
 
-    def served(self, *, max_rows: int) -> Served:
+    def describe(self, *, max_rows: int) -> Served:
         """Return its description for the API."""
         part = self.kept.primary
         assert part is not None, "the primary serves"
@@ -129,7 +129,9 @@ class Opened:
 
 
 @contextmanager
-def opened(run: TrainedRun, *, observe: Observer, without_lost: bool = False) -> Iterator[Opened]:
+def open_model(
+    run: TrainedRun, *, observe: Observer, without_lost: bool = False
+) -> Iterator[Opened]:
     """Load a run's model, and make ready to ask its parties.
 
     A run that was simulated is asked in this process, one that was trained on this machine in a
@@ -151,7 +153,7 @@ def opened(run: TrainedRun, *, observe: Observer, without_lost: bool = False) ->
     way = run.way(own)
     if way == "alone":
         session = PredictionSession(run.config, own)
-        yield _opened(own, run.config, lambda: nullcontext(session))
+        yield _open_local(own, run.config, lambda: nullcontext(session))
     elif way == "here":
         found = in_process(run)
         # One session from start to end: another server or request on these ledgers is refused.
@@ -181,10 +183,10 @@ def in_process(run: TrainedRun) -> Opened:
         DataError: If a party's table cannot be read any more.
     """
     own = run.model(run.config.primary.name)
-    return _opened(own, run.config, lambda: run.session(unheard))
+    return _open_local(own, run.config, lambda: run.session(unheard))
 
 
-def _opened(
+def _open_local(
     own: SavedModel,
     config: FederationConfig,
     session: Callable[[], AbstractContextManager[PredictionSession]],

@@ -57,12 +57,12 @@ class ServiceMetrics:
             registry=self._registry,
         )
 
-    def answered(self, path: str, status: int, seconds: float) -> None:
+    def count_answer(self, path: str, status: int, seconds: float) -> None:
         """Count an HTTP request."""
         self._answers.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
-    def asked(self, rows: int, seconds: float) -> None:
+    def count_request(self, rows: int, seconds: float) -> None:
         """Count a request to the parties."""
         self._requests.inc()
         self._rows.inc(rows)

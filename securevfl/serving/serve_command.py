@@ -64,8 +64,14 @@ def serve(
         from securevfl.runtime.run_folder import federation_of_run
         from securevfl.runtime.trained_run import trained_run
         from securevfl.serving.guard import token_of
-        from securevfl.serving.opening import opened
-        from securevfl.serving.server import LOG, ServerSettings, application, bound, run_server
+        from securevfl.serving.opening import open_model
+        from securevfl.serving.server import (
+            LOG,
+            ServerSettings,
+            application,
+            listening_socket,
+            run_server,
+        )
 
     checks.at_least(1, max_rows=max_rows, max_bytes=max_bytes)
     checks.non_negative(gather=gather)
@@ -87,9 +93,9 @@ def serve(
     LOG.setLevel(logging.INFO)
     metric = metrics_of(federated.federation.task, federated.training.metric)[0].name
     with (
-        bound(host, port) as listener,
+        listening_socket(host, port) as listener,
         RunProgress(metric=metric) as progress,
-        opened(trained, observe=progress, without_lost=without_lost) as model,
+        open_model(trained, observe=progress, without_lost=without_lost) as model,
     ):
         shown, (address, taken) = f"[{host}]" if ":" in host else host, listener.getsockname()[:2]
         only_here = ip_address(address).is_loopback

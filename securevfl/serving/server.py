@@ -156,8 +156,8 @@ class _Told:
     def __init__(self, figures: ServiceMetrics) -> None:
         self._figures = figures
 
-    def asked(self, requests: int, rows: int, seconds: float) -> None:
-        self._figures.asked(rows, seconds)
+    def note_request(self, requests: int, rows: int, seconds: float) -> None:
+        self._figures.count_request(rows, seconds)
         LOG.info("asked for %d rows of %d requests in %.1f ms", rows, requests, 1000 * seconds)
 
     def said(self, text: str) -> None:
@@ -182,7 +182,7 @@ def application(opened: Opened, token: Token | None, settings: ServerSettings) -
     )
     return Guard(
         make_app(
-            opened.served(max_rows=settings.max_rows),
+            opened.describe(max_rows=settings.max_rows),
             asker,
             figures,
             Rate(settings.rate, time.monotonic),
@@ -242,19 +242,19 @@ class _Server(uvicorn.Server):
             if loop.time() - last >= _QUIET_S:
                 last = loop.time()
                 error = context.get("exception")
-                LOG.warning("%s (%s)", context["message"], _named(error))
+                LOG.warning("%s (%s)", context["message"], _error_name(error))
 
         loop.set_exception_handler(say)
         await super().serve(sockets)
 
 
-def _named(error: object) -> str:
+def _error_name(error: object) -> str:
     if isinstance(error, OSError):
         return str(error.strerror)
     return type(error).__name__
 
 
-def bound(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens there; port 0 lets the system choose.
 
     Raises:

@@ -77,7 +77,7 @@ def pinned_by(config: FederationConfig) -> dict[str, str]:
     return {one.name: one.identity for one in config.parties if one.identity is not None}
 
 
-def looked(
+def run_peer_checks(
     config: FederationConfig,
     name: str,
     folder: Path,
@@ -173,7 +173,7 @@ def look_at_peers(
                 # The primary may wait as long for each of those that called before.
                 answer_s = _ANSWER_S * (1 + len(config.callers))
                 answer = star.receive(CheckKind.PEER_FACTS, round_number=None, deadline_s=answer_s)
-                yield from compared(config, answer)
+                yield from compare_peer(config, answer)
     except errors.ConfigError as error:
         yield PeerFinding(what="port", text=str(error), exit_code=2)
     except errors.ProtocolError as error:
@@ -198,7 +198,7 @@ def _as_primary(
     )
     for name in star.secondaries:
         if name in met:
-            yield from compared(config, met[name])
+            yield from compare_peer(config, met[name])
         else:
             refused = "; ".join(star.refusals)
             more = f"; turned away meanwhile: {refused}" if refused else ""
@@ -210,7 +210,7 @@ def _own_facts(config: FederationConfig) -> PeerFacts:
     return PeerFacts(version=__version__, digest=config.digest, clock_s=time.time())
 
 
-def compared(config: FederationConfig, message: Message) -> Iterator[PeerFinding]:
+def compare_peer(config: FederationConfig, message: Message) -> Iterator[PeerFinding]:
     """Compare what a peer has with what this party has.
 
     Args:
@@ -223,7 +223,7 @@ def compared(config: FederationConfig, message: Message) -> Iterator[PeerFinding
     if theirs.digest != config.digest:
         wrong.append("has another federation file; give every party the same one")
     if theirs.version != __version__:
-        version = errors.shown(theirs.version, _LONGEST_WORD)
+        version = errors.printable_text(theirs.version, _LONGEST_WORD)
         wrong.append(f"has securevfl {version}, and this party {__version__}; install the same")
     if not abs(ahead_s) <= CLOCK_TOLERANCE_S:
         way = "ahead of" if ahead_s > 0 else "behind"

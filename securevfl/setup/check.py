@@ -27,7 +27,7 @@ from securevfl.core.settings import Problem, problems_of
 from securevfl.data.party_tables import ColumnRoles, fit_table
 from securevfl.data.scaling import Bounds, feature_scaler
 from securevfl.data.schema import TableSchema
-from securevfl.data.sources.read import read_frame, unnoticed
+from securevfl.data.sources.read import ignore_note, read_frame
 from securevfl.data.sources.settings import Wanted, query_behind
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import labels_total
@@ -218,7 +218,7 @@ def check_party(
     party: PartySettings,
     config: FederationConfig | None,
     data_root: Path,
-    show: Callable[[str], None] = unnoticed,
+    show: Callable[[str], None] = ignore_note,
 ) -> PartyCheck:
     """Look at one party's table.
 
@@ -494,7 +494,7 @@ def check_federation(
     *,
     name: str | None = None,
     data_root: Path | None = None,
-    show: Callable[[str], None] = unnoticed,
+    show: Callable[[str], None] = ignore_note,
 ) -> Check:
     """Say what a federation file will do, and collect all that is wrong with it.
 

@@ -14,7 +14,7 @@ import torch
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.core.errors import SecureVflError
 from securevfl.core.memory import peak_memory_bytes
-from securevfl.core.progress import LinksCounted, links_in_words, nearness_in_words, told
+from securevfl.core.progress import LinksCounted, event_fields, links_in_words, nearness_in_words
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.run_plan import RunPlan
@@ -102,7 +102,7 @@ def rows_served(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> RowsServed 
     try:
         metric = Linker(spec, primary).metric(own)
         nearest = metric.nearest(None, 1)
-        picked = metric.swapped().nearest(None, min(max(LIMITS), metric.num_rows))
+        picked = metric.swap_roles().nearest(None, min(max(LIMITS), metric.num_rows))
     except SecureVflError:
         return None  # check names what is wrong with them
     found = nearest.indices[nearest.present]
@@ -331,7 +331,7 @@ class ExpectedLinks:
     def as_json(self) -> dict[str, Any]:
         """Return all of it for ``--json``."""
         return {
-            **told(self.counts),
+            **event_fields(self.counts),
             "all_rows": self.all_rows,
             "all_records": self.all_records,
             "share": self.share,

@@ -27,7 +27,7 @@ from securevfl.data.sources.settings import (
 from securevfl.data.sources.text_files import is_text_table, with_dates
 from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
 from securevfl.data.tables import KeyTable
-from securevfl.dp.statement import bounded
+from securevfl.dp.statement import bounded_statement
 from securevfl.linkage.stage.party_keys import read_keys
 from securevfl.setup import estimates, proposed_columns
 from securevfl.setup.proposal import ColumnUse, Proposal, Wishes, propose
@@ -131,7 +131,7 @@ def _training(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
 
 
 def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
-    said = bounded(
+    said = bounded_statement(
         unit="secondary-record",
         encoder=chosen["encoder"],
         epsilon=proposal.epsilon,
@@ -152,12 +152,12 @@ def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
             "refuse it."
         ),
         'unit = "secondary-record"',
-        *_served(proposal),
+        *_served_comment(proposal),
         _setting(chosen, "links_per_record", "one record moves one row at most"),
     )
 
 
-def _served(proposal: Proposal) -> list[str]:
+def _served_comment(proposal: Proposal) -> list[str]:
     """Return what the tables tell of a record's rows, if what they tell may stand in the file."""
     if not proposal.bounds_from_data or not proposal.served:
         return []
@@ -181,7 +181,7 @@ def _protection(proposal: Proposal) -> list[str]:
                 "key; the primary sees how many ids a secondary has (pad_to hides it)."
             )
         ]
-    shown = proposal.keys.shown
+    shown = proposal.keys.key_warning
     return [
         _comment(
             'protection = "none": every secondary sees the keys of the primary\'s rows. "bloom", '
@@ -253,7 +253,7 @@ def _party(proposal: Proposal, number: int) -> str:
 def own_files(proposal: Proposal) -> dict[str, str]:
     """Return the files of this machine alone that name tables elsewhere, by name, with content."""
     return {
-        _own_file(table): toml_text({"file": table.data, **table.reading.given})
+        _own_file(table): toml_text({"file": table.data, **table.reading.given_settings})
         for table in proposal.tables
         if _lies_elsewhere(table)
     }
@@ -269,9 +269,9 @@ def _lies_elsewhere(table: proposed_columns.Table) -> bool:
 
 def _reading(reading: Reading) -> list[str]:
     """Return how a file is written, as the federation file says it."""
-    if not reading.given:
+    if not reading.given_settings:
         return []
-    return [f"reading = {toml_value(reading.given)}" + _aside("how the file is written")]
+    return [f"reading = {toml_value(reading.given_settings)}" + _aside("how the file is written")]
 
 
 def _declarations(proposal: Proposal, party: str) -> list[str]:
@@ -530,12 +530,14 @@ def declared_by_options(
         ConfigError: If an option has another form, or names an unknown party or setting.
     """
     pairs = {}
-    for column, said in (_split(text, "--bounds", "COLUMN=LOW,HIGH") for text in bounds or ()):
+    for column, said in (
+        _split_option(text, "--bounds", "COLUMN=LOW,HIGH") for text in bounds or ()
+    ):
         try:
             pairs[column] = proposed_columns.checked_bounds(said.split(","))
         except ConfigError as error:
             raise ConfigError(f"--bounds {column}: {error}") from None
-    lists = dict(_split(text, "--words", "COLUMN=A,B,...") for text in words or ())
+    lists = dict(_split_option(text, "--words", "COLUMN=A,B,...") for text in words or ())
     return proposed_columns.Declared(
         bounds=pairs,
         words={column: tuple(said.split(",")) for column, said in lists.items()},
@@ -573,7 +575,7 @@ def _reading_value(name: str, value: str) -> object:
     return int(value) if name == "skip_lines" and value.isdecimal() else value
 
 
-def _split(text: str, option: str, form: str) -> tuple[str, str]:
+def _split_option(text: str, option: str, form: str) -> tuple[str, str]:
     column, sign, said = text.rpartition("=")
     if not sign or not column or not said:
         raise ConfigError(f"{option}: must be {form}, got {text!r}")

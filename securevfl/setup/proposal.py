@@ -314,7 +314,7 @@ def _use_of(column: Column, primary: bool, keys: Sequence[str], wishes: Wishes) 
         return as_("excluded", why)
     if primary:
         return as_("feature", column.kind)
-    return _declared(column, wishes)
+    return _declare_use(column, wishes)
 
 
 def excluded_because(column: Column) -> str | None:
@@ -341,7 +341,7 @@ def excluded_because(column: Column) -> str | None:
     return "is the same in every row" if column.constant else None
 
 
-def _declared(column: Column, wishes: Wishes) -> ColumnUse:
+def _declare_use(column: Column, wishes: Wishes) -> ColumnUse:
     """Return a secondary's feature with what is declared of its values, or what is left open."""
     gaps = column.found is not None and column.found.missing > 0
     missing = column.may_be_missing or (gaps and wishes.bounds_from_data)

@@ -320,7 +320,7 @@ def write_column_list(table: Table, path: Path) -> None:
         said = {one.name: getattr(column, one.name) for one in fields(ListedColumn)}
         columns.append({name: value for name, value in said.items() if value not in (None, False)})
     content = {"format": LIST_FORMAT, "party": table.name, "data": table.data, "columns": columns}
-    reading = {"reading": table.reading.given} if table.reading.given else {}
+    reading = {"reading": table.reading.given_settings} if table.reading.given_settings else {}
     files.write_json(path, {**content, **reading}, for_others=True)
 
 

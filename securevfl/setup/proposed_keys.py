@@ -43,7 +43,7 @@ class KeyProposal:
         return self.metric in ("great-circle", "euclidean")
 
     @property
-    def shown(self) -> str | None:
+    def key_warning(self) -> str | None:
         """What there is to warn of, as the file that is proposed hides no keys."""
         return keys_in_clear("none", next(iter(self.columns.values())))
 
@@ -68,7 +68,7 @@ def propose_keys(
     Raises:
         ConfigError: If there is nothing to link by, or a table lacks a column that was asked for.
     """
-    shared = _shared(tables, without)
+    shared = _shared_columns(tables, without)
     if asked:
         return _as_asked(tables, asked)
     ids = {name: by for name, by in shared.items() if _is_identity(name, by)}
@@ -99,7 +99,7 @@ def propose_keys(
     )
 
 
-def _shared(tables: Sequence[Table], without: Sequence[str]) -> _Shared:
+def _shared_columns(tables: Sequence[Table], without: Sequence[str]) -> _Shared:
     by_name: dict[str, dict[str, Column]] = {}
     for table in tables:
         for column in table.columns:
@@ -270,7 +270,7 @@ def _by_texts(
 def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
     chosen: dict[str, list[Column]] = {table.name: [] for table in tables}
     for key in asked:
-        for table, column in _named(tables, key).items():
+        for table, column in _named_columns(tables, key).items():
             if any(column is other for other in chosen[table]):
                 raise ConfigError(f"--key {key}: {column.name!r} is named twice")
             chosen[table].append(column)
@@ -311,7 +311,7 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
     )
 
 
-def _named(tables: Sequence[Table], key: str) -> dict[str, Column]:
+def _named_columns(tables: Sequence[Table], key: str) -> dict[str, Column]:
     """Return the column of each table that a key of the command line names.
 
     Raises:

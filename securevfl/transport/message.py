@@ -313,7 +313,7 @@ class DeclaredMessage(TypedMessage):
         """Return it as it is sent."""
         figures: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
-        for name, _, rule in _declared(type(self)):
+        for name, _, rule in _declared_fields(type(self)):
             value = getattr(self, name)
             if isinstance(value, bytes):
                 arrays[rule.name or name] = np.frombuffer(value, dtype=np.uint8)
@@ -336,7 +336,7 @@ class DeclaredMessage(TypedMessage):
         Raises:
             ProtocolError: Naming the sender, what was wanted and what came.
         """
-        fields, sizes = _declared(cls), dict(known)
+        fields, sizes = _declared_fields(cls), dict(known)
         own = (rule.name or name for name, _, rule in fields if name != "round_number")
         message.require_only(*own)
         values = {
@@ -348,7 +348,7 @@ class DeclaredMessage(TypedMessage):
         return cls(**values)
 
 
-def _declared(cls: type[Any]) -> tuple[tuple[str, Any, _Wire], ...]:
+def _declared_fields(cls: type[Any]) -> tuple[tuple[str, Any, _Wire], ...]:
     """Return each field's name, type and rules."""
     if cls not in _DECLARED:
         hints = get_type_hints(cls)
@@ -546,10 +546,10 @@ class Failure(TypedMessage):
         if not relayed:
             reason = reason if party == message.sender else f"it reports of {party}: {reason}"
             party = message.sender
-        reason = errors.shown(reason, _MAX_REASON)
+        reason = errors.printable_text(reason, _MAX_REASON)
         kind = message.figure("kind", str)
         return cls(
-            party=errors.shown(party, _MAX_REASON),
+            party=errors.printable_text(party, _MAX_REASON),
             reason=reason,
             kind=kind if kind in get_args(FailureKind) else "failed",
         )

@@ -134,7 +134,7 @@ class StarLoop:
 
     def _run(self) -> None:
         try:
-            while not self._finished():
+            while not self._is_finished():
                 self._turn()
         except Exception as error:
             # A bug here must not leave the party's own thread waiting for ever.
@@ -336,7 +336,7 @@ class StarLoop:
         if connection.peer in self._flushed:
             self._forget(connection)
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         if self._farewell_deadline is None:
             return False
         # Nobody waits for the goodbye of a party that is lost because it was silent.

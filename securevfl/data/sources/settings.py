@@ -77,7 +77,7 @@ class Wanted:
         return replace(self, columns=columns, if_there=(), exclude=(), needed=())
 
 
-def repeated(names: Iterable[str]) -> str | None:
+def first_repeated(names: Iterable[str]) -> str | None:
     """Return the first name that occurs again; None if none does."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
@@ -88,7 +88,7 @@ def require_different(names: Sequence[str], *, where: str) -> None:
     Raises:
         DataError: Naming the first that occurs again.
     """
-    if (twice := repeated(names)) is not None:
+    if (twice := first_repeated(names)) is not None:
         raise DataError(f"{where}: two columns are called {twice!r}; rename one")
 
 
@@ -190,13 +190,13 @@ class Reading:
         if self.header is not None:
             if not self.header or not all(name.strip() for name in self.header):
                 raise ConfigError("header: must name every column of the file")
-            if (twice := repeated(self.header)) is not None:
+            if (twice := first_repeated(self.header)) is not None:
                 raise ConfigError(f"header: two columns are called {twice!r}")
         if self.dates is not None:
             _require_date_form(self.dates)
 
     @property
-    def given(self) -> dict[str, Any]:
+    def given_settings(self) -> dict[str, Any]:
         """The settings that are given, by name."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
@@ -275,13 +275,13 @@ def _require_date_form(form: str) -> None:
 _WRITTEN: Final = re.compile(r"reading = \{ .*? \}")
 
 
-def written(**settings: str | int) -> str:
+def reading_entry(**settings: str | int) -> str:
     """Return what to write into a federation file, for messages: ``reading = { … }``."""
     return f"reading = {toml_value(settings)}"
 
 
 def as_options(message: str) -> str:
-    """Return a message with the options of ``init`` in place of what :func:`written` wrote."""
+    """Return a message with the options of ``init`` in place of each :func:`reading_entry`."""
 
     def options(found: re.Match[str]) -> str:
         try:

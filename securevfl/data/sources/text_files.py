@@ -27,7 +27,7 @@ from pandas._libs.parsers import STR_NA_VALUES
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.pieces import Pieces
-from securevfl.data.sources.settings import NO_SEPARATOR, Reading, Wanted, written
+from securevfl.data.sources.settings import NO_SEPARATOR, Reading, Wanted, reading_entry
 
 # Files of separated cells.
 _TEXT_SUFFIXES: Final = (".csv", ".tsv", ".tab", ".psv", ".txt", ".dat")
@@ -85,7 +85,7 @@ def is_text_table(path: Path) -> bool:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def open_table(path: Path) -> Iterator[Any]:
     """Open a file for reading its uncompressed bytes; its suffix names the compression.
 
     Raises:
@@ -166,22 +166,22 @@ def no_such_encoding(path: Path, encoding: str, *, where: str) -> DataError:
     other = "; name another encoding, or leave reading.encoding out"
     if encoding.lower().startswith(("utf-16", "utf-32", "utf16", "utf32")):
         return DataError(said + other)  # there a line's end is not one byte
-    with opened(path) as stream:
+    with open_table(path) as stream:
         for line, content in enumerate(stream, 1):
             try:
                 content.decode(encoding)
             except UnicodeDecodeError as error:
                 if encoding not in ("utf-8", "utf-8-sig"):
                     return DataError(f"{said} (line {line}){other}")
-                guess, shown = _guessed(content + stream.read(_GUESSED_FROM), error.start)
+                guess, shown = _guess_encoding(content + stream.read(_GUESSED_FROM), error.start)
                 return DataError(
                     f"{said} (line {line}); it may be {guess}{shown}: write "
-                    f"{written(encoding=guess)}"
+                    f"{reading_entry(encoding=guess)}"
                 )
     return DataError(said + other)
 
 
-def _guessed(content: bytes, place: int) -> tuple[str, str]:
+def _guess_encoding(content: bytes, place: int) -> tuple[str, str]:
     """Return the likeliest encoding, and how it reads the word at a place.
 
     Without the package that compares encodings it is the one of Western programs.
@@ -234,7 +234,7 @@ _WITH_UNIT: Final = re.compile(rf"(?P<number>[+-]?[\d.,]+)[{_SPACES}]?(?P<unit>[
 _BRACKETED: Final = re.compile(r"\((?P<number>[^()]+)\)")
 
 
-def unsigned(cell: str) -> tuple[str, str]:
+def split_unit_sign(cell: str) -> tuple[str, str]:
     """Return a cell without the sign of its unit, and that sign; an empty one if it has none.
 
     Signs are ``%`` and those of currencies, one a cell: ``"-$ 12"`` is ``("-12", "$")``.
@@ -251,7 +251,7 @@ def unsigned(cell: str) -> tuple[str, str]:
 
 def is_number(cell: str) -> bool:
     """Whether a cell is a number in some way of writing."""
-    return _is_plain(unsigned(cell)[0])
+    return _is_plain(split_unit_sign(cell)[0])
 
 
 def unit_of(cells: Iterable[str]) -> str | None:
@@ -266,7 +266,7 @@ def unit_of(cells: Iterable[str]) -> str | None:
 
 def is_bracketed(cell: str) -> bool:
     """Whether a cell is a number in brackets, as accounts write what is below zero."""
-    text, _ = unsigned(cell)
+    text, _ = split_unit_sign(cell)
     found = _BRACKETED.fullmatch(text.strip(f"{_CURRENCIES}{_SPACES}"))
     return found is not None and is_number(found["number"])
 
@@ -278,7 +278,7 @@ def _is_plain(text: str) -> bool:
 def has_decimal_comma(cells: Iterable[str]) -> bool:
     """Whether all cells are numbers, and one of them only with a decimal comma."""
     certain = False
-    for cell, _ in map(unsigned, cells):
+    for cell, _ in map(split_unit_sign, cells):
         if _WHOLE.fullmatch(cell):
             continue
         found = _DECIMAL.fullmatch(cell)
@@ -308,7 +308,7 @@ def read_numbers(values: "pd.Series[Any]", reading: Reading, *, where: str) -> "
         return values
     if not all(map(is_number, texts)):
         return values
-    parts = texts.map(unsigned)
+    parts = texts.map(split_unit_sign)
     signs = set(parts.str[1])
     if len(signs) > 1:
         return values  # what a column holds is said of it as a whole
@@ -374,7 +374,7 @@ def _question(marked: Sequence[tuple[Any, str]], reading: Reading) -> str:
         ways = {"decimal": decimal} if mark in ".," or decimal == "," else {}
         return (
             f", row {_count(place)}: {text[:40]!r} has marks between thousands; "
-            f"write {written(**ways, thousands=mark)}"
+            f"write {reading_entry(**ways, thousands=mark)}"
         )
     for place, text in marked:
         if _GROUPED.fullmatch(text):
@@ -382,7 +382,7 @@ def _question(marked: Sequence[tuple[Any, str]], reading: Reading) -> str:
         if reading.decimal is None and "," in text:
             return (
                 f", row {_count(place)}: {text[:40]!r} has a decimal comma; "
-                f"write {written(decimal=',')}"
+                f"write {reading_entry(decimal=',')}"
             )
         return (
             f", row {_count(place)}: {text[:40]!r} is no number with the decimal mark "
@@ -395,13 +395,13 @@ def _question(marked: Sequence[tuple[Any, str]], reading: Reading) -> str:
         whole, fraction = cell.split(",")
         return (
             f", row {_count(row)}: {cell[:40]!r} may be {whole}.{fraction} or {whole}{fraction}; "
-            f"write {written(decimal=',')} for the first, "
-            f"{written(decimal='.', thousands=',')} for the second"
+            f"write {reading_entry(decimal=',')} for the first, "
+            f"{reading_entry(decimal='.', thousands=',')} for the second"
         )
     ways = {} if reading.decimal is None else {"decimal": reading.decimal}
     return (
         f", row {_count(row)}: {cell[:40]!r} may have a mark between thousands; "
-        f"if so, write {written(**ways, thousands=mark)}"
+        f"if so, write {reading_entry(**ways, thousands=mark)}"
     )
 
 
@@ -503,7 +503,7 @@ def dialect_of(
     }
     known = {name: value for name, value in found.items() if value is not None}
     shown = " and ".join(f"the {name} {value!r}" for name, value in known.items())
-    notice = f"{where}: recognised {shown}; {written(**known)} says so for good"
+    notice = f"{where}: recognised {shown}; {reading_entry(**known)} says so for good"
     return Dialect(
         separator=separator,
         decimal=decimal or ".",
@@ -533,7 +533,7 @@ def _gaps(columns: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 def _head(path: Path, *, lines: int, where: str) -> tuple[bytes, bool]:
     """Return a file's first bytes, with so many lines if it has them, and whether that is all."""
-    with opened(path) as stream:
+    with open_table(path) as stream:
         head, wanted = stream.read(_HEAD), _HEAD
         while len(head) == wanted and max(head.count(b"\n"), head.count(b"\r")) < lines:
             require_text(head, where=where)
@@ -605,7 +605,7 @@ def _separator(text: str, whole: bool, path: Path, *, where: str, names: int) ->
     if len(explained) == 1:
         return explained[0]
     marks = " or ".join(repr(mark) for mark in possible)
-    ways = " or ".join(written(separator=mark) for mark in possible)
+    ways = " or ".join(reading_entry(separator=mark) for mark in possible)
     raise DataError(f"{where}: its cells may be separated by {marks}; write {ways}")
 
 
@@ -655,7 +655,7 @@ def _require_header_first(
                 break
             raise DataError(
                 f"{where}: can't be read: line {lines[0]}, {shown!r}, is no header, and line "
-                f"{lines[place]} is one; write {written(skip_lines=lines[place] - 1)}"
+                f"{lines[place]} is one; write {reading_entry(skip_lines=lines[place] - 1)}"
             )
     width = _usual_width(rows)
     if len(rows[0]) >= width:
@@ -665,8 +665,8 @@ def _require_header_first(
     todo = f"give each of the {width} columns a name in the header"
     if not any(map(is_number, rows[place])):
         todo = (
-            f"if line {lines[place]} is the header, write {written(skip_lines=lines[place] - 1)}; "
-            f"else {todo}"
+            f"if line {lines[place]} is the header, write "
+            f"{reading_entry(skip_lines=lines[place] - 1)}; else {todo}"
         )
     raise DataError(
         f"{where}: can't be read: line {lines[0]}, {shown!r}, has {count}, and most "
@@ -722,7 +722,7 @@ def _require_several(
         if other != separator and other in raw[0].strip():
             raise DataError(
                 f"{where}: is one column, {raw[0][:_SHOWN]!r}, if {separator!r} separates cells; "
-                f"write {written(separator=other)} if they are several"
+                f"write {reading_entry(separator=other)} if they are several"
             )
 
 
@@ -776,7 +776,7 @@ def read_text_file(
     try:
         for piece in _pieces(path, dialect, empty, columns, spelled):
             pieces.add(piece)
-        if mixed := pieces.mixed:
+        if mixed := pieces.mixed_columns:
             again = Pieces(exact=None)
             for piece in _pieces(path, dialect, empty, mixed, dict.fromkeys(mixed, str)):
                 again.add(piece)
@@ -888,7 +888,7 @@ def _pieces(
     # All columns are parsed, as pandas drops cells beyond the header's in silence if it selects
     # columns.
     with (
-        opened(path) as raw,
+        open_table(path) as raw,
         io.TextIOWrapper(raw, encoding=dialect.encoding, newline="") as stream,
     ):
         for _ in range(dialect.skipped):

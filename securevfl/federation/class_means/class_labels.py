@@ -104,7 +104,7 @@ def charge_labels(ledger: Ledger, release: LabelRelease) -> bool:
         PrivacyError: If the ledger is closed.
         StorageError: If the disk takes no more.
     """
-    sessions = ledger.budgeted
+    sessions = ledger.budget_sessions
     before = [one for session in sessions for one in session.labels]
     once = release.digest or release.mechanism == "plaintext"
     if once and release in before:

@@ -673,12 +673,12 @@ def pretrain_as_primary(
         run.run(start=start)
     finally:
         run.projection_mechanism.close()
-    figures = _written(run, config, run_folder, start=start, labelled=len(data.split.train))
+    figures = _write_figures(run, config, run_folder, start=start, labelled=len(data.split.train))
     finish_pretraining(config, primary.top, run.learning, files.folder)
     return figures
 
 
-def _written(
+def _write_figures(
     run: PretrainingRun, config: FederationConfig, run_folder: Path, *, start: int, labelled: int
 ) -> dict[str, Any]:
     """Write ``pretraining.json`` to the run folder, and return its figures."""

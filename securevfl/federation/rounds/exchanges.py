@@ -202,9 +202,9 @@ class ChargedExchange(ExchangeAround):
         Reveals:
             What the inner exchange reveals.
         """
-        return self.inner.release_each(self._charged(plans))
+        return self.inner.release_each(self._charge_rounds(plans))
 
-    def _charged(self, plans: Iterator[RoundPlan]) -> Iterator[RoundPlan]:
+    def _charge_rounds(self, plans: Iterator[RoundPlan]) -> Iterator[RoundPlan]:
         for plan in plans:
             if self.booked_before and np.array_equal(plan.rows, self.booked_before[0]):
                 self.booked_before = self.booked_before[1:]

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import pad
 
-from securevfl.core.devices import computing_in, widened
+from securevfl.core.devices import computing_in, widen_floats
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutLayer, CutRows
 from securevfl.federation.rounds.exchanges import RoundExchange
 from securevfl.federation.rounds.secondary import Secondary, save_nothing
-from securevfl.federation.rounds.updates import handed, lost_of
+from securevfl.federation.rounds.updates import lost_of, surrogate_loss
 from securevfl.federation.session.peers import PeersHere
 from securevfl.models.cuda_graphs import Replays
 from securevfl.models.family import StackableBottom
@@ -176,7 +176,7 @@ class StackedNetwork:
 
         def one(weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
             with computing_in(first.precision, features.device):
-                return widened(functional_call(first.bottom, weights, inputs))
+                return widen_floats(functional_call(first.bottom, weights, inputs))
 
         weights = dict(zip(self._stacked, stacked, strict=True))
         found: Tensor = vmap(one, randomness="different")(weights, features, keys, present)
@@ -262,7 +262,7 @@ class Stack:
         """
         if not self._lost:
             with torch.enable_grad():
-                ends = [handed(term, gradient) for term in self._terms.values()]
+                ends = [surrogate_loss(term, gradient) for term in self._terms.values()]
             self._lost = self._network.set_gradients(ends, zero_lost=zero_lost)
             self._terms = {}
         return self._lost[place]

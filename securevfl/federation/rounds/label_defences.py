@@ -78,7 +78,7 @@ class DrawnLabels:
         return -(other + (self.keep - other) * right).log().mean()
 
 
-def protected(
+def protect_gradient(
     gradient: cut.CutRows, targets: Shaped[Tensor, " batch"], training: TrainingSettings
 ) -> cut.CutRows:
     """Return a batch's gradient as it leaves, behind the heuristics of ``[training]``.
@@ -198,11 +198,11 @@ def distance_correlation(
         [VSGR20] Vepakomma et al., NoPeek, ICDM Workshops 2020, adds it to the loss.
     """
 
-    def centred(rows: Tensor) -> Tensor:
+    def centred_distances(rows: Tensor) -> Tensor:
         apart = torch.cdist(rows, rows)
         return apart - apart.mean(dim=0) - apart.mean(dim=1, keepdim=True) + apart.mean()
 
-    first, second = centred(inputs), centred(outputs)
+    first, second = centred_distances(inputs), centred_distances(outputs)
     both = (first * second).mean().clamp_min(1e-12)
     alone = first.square().mean() * second.square().mean()
     return (both / alone.sqrt().clamp_min(1e-12)).sqrt()

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core.devices import Precision, computing_in, to_device, widened
+from securevfl.core.devices import Precision, computing_in, to_device, widen_floats
 from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.models.building import Forward
@@ -197,4 +197,4 @@ class OwnRecords:
                 linked = self.gather(index, present)
                 forward = self.network or self.forward
                 vectors = forward(linked.features, linked.keys, linked.present)
-            return widened(vectors)
+            return widen_floats(vectors)

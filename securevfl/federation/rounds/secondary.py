@@ -158,10 +158,10 @@ class Secondary:
             row_by_row=self.row_by_row,
             apart=self.gradient_noise is not None or self.contribution.noise is not None,
             precision=self.precision,
-            network=self._replayed(),
+            network=self._captured_network(),
         )
 
-    def _replayed(self) -> Network | None:
+    def _captured_network(self) -> Network | None:
         """Return the bottom model as a GPU replays it; None for one that cannot be captured."""
         if self.row_by_row or not isinstance(self.bottom, Stackable):
             return None
@@ -191,7 +191,7 @@ class Secondary:
         if self.kept is not None:
             words = self.kept.again(plan.rows)
             if words is not None:
-                self.epsilon_spent = self.kept.spent
+                self.epsilon_spent = self.kept.epsilon_spent
                 return words
             if not self._settled:
                 # Here and not before: a resumed run may ask for no release, and then fits nothing.
@@ -217,7 +217,7 @@ class Secondary:
             plan, represent, learns=training and self.gradient_noise is None
         )
         if self.kept is not None:
-            self.kept.answered(plan.rows, *reads().host(released.words))
+            self.kept.keep_answer(plan.rows, *reads().host(released.words))
         self.epsilon_spent = released.epsilon
         self._pending = None
         if training:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from securevfl.core.conventions import derive_seed
-from securevfl.core.devices import Precision, computing_in, reads, widened
+from securevfl.core.devices import Precision, computing_in, reads, widen_floats
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_gradients, clip_rows, finite_or_zero
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
@@ -144,7 +144,7 @@ class _Handed(torch.autograd.Function):
         return ctx.gradient, None
 
 
-def handed(term: Tensor, gradient: Tensor) -> Tensor:
+def surrogate_loss(term: Tensor, gradient: Tensor) -> Tensor:
     """Return a number that hands ``gradient`` to ``term`` when it is differentiated."""
     end: Tensor = _Handed.apply(term, gradient)  # type: ignore[no-untyped-call]
     return end
@@ -164,7 +164,7 @@ class PlainBackwardStep:
         """Set the gradients by going back through the clip and the bottom model."""
         # A simulation comes here on its way back through the top model, where no graphs grow.
         with self.stream.active(), torch.enable_grad():
-            loss = handed(self.term, gradient)
+            loss = surrogate_loss(self.term, gradient)
             set_gradients(loss if self.added is None else loss + self.added, self.parameters)
         found = [one.grad for one in self.parameters if one.grad is not None]
         lost = lost_of(found, device=gradient.device)
@@ -248,7 +248,7 @@ class GradientNoise:
         if not float(longest) <= self.clip_norm / self.granularity:
             raise PrivacyError("a row's gradient is over its clip norm")
 
-    def noised(self, total: Float64[Tensor, " parameters"]) -> Float[Tensor, " parameters"]:
+    def add_noise(self, total: Float64[Tensor, " parameters"]) -> Float[Tensor, " parameters"]:
         """Return a sum of rows with fresh noise, in the units of ``clip_norm``, float32."""
         drawn = self._noise.sample(total.shape, device=total.device)
         return ((total + drawn) * self.granularity).float()
@@ -293,7 +293,7 @@ class RowGradients:
         device = self._pieces[0].features.device
         with self.stream.active(), torch.no_grad(), computing_in(self.precision, device):
             rows = [self.forward(one.features, one.keys, one.present) for one in self._pieces]
-            return widened(torch.cat(rows))
+            return widen_floats(torch.cat(rows))
 
     def total(self, gradient: CutRows) -> Float64[Tensor, " parameters"]:
         """Return the sum of the rows' clipped gradients in whole units, without noise.
@@ -361,7 +361,7 @@ class PrivateBackwardStep:
             this gradient had been published.
         """
         count = len(gradient)
-        flat = self.noise.noised(self.total(gradient * count)) / count
+        flat = self.noise.add_noise(self.total(gradient * count)) / count
         parameters = list(self.bottom.parameters())
         parts = flat.split([value.numel() for value in parameters])
         for parameter, part in zip(parameters, parts, strict=True):

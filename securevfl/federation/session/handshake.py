@@ -293,7 +293,7 @@ class Joined:
 
 
 @contextmanager
-def joined(
+def join_session(
     config: FederationConfig,
     identity: Identity,
     pinned: Mapping[str, str],

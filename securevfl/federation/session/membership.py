@@ -83,7 +83,7 @@ class Presence:
         return self.spans[-1].after if self.spans else 0
 
     @property
-    def stayed(self) -> frozenset[str]:
+    def continuing_parties(self) -> frozenset[str]:
         """Names of those that were in the last session, or must be in any."""
         current = self.current
         return frozenset(
@@ -105,7 +105,7 @@ class Presence:
             awaited: Names of those whom this session is for.
         """
         everybody = frozenset(self._names.values())
-        needed = self.stayed | set(awaited)
+        needed = self.continuing_parties | set(awaited)
 
         def enough(joined: Collection[str], waited_s: float) -> bool:
             there = everybody.intersection(joined)

@@ -216,7 +216,7 @@ class PeersHere(Peers):
         Reveals:
             What :meth:`Peers.tell` reveals; here all is in one process.
         """
-        self._handled(message, self.ranks if ranks is None else ranks)
+        self._deliver(message, self.ranks if ranks is None else ranks)
 
     def ask(self, message: TypedMessage, answer: type[M], **_known: Any) -> list[M]:
         """Let every secondary handle a message, and return their answers.
@@ -224,7 +224,7 @@ class PeersHere(Peers):
         Reveals:
             What :meth:`Peers.ask` reveals.
         """
-        answers = self._handled(message, self.ranks)
+        answers = self._deliver(message, self.ranks)
         assert all(type(one) is answer for one in answers), "handlers answer with one type"
         assert len(answers) == len(self._secondaries), "every secondary answers once"
         return answers
@@ -238,7 +238,7 @@ class PeersHere(Peers):
         words = self._words.pop(round_number)
         return InProcessSum()([to_device(own, words[0].device), *words])
 
-    def _handled(self, message: TypedMessage, ranks: Sequence[int]) -> list[Any]:
+    def _deliver(self, message: TypedMessage, ranks: Sequence[int]) -> list[Any]:
         reply = ReplyHere()
         for rank in ranks:
             self._secondaries[rank].handle(message, reply)

@@ -96,7 +96,7 @@ def attempt(attack: Attack, evidence: Evidence, *, seeds: int) -> list[Leak]:
 # Confidence intervals.
 
 
-def bootstrapped(statistic: Callable[[Any], float], rows: int) -> tuple[float, float]:
+def bootstrap_interval(statistic: Callable[[Any], float], rows: int) -> tuple[float, float]:
     """Return the interval of a statistic over resampled rows.
 
     Args:
@@ -127,7 +127,7 @@ def needs_links(evidence: Evidence) -> str | None:
     return None
 
 
-def explained(
+def explained_share(
     errors: Float64[np.ndarray, "rows ..."], trivial: Float64[np.ndarray, "rows ..."]
 ) -> float:
     """Return the share of squared errors that a guess takes away from those of a trivial one."""
@@ -137,8 +137,10 @@ def explained(
 def explained_between(
     errors: Float64[np.ndarray, "rows ..."], trivial: Float64[np.ndarray, "rows ..."]
 ) -> tuple[float, float]:
-    """Return the interval of :func:`explained`."""
-    return bootstrapped(lambda chosen: explained(errors[chosen], trivial[chosen]), len(errors))
+    """Return the interval of :func:`explained_share`."""
+    return bootstrap_interval(
+        lambda chosen: explained_share(errors[chosen], trivial[chosen]), len(errors)
+    )
 
 
 # Guesses of labels, and how good they are: AUC of two classes, accuracy of more.
@@ -198,7 +200,7 @@ def label_success_of(
     labels = evidence.labels
     value = np.mean([label_success(labels[one.rows], one.scores) for one in guesses])
     ends = [
-        bootstrapped(
+        bootstrap_interval(
             lambda chosen, one=one: label_success(  # type: ignore[misc]
                 labels[one.rows[chosen]], one.scores[chosen]
             ),
@@ -253,7 +255,7 @@ def some_known(
     return np.concatenate(found)
 
 
-def matched(
+def match_clusters(
     clusters: Int64[np.ndarray, " rows"], labels: Int64[np.ndarray, " rows"], *, classes: int
 ) -> Float64[np.ndarray, "rows classes"]:
     """Return scores of clusters as classes, matched so that most guesses are right."""
@@ -269,11 +271,11 @@ def matched(
 def matched_by_chance(
     clusters: Int64[np.ndarray, " rows"], labels: Int64[np.ndarray, " rows"], *, classes: int
 ) -> float:
-    """Return the success of :func:`matched` where clusters say nothing."""
+    """Return the success of :func:`match_clusters` where clusters say nothing."""
     random = np.random.default_rng(0)
     found = []
     for _ in range(20):
         shuffled = random.permutation(labels)
-        scores = matched(clusters, shuffled, classes=classes)
+        scores = match_clusters(clusters, shuffled, classes=classes)
         found.append(label_success(shuffled, scores))
     return float(np.mean(found))

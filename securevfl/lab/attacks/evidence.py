@@ -180,12 +180,14 @@ class Evidence:
         """The views of secondaries that were recorded to the run's end, with their links."""
         return [one for one in self.secondaries.values() if "links" in one.held]
 
-    def linked(self, view: PartyView) -> Any:
+    def linked_rows(self, view: PartyView) -> Any:
         """Return which of the primary's rows have a record of a secondary's."""
         return (view.array("links") >= 0).any(axis=1)
 
     @cached_property
-    def released(self) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, "rows numbers"]]:
+    def released_averages(
+        self,
+    ) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, "rows numbers"]]:
         """Row ids, and the averages that were released for them by the encoders of the end.
 
         They are all rows of a frozen run, and the test rows of any other.

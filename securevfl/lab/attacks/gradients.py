@@ -138,7 +138,9 @@ class GradientClusters:
                 .astype(np.int64)
             )
             chances.append(attack.matched_by_chance(clusters, labels, classes=classes))
-            guesses.append(attack.Guess(rows, attack.matched(clusters, labels, classes=classes)))
+            guesses.append(
+                attack.Guess(rows, attack.match_clusters(clusters, labels, classes=classes))
+            )
         floor = max(float(np.mean(chances)), attack.label_floor(evidence, rows))
         yield _finding(
             self.name,

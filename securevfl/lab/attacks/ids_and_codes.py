@@ -188,7 +188,7 @@ class CodePlaces:
                 about=view.name,
                 channel="linkage",
                 measure="R2; share of the keys' variance that is explained",
-                value=attack.explained(wrong, trivial),
+                value=attack.explained_share(wrong, trivial),
                 interval=attack.explained_between(wrong, trivial),
                 floor=0.0,
                 floor_is="the mean of known keys",

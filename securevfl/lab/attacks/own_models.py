@@ -42,10 +42,12 @@ def _missing(evidence: Evidence) -> str | None:
 
 def _representations(view: PartyView) -> Float64[np.ndarray, "rows numbers"]:
     terms = view.array("terms").astype(np.float64)
-    return scaled(terms.reshape(len(terms), -1))
+    return standardise(terms.reshape(len(terms), -1))
 
 
-def scaled(numbers: Float64[np.ndarray, "rows numbers"]) -> Float64[np.ndarray, "rows numbers"]:
+def standardise(
+    numbers: Float64[np.ndarray, "rows numbers"],
+) -> Float64[np.ndarray, "rows numbers"]:
     """Return columns of mean 0 and deviation 1."""
     found: Float64[np.ndarray, "rows numbers"] = StandardScaler().fit_transform(numbers)
     return found
@@ -68,11 +70,11 @@ class ModelCompletion:
         """
         each = max(2, KNOWN // evidence.classes)
         for view in evidence.secondaries.values():
-            rows = evidence.train[evidence.linked(view)[evidence.train]]
+            rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
             inputs = _representations(view)
-            own = scaled(evidence.own_columns(view))
-            by_model = _completed(evidence, inputs, rows, each=each, seeds=seeds)
-            by_columns = _completed(evidence, own, rows, each=each, seeds=seeds)
+            own = standardise(evidence.own_columns(view))
+            by_model = _completion_guesses(evidence, inputs, rows, each=each, seeds=seeds)
+            by_columns = _completion_guesses(evidence, own, rows, each=each, seeds=seeds)
             columns, _ = attack.label_success_of(evidence, by_columns)
             told = attack.label_leak(
                 self.name,
@@ -87,7 +89,7 @@ class ModelCompletion:
             )
             yield told
             others = evidence.other_rows
-            others = others[evidence.linked(view)[others]]
+            others = others[evidence.linked_rows(view)[others]]
             if min(len(rows), len(others)) < _LEAST_COMPARED:
                 continue
             gap, interval = _memory(evidence, inputs, rows, others, each=each)
@@ -125,7 +127,7 @@ def _memory(
     return gap, (gap - width, gap + width)
 
 
-def _completed(
+def _completion_guesses(
     evidence: Evidence,
     inputs: Float64[np.ndarray, "rows numbers"],
     rows: Int64[np.ndarray, " some"],
@@ -173,14 +175,14 @@ class OwnClusters:
         """Yield, for each secondary, the success of clusters, beside those of its own columns."""
         classes = evidence.classes
         for view in evidence.secondaries.values():
-            rows = evidence.train[evidence.linked(view)[evidence.train]]
+            rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
             rows = np.random.default_rng(0).permutation(rows)[:_MOST_ROWS]
             labels = evidence.labels[rows]
-            own = scaled(evidence.own_columns(view))
+            own = standardise(evidence.own_columns(view))
             guesses = []
             for numbers in (_representations(view), own):
                 clusters = _clusters(numbers[rows], classes)
-                scores = attack.matched(clusters, labels, classes=classes)
+                scores = attack.match_clusters(clusters, labels, classes=classes)
                 guesses.append(attack.Guess(rows, scores))
             columns, _ = attack.label_success_of(evidence, guesses[1:])
             yield attack.label_leak(

@@ -34,7 +34,7 @@ def _missing(evidence: Evidence) -> str | None:
         return "needs the views of all parties to the run's end"
     if not evidence.noise_deviation:
         return "the run promised no noise"
-    if len(evidence.released[0]) < 2:
+    if len(evidence.released_averages[0]) < 2:
         return "no average came from the encoders of the run's end"
     if any(len(one["active"]) < evidence.parties for one in evidence.primary.lines):
         return "secondaries were absent, and the noise was another then"
@@ -43,7 +43,7 @@ def _missing(evidence: Evidence) -> str | None:
 
 def residuals(evidence: Evidence) -> Float64[np.ndarray, "rows numbers"]:
     """Return the noise of the released averages, over its promised deviation."""
-    rows, averages = evidence.released
+    rows, averages = evidence.released_averages
     return (averages - evidence.without_noise(rows)) / evidence.noise_deviation
 
 
@@ -254,6 +254,6 @@ def _finding(
         interval=interval,
         floor=floor,
         floor_is="what was promised" if floor == 1 else "a coin",
-        rows=len(evidence.released[0]),
+        rows=len(evidence.released_averages[0]),
         violates=violated,
     )

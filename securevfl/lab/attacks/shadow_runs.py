@@ -143,7 +143,7 @@ class ShadowRuns:
                 channel="publication of the model",
                 measure=measure,
                 value=of(rows, statistic),
-                interval=attack.bootstrapped(
+                interval=attack.bootstrap_interval(
                     lambda some, one=statistic: of(rows[some], one),  # type: ignore[misc]
                     len(rows),
                 ),
@@ -163,14 +163,14 @@ class ShadowRuns:
             path = folder / f"{evidence.run}-{number}.npz"
             if not path.exists():
                 shadows.tell(f"{self.name}: shadow run {number + 1} of {shadows.runs}")
-                confidence, inside = self._trained(evidence, shadows.tables, number)
+                confidence, inside = self._train_shadow(evidence, shadows.tables, number)
                 files.write_arrays(path, {"confidences": confidence, "members": inside})
             with np.load(path, allow_pickle=False) as kept:
                 confidences.append(kept["confidences"])
                 members.append(kept["members"])
         return Seen(confidences=np.stack(confidences), members=np.stack(members))
 
-    def _trained(
+    def _train_shadow(
         self, evidence: Evidence, tables: Mapping[str, PartyTable], number: int
     ) -> tuple[Float64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
         """Train one shadow run; return what it says of all rows, and which it has learned from."""

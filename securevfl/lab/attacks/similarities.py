@@ -56,7 +56,7 @@ class _Similarities:
         # In units of the deviation. What is sent has no other part.
         self.noise = float(np.std(self.sent[taught] - exact))
 
-    def guessed(self) -> Float64[np.ndarray, "rows links"]:
+    def guess_distances(self) -> Float64[np.ndarray, "rows links"]:
         """Return the most likely distance of each similarity, with a standard normal prior."""
         found: Float64[np.ndarray, "rows links"]
         found = self.mean - self.deviation * self.sent / (1 + self.noise**2)
@@ -77,7 +77,7 @@ class SimilarityDistance:
         """Yield, for each secondary, the share of the distances' variance that is explained."""
         for view in evidence.with_links:
             known = _Similarities(evidence, view)
-            right, guess = known.distances[known.rows], known.guessed()[known.rows]
+            right, guess = known.distances[known.rows], known.guess_distances()[known.rows]
             yield _finding(
                 self.name,
                 evidence,
@@ -135,7 +135,7 @@ def _places(
     seed: int,
 ) -> Float64[np.ndarray, "some dimension"]:
     random = np.random.default_rng(seed)
-    guessed = np.maximum(known.guessed(), 0.0)
+    guessed = np.maximum(known.guess_distances(), 0.0)
     # Of a distance that was guessed: noise that the prior has not taken away.
     blur = known.deviation * max(known.noise / np.sqrt(1 + known.noise**2), 0.05)
     found = []
@@ -177,7 +177,7 @@ def _finding(
         about=view.name,
         channel="similarities",
         measure=measure,
-        value=attack.explained(errors, trivial),
+        value=attack.explained_share(errors, trivial),
         interval=attack.explained_between(errors, trivial),
         floor=0.0,
         floor_is=floor_is,

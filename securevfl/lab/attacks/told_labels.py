@@ -73,11 +73,11 @@ class ClassSums:
         labels are in the sums than on others is what the sums say of these labels.
         """
         for view in evidence.secondaries.values():
-            rows = evidence.train[evidence.linked(view)[evidence.train]]
+            rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
             terms = view.array("terms").astype(np.float64)
             guess = attack.Guess(rows, terms.reshape(len(terms), -1)[rows])
             others = evidence.other_rows
-            others = others[evidence.linked(view)[others]]
+            others = others[evidence.linked_rows(view)[others]]
             elsewhere = attack.label_success(
                 evidence.labels[others], terms.reshape(len(terms), -1)[others]
             )

@@ -169,8 +169,8 @@ class _Seen:
             found = [(one + 0.5) * width - shift for one in cells]
         for _ in range(_PASSES if self._cells else 1):
             # Records by rows, then rows by records.
-            found[1] = _placed(found[1], by=found[0], squared=self.squared)
-            found[0] = _placed(found[0], by=found[1], squared=self.squared.T)
+            found[1] = _place_keys(found[1], by=found[0], squared=self.squared)
+            found[0] = _place_keys(found[0], by=found[1], squared=self.squared.T)
             # Distances leave a common shift open, which known rows say.
             apart = (taught - found[0][order]).mean(axis=0)
             found = [one + apart for one in found]
@@ -178,7 +178,7 @@ class _Seen:
         return _Guesses(found, self.places, order)
 
 
-def _placed(before: Places, *, by: Places, squared: Float64[np.ndarray, "by asked"]) -> Places:
+def _place_keys(before: Places, *, by: Places, squared: Float64[np.ndarray, "by asked"]) -> Places:
     """Return keys placed by others whose place is known; unchanged where these are too few.
 
     Args:
@@ -189,12 +189,12 @@ def _placed(before: Places, *, by: Places, squared: Float64[np.ndarray, "by aske
     there, found = ~np.isnan(by[:, 0]), before.copy()
     for number in range(len(before)):
         anchors = np.flatnonzero(there & ~np.isnan(squared[:, number]))[:_ANCHORS]
-        if (place := _located(by[anchors], squared[anchors, number])) is not None:
+        if (place := _locate_key(by[anchors], squared[anchors, number])) is not None:
             found[number] = place
     return found
 
 
-def _located(
+def _locate_key(
     anchors: Float64[np.ndarray, "some key_dim"], squared: Float64[np.ndarray, " some"]
 ) -> Float64[np.ndarray, " key_dim"] | None:
     """Return the place at these distances, by least squares; None if it is not determined."""

@@ -88,18 +88,18 @@ def guesses_chance(
 def least_epsilon(*, canaries: int, guesses: int, right: int, delta: float) -> float:
     """Return a lower bound on epsilon, wrong with probability :data:`FALSE_ALARM` at most."""
 
-    def refuted(epsilon: float) -> bool:
+    def is_refuted(epsilon: float) -> bool:
         chance = guesses_chance(
             canaries=canaries, guesses=guesses, right=right, epsilon=epsilon, delta=delta
         )
         return chance <= FALSE_ALARM
 
     low, high = 0.0, 64.0
-    if not refuted(low):
+    if not is_refuted(low):
         return 0.0
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return low
 
 

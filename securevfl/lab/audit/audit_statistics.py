@@ -414,7 +414,7 @@ def row_correlation(noise: Float[np.ndarray, "rounds rows width"]) -> float:
     rounds, rows, width = noise.shape
     lags = np.arange(1, rows)
     bound = correlation_bound((rows - lags) * width, tests=rounds * (rows - 1))
-    return max(float(np.max(np.abs(_lagged(one, one)[lags]) / bound)) for one in noise)
+    return max(float(np.max(np.abs(_lagged_products(one, one)[lags]) / bound)) for one in noise)
 
 
 def coordinate_correlation(noise: Float[np.ndarray, "rounds rows width"]) -> float:
@@ -425,7 +425,7 @@ def coordinate_correlation(noise: Float[np.ndarray, "rounds rows width"]) -> flo
     columns = noise.reshape(-1, width).T
     lags = np.arange(1, width)
     bound = correlation_bound((width - lags) * columns.shape[1], tests=width - 1)
-    return float(np.max(np.abs(_lagged(columns, columns)[lags]) / bound))
+    return float(np.max(np.abs(_lagged_products(columns, columns)[lags]) / bound))
 
 
 def round_correlation(noise: Float[np.ndarray, "rounds rows width"]) -> float:
@@ -435,13 +435,13 @@ def round_correlation(noise: Float[np.ndarray, "rounds rows width"]) -> float:
     overlap = (rows - np.arange(rows)) * width
     bound = correlation_bound(overlap, tests=len(pairs) * (2 * rows - 1))
     return max(
-        float(np.max(np.abs(_lagged(noise[one], noise[other])) / bound))
+        float(np.max(np.abs(_lagged_products(noise[one], noise[other])) / bound))
         for first, second in pairs
         for one, other in ((first, second), (second, first))
     )
 
 
-def _lagged(
+def _lagged_products(
     one: Float[np.ndarray, "rows width"], other: Float[np.ndarray, "rows width"]
 ) -> Float[np.ndarray, " rows"]:
     """Return ``sum_i <one_i, other_(i + lag)>`` for every lag from 0, by Fourier transform."""

@@ -77,7 +77,7 @@ def run_party(folder: Path, rank: int) -> None:
             others = [bounded_rows(r, **shape).double() for r in bench.secondaries]
             exact = sum(others, start=torch.zeros(1)).reshape(-1) / len(others)
         rounds: dict[str, Callable[[int], Measured]] = {
-            name: partial(_measured, variant, exact) for name, variant in bench.variants.items()
+            name: partial(_time_variant, variant, exact) for name, variant in bench.variants.items()
         }
         write_json(folder / f"result-{rank}.json", _measure(rounds, job["repeats"]))
         # Nobody leaves while another party still measures.
@@ -122,7 +122,7 @@ def _measure(
     }
 
 
-def _measured(variant: Variant, exact: torch.Tensor | None, round_number: int) -> Measured:
+def _time_variant(variant: Variant, exact: torch.Tensor | None, round_number: int) -> Measured:
     before = own_traffic()
     # All parties have looked by now.
     dist.barrier()

@@ -173,7 +173,7 @@ class ComparedKeys(ABC):
     def nearest_of(self, keys: Any, ids: Chosen, k: int) -> LinkTable:
         """Link each of some rows' keys to the ``k`` nearest of the records with these numbers."""
 
-    def swapped(self: Own) -> Own:
+    def swap_roles(self: Own) -> Own:
         """Exchange the parties' roles."""
         return replace(self, primary=self.records, records=self.primary)
 

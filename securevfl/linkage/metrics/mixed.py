@@ -145,7 +145,7 @@ class Mixed(Metric):
             return keys
         rules = BlockingRules.parse(spec.blocking, spec.kinds)
         candidates = RuleCandidates.of(rules, primary.columns, records.columns)
-        return keys.blocked(candidates, neighbours)
+        return keys.with_candidates(candidates, neighbours)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

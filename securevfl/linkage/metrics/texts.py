@@ -105,7 +105,7 @@ def exact_texts(spec: KeySpec, keys: Keys) -> list[str | None]:
         DataError: If there are no rows, or a value is no text.
     """
     form = normalise_text if spec.fold else trimmed_text
-    columns = [_formed(keys.columns, name, form, whose=keys.name) for name in keys.columns]
+    columns = [_form_texts(keys.columns, name, form, whose=keys.name) for name in keys.columns]
     if not columns or not columns[0]:
         raise DataError(f"keys of {keys.name}: has no rows")
     # With its length before it, a text's end is where it is: "a b", "c" is not "a", "b c".
@@ -130,7 +130,7 @@ def numbered_keys(primary: Sequence[Any], records: Sequence[Any]) -> ExactKeys:
     return ExactKeys(primary=numbers[: len(primary)], records=numbers[len(primary) :])
 
 
-def _formed(columns: Columns, name: str, form: Any, *, whose: str) -> list[str]:
+def _form_texts(columns: Columns, name: str, form: Any, *, whose: str) -> list[str]:
     """Return a column's texts in their form, empty where one is missing."""
     for row, text in enumerate(columns[name], 1):
         if not (text is None or isinstance(text, str)):
@@ -327,4 +327,4 @@ class Levenshtein(Metric):
                 records=gram_matrix(keys.records),
                 least_overlap=spec.blocking,
             )
-        return keys.blocked(candidates, neighbours)
+        return keys.with_candidates(candidates, neighbours)

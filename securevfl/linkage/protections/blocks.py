@@ -174,7 +174,7 @@ def _compare(
         if len(records)
     ]
     for block, near in zip(blocks, link(blocks, links.num_links), strict=True):
-        near = near.numbered(block.records)
+        near = near.renumber(block.records)
         indices = np.concatenate([links.indices[block.rows], near.indices], axis=1)
         distances = np.concatenate([links.distances[block.rows], near.distances], axis=1)
         order = np.lexsort((indices, distances), axis=1)[:, : links.num_links]

@@ -198,14 +198,14 @@ class Blockwise(Coordinated):
 
     def figures(self, spec: LinkSpec, primary: KeyTable, records: KeyTable) -> dict[str, Any]:
         """Return how many pairs are compared, and how many ciphertexts that takes."""
-        mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
+        mine, theirs = quantise_keys(spec.keys, primary), quantise_keys(spec.keys, records)
         return {"comparing": comparing_cost(spec, mine, theirs, lanes=self.lanes(spec))}
 
     def compare(
         self, spec: LinkSpec, primary: KeyTable, records: KeyTable, secret: LinkageSecret
     ) -> QuantisedKeys:
         """Compare keys as whole numbers of 16 bits."""
-        mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
+        mine, theirs = quantise_keys(spec.keys, primary), quantise_keys(spec.keys, records)
         return QuantisedKeys(
             primary=mine.astype(np.float64),
             records=theirs.astype(np.float64),
@@ -216,7 +216,7 @@ class Blockwise(Coordinated):
         self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, take: Take
     ) -> None:
         """Record grid cells, if any, and squared distances."""
-        mine, theirs = (quantised(spec.keys, keys) for keys in (primary, own))
+        mine, theirs = (quantise_keys(spec.keys, keys) for keys in (primary, own))
         if width := spec.cell_units:
             shift = fresh_shift(mine.shape[1])
             mine, theirs = mine + shift, theirs + shift
@@ -234,7 +234,7 @@ class Blockwise(Coordinated):
             To each secondary: the shift of the grid.
         """
         spec, lines = party.spec, party.lines
-        units = quantised(spec.keys, party.keys)
+        units = quantise_keys(spec.keys, party.keys)
         tag = table_tag(party.cache.folder, units)
         if spec.hiding.cell is not None:
             shift = fresh_shift(units.shape[1])
@@ -258,7 +258,7 @@ class Blockwise(Coordinated):
             To the primary and the coordinator: how many records there are, and their tag.
         """
         spec, lines = party.spec, party.lines
-        units = quantised(spec.keys, party.keys)
+        units = quantise_keys(spec.keys, party.keys)
         primary, coordinator = spec.roles.primary, spec.roles.helpers["coordinator"]
         offer = Offer(records=len(units), tag=table_tag(party.cache.folder, units))
         lines.send(offer.to_message(), primary, coordinator)
@@ -407,7 +407,7 @@ def _record_distances(
     )
 
 
-def quantised(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, "rows key_dim"]:
+def quantise_keys(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, "rows key_dim"]:
     """Return numeric keys as whole numbers of 16 bits within the agreed ranges.
 
     Raises:

@@ -253,7 +253,7 @@ class Keyholder:
                 for axis in units[start : start + lanes.count].T.tolist()
             )
         tasks = [(self._public, part) for part in parts_of(plain, _ENCRYPTIONS_A_TASK)]
-        made = (one for part in apply(_encrypted, tasks) for one in part)
+        made = (one for part in apply(_encrypt_values, tasks) for one in part)
         packed = []
         for units in blocks:
             packs = tuple(
@@ -296,7 +296,7 @@ class Keyholder:
                 tasks.append((self._private, part, lanes.width))
                 start = pack * lanes.count
                 targets.append(share[start : start + lanes.count, first : first + len(part)])
-        answered = zip(targets, apply(_decrypted, tasks), strict=True)
+        answered = zip(targets, apply(_decrypt_lanes, tasks), strict=True)
         for done, (target, plain) in enumerate(answered, 1):
             for record, lane_values in enumerate(plain):
                 target[:, record] = lane_values[: len(target)]
@@ -373,7 +373,7 @@ def masked_distances(
             target = share[start : start + lanes.count, first : first + len(keys)]
             targets.append((answers[pack], target))
             tasks.append((packed.modulus, packed.packs[pack], keys, own, len(target)))
-    for (into, target), (part, masks) in zip(targets, apply(_masked, tasks), strict=True):
+    for (into, target), (part, masks) in zip(targets, apply(_mask_answers, tasks), strict=True):
         into += part
         target[:] = masks
     return found
@@ -391,12 +391,12 @@ def parts_of(values: list[Any], size: int) -> list[list[Any]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def _encrypted(task: tuple[Any, list[int]]) -> list[int]:
+def _encrypt_values(task: tuple[Any, list[int]]) -> list[int]:
     public, values = task
     return [int(public.raw_encrypt(value)) for value in values]
 
 
-def _masked(
+def _mask_answers(
     task: tuple[int, tuple[int, ...], list[list[int]], list[int], int],
 ) -> tuple[list[int], UInt64[np.ndarray, "filled records"]]:
     """Return the answers of a few records to one pack, and the secondary's shares of them."""
@@ -417,7 +417,7 @@ def _masked(
     return answers, share
 
 
-def _decrypted(task: tuple[Any, list[int], int]) -> list[list[int]]:
+def _decrypt_lanes(task: tuple[Any, list[int], int]) -> list[list[int]]:
     """Return the lanes of each ciphertext mod 2^64."""
     private, ciphertexts, width = task
     lanes = (private.public_key.n.bit_length() - 1) // width

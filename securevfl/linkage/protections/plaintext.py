@@ -85,9 +85,11 @@ class PresentKeys(ComparedKeys):
             links.put(there, self.metric.nearest(keys[there], k, eligible=eligible))
         return links
 
-    def swapped(self) -> "PresentKeys":
+    def swap_roles(self) -> "PresentKeys":
         """Exchange the parties' roles."""
-        return PresentKeys(metric=self.metric.swapped(), primary=self.records, records=self.primary)
+        return PresentKeys(
+            metric=self.metric.swap_roles(), primary=self.records, records=self.primary
+        )
 
     def figures(self) -> Mapping[str, Any]:
         """Return figures for the log on how keys were compared."""
@@ -268,13 +270,13 @@ class Plaintext(KeysAsTheyAre):
         cache: LinkCache,
     ) -> LinkedSecondary:
         metric, similar = self.compare(spec, primary, own), None
-        if spec.choice.fixed:
+        if spec.choice.is_fixed:
             kept = cache.get(
                 links_key(spec, primary, own),
                 lambda: links_to_cache(spec, lambda: find_candidates(spec, metric)),
             )
             similar = kept.similar
-            source: LinkSource = FixedLinks(table=kept.ranked)
+            source: LinkSource = FixedLinks(table=kept.ranked_links)
         else:
             source = source_of_metric(spec, metric)
             if spec.similarities is not None:

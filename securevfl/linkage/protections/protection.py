@@ -112,7 +112,7 @@ def linked_primary(
     return LinkedPrimary(
         keys=model_keys(scaler, keys),
         key_scale=scale_of(scaler),
-        similarities=stacked(similarities),
+        similarities=stack_similarities(similarities),
         alignment=Alignment(
             names=spec.roles.present,
             linked=np.stack([one.rows for one in told], axis=1),
@@ -123,7 +123,7 @@ def linked_primary(
     )
 
 
-def stacked(
+def stack_similarities(
     parts: Sequence[Float32[np.ndarray, "rows links"] | None],
 ) -> Float32[np.ndarray, "rows secondaries links"] | None:
     """Put the similarities of all secondaries side by side; None if there are none."""

@@ -167,7 +167,7 @@ class Lists(TypedMessage):
             ProtocolError: If they are not what was agreed on.
         """
         apart = message.figure("apart", bool)
-        pairs_due = spec.choice.links_per_record is not None and not spec.choice.fixed
+        pairs_due = spec.choice.links_per_record is not None and not spec.choice.is_fixed
         most = most_pairs(rows=rows, records=records, cap=spec.choice.links_per_record)
         message.require_only("apart", *(("starts", "records") if pairs_due else ("indices",)))
         if pairs_due:

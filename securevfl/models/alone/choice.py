@@ -96,7 +96,7 @@ def decide(
     """
     if scale is None:
         scale = choose_scale(head, base=base, joint=joint, targets=targets)
-    losses = head.row_losses(scaled(base, joint, scale), targets)
+    losses = head.row_losses(mix_outputs(base, joint, scale), targets)
     gain, error = _gain(head.row_losses(alone, targets) - losses)
     return Decision(
         used="joint" if scale > 0 and gain > error else "alone",
@@ -123,7 +123,7 @@ def choose_scale(
         targets: As in :func:`decide`.
     """
     means = {
-        step: float(head.row_losses(scaled(base, joint, step / _RULE_STEPS), targets).mean())
+        step: float(head.row_losses(mix_outputs(base, joint, step / _RULE_STEPS), targets).mean())
         for step in range(_RULE_STEPS + 1)
     }
     # A joint model with outputs that are not finite gets no weight.
@@ -150,7 +150,7 @@ def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
     return float(differences.mean()), error
 
 
-def scaled(
+def mix_outputs(
     base: Float[Tensor, "rows outputs"], joint: Float[Tensor, "rows outputs"], scale: float
 ) -> Float[Tensor, "rows outputs"]:
     """Return (1 - lambda) base + lambda joint; a part with weight 0 may have any values."""
@@ -241,7 +241,7 @@ class Alone:
         """
         return self.best.model.margins(inputs)
 
-    def measured(
+    def measure(
         self, inputs: OwnInputs, targets: Shaped[np.ndarray, " rows"]
     ) -> dict[str, Metrics]:
         """Return every metric of labelled rows for each candidate.
