@@ -32,12 +32,12 @@ from securevfl.federation.saved_model import PrimaryPart, SavedModel
 from securevfl.federation.session.membership import absent_names, in_blocks
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.protections.psi import most_keys
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.tasks import Metrics
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
+from securevfl.stages.psi.psi import most_keys
 
 # New rows, as a request takes them.
 

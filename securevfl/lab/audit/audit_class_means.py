@@ -37,12 +37,6 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.federation.build import bottom_at_work
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.class_means.class_labels import ClassLabels, LabelNoise, class_labels_of
-from securevfl.federation.class_means.class_means_stage import (
-    ClassMeansPrimary,
-    ClassMeansSecondary,
-    deal_class_sums,
-)
 from securevfl.federation.encoder_fitting import ClassMeansFitting, FittedBottom
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
@@ -63,6 +57,12 @@ from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.tasks import TaskHead
+from securevfl.stages.class_means.class_labels import ClassLabels, LabelNoise, class_labels_of
+from securevfl.stages.class_means.class_means_stage import (
+    ClassMeansPrimary,
+    ClassMeansSecondary,
+    deal_class_sums,
+)
 from securevfl.transport.message import Message, MessageKind
 
 # Are class sums noised, and labels drawn, as promised? Tests on what each side gets to see.
