@@ -1,7 +1,7 @@
-"""Optional parts of a run: their folders in ``securevfl.stages``, and what each plugs in where.
+"""Manifests of the optional parts of a run, one for each folder of ``securevfl.stages``.
 
-A stage is a folder. Its ``__init__`` holds a manifest, ``STAGE``, which names what the stage adds as
-``module:object``: a process loads the parts that its run has, and no others.
+The ``STAGE`` of a folder names what it adds as ``module:object``. A process loads the parts that its
+run has, and no others.
 """
 
 import importlib
@@ -16,7 +16,7 @@ _FOLDER: Final = "securevfl.stages"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The manifest of a stage; every value is a ``module:object``, its module in the stage's folder."""
+    """The manifest of a stage; a value is a ``module:object`` of the stage's own folder."""
 
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Metrics of keys (:class:`~securevfl.linkage.metrics.metric.Metric`) by name."""

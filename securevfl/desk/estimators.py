@@ -250,7 +250,7 @@ def train_alone_on(
 # What ``fit`` and ``predict`` are given, as frames and parties' tables.
 
 PRIMARY: Final = "primary"
-"""What the party is called whose rows ``X`` has."""
+"""Name of the party whose rows ``X`` has."""
 
 
 def frame_of(estimator: Any, X: Any, *, reset: bool) -> pd.DataFrame:

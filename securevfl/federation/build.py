@@ -60,7 +60,7 @@ class BottomAtWork:
     bottom: nn.Module
     features: Float32[np.ndarray, "records features"]
     row_by_row: bool
-    """Whether each row passes it alone."""
+    """True if the bottom model takes one row at a time."""
 
 
 def bottom_at_work(

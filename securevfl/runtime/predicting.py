@@ -53,8 +53,8 @@ class NamedRows:
     row_name: str = "row"
     """The heading of the names."""
     linkable: Bool[np.ndarray, " rows"]
-    """Which rows have a key. The others are predicted without the secondaries, and cost nothing;
-    where keys are numbers, they have a substitute that nothing is linked by."""
+    """Mask of the rows that have a key. The others are predicted without the secondaries, and cost
+    nothing; where keys are numbers, they have a substitute that nothing is linked by."""
 
     @classmethod
     def all_of(cls, table: PartyTable) -> "NamedRows":
@@ -68,7 +68,7 @@ _ORDINARY: Final = 1e9
 """Values up to here, scaled and as they are, are not looked at further."""
 
 _LARGEST: Final = 1e30
-"""Of an output without partners; their average adds what float32 still holds."""
+"""Largest size of an output without partners; their average adds what float32 still holds."""
 
 
 class NotFiniteError(DataError):
@@ -377,7 +377,7 @@ class PredictionSession:
     """
 
     broken = False
-    """Whether an error has left the parties in the middle of a request."""
+    """True if an error has left the parties in the middle of a request."""
 
     def __init__(
         self,

@@ -316,7 +316,7 @@ class OtherParties:
     fit_class_means: Callable[[Callable[[Sequence[str]], ClassLabels]], None] | None = None
     """Lets secondaries fit class means, where their encoders are such."""
     presence: Presence | None = None
-    """Which secondaries took part, and when; None where all always do."""
+    """Record of which secondaries took part, and when; None where all always do."""
     recorder: Recorder | None = None
     """Records what the primary receives and holds, where that is asked for."""
 

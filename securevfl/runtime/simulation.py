@@ -59,7 +59,7 @@ class RunResult(Summarised):
     """Loss of every training round of this call, in order."""
 
     ledger: list[dict[str, Any]]
-    """What the primary's ledger holds of the run, one mapping a line."""
+    """Lines of the primary's ledger about the run, one mapping a line."""
 
     base: Base | None = field(default=None, repr=False)
     """The base that is averaged with the joint model; None without one."""
@@ -253,7 +253,7 @@ class _Links:
     counts: dict[str, Any]
     """Each secondary's numbers of links, for the figures."""
     linked_rows: dict[str, Any] | None
-    """What each has said of them to the primary."""
+    """Linked-row count that each secondary has reported to the primary."""
 
 
 class _Simulation:

@@ -15,7 +15,7 @@ _AIMS = {
     "links": "which rows have a link",
     "members": "which records are there",
 }
-"""What attacks guess, in the order of the picture; others check the noise, and guess nothing."""
+"""Targets of attacks, in the order of the picture; others check the noise, and guess nothing."""
 
 
 def attacked(run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Picture:
 
     svg: str
     caption: str
-    """What it shows, and what to look for."""
+    """Content of the picture, and what to look for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class Section:
 
     title: str
     notes: list[str] = field(default_factory=list)
-    """What is missing and why, and where more is."""
+    """Remarks on what is missing and why, and where more is."""
     pictures: list[Picture] = field(default_factory=list)
 
 

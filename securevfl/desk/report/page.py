@@ -34,7 +34,7 @@ TITLES = {
     "gone": "if it is gone tomorrow (the kept model, without it)",
     "again": "if it leaves, and the model is trained again without it",
 }
-"""Of the two readings, by their names in ``contribution.json``."""
+"""Titles of the two readings, by their names in ``contribution.json``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,8 +30,8 @@ class Finding:
     """What one check came to."""
 
     check: str
-    """What was checked: ``chain``, ``signatures``, ``heads``, ``end``, ``checkpoints``, ``records``
-    or ``figures``."""
+    """Name of the check: ``chain``, ``signatures``, ``heads``, ``end``, ``checkpoints``,
+    ``records`` or ``figures``."""
     party: str
     """Whose ledger it was about."""
     good: bool | None
@@ -46,7 +46,7 @@ class _File:
     party: str
     path: Path
     live: bool
-    """Whether runs charge it; a copy ends with the run that kept it."""
+    """True if runs charge this file; a copy ends with the run that kept it."""
     chain: Chain
     entries: list[dict[str, Any]]
 

@@ -63,7 +63,7 @@ class PeerFinding:
     exit_code: int = 0
     """0: it is as it must be; 2: this party can mend it; 3: it lies between two parties."""
     warns: bool = False
-    """Whether it is fine now, and will not be for long."""
+    """True if all is well now, but will not be for long."""
 
 
 def spoken(digest: str) -> str:

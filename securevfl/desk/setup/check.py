@@ -421,7 +421,7 @@ class Check:
     """One line each: where, what, and what to do."""
 
     warnings: list[str] = field(default_factory=list)
-    """What to know, though it runs."""
+    """Remarks that do not prevent the run."""
 
     config: FederationConfig | None = None
     """None where a setting is wrong: noise, links and costs are then not known."""

@@ -149,10 +149,10 @@ class BetterSpelling:
     """By name."""
 
     share: float
-    """Of the primary's rows that have a record of an equal key then."""
+    """Share of the primary's rows that have a record of an equal key under these settings."""
 
     share_now: float
-    """Of those that have one now."""
+    """Share of the primary's rows that have a record of an equal key now."""
 
     def in_words(self) -> str:
         """Return what to write, and what it changes."""
@@ -293,12 +293,12 @@ class ExpectedLinks:
     """What linking one secondary gives, of all rows and records or of a part of them."""
 
     counts: LinksCounted
-    """Of the rows and records that were linked to find this out."""
+    """Counts of the rows and records that were linked for this estimate."""
 
     all_rows: int
     all_records: int
     share: float
-    """Of all rows, those that get a link: estimated where a part was linked."""
+    """Share of all rows that get a link; estimated where a part was linked."""
 
     better: BetterSpelling | None = None
     """Settings by which more rows have a record of an equal key."""
@@ -308,7 +308,7 @@ class ExpectedLinks:
     they have more links."""
 
     doubts: tuple[str, ...] = ()
-    """What to think of before training on such links."""
+    """Doubts to weigh before training on such links."""
 
     @property
     def complete(self) -> bool:

@@ -100,7 +100,7 @@ class JoinedKit:
     missing: tuple[str, ...]
     """Parties whose certificate has not come yet."""
     code: str
-    """What all parties read out to one another: it is the same where all files are."""
+    """Code that all parties read out to one another: it is the same where all files are."""
 
 
 def join(

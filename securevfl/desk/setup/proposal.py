@@ -52,10 +52,10 @@ class ColumnUse:
     """Where bounds or words come from."""
 
     may_be_missing: bool = False
-    """Of a secondary's column: whether the file says that values may be missing."""
+    """True if the file says that values of a secondary's column may be missing."""
 
     gaps_open: bool = False
-    """Whether values are missing without a declaration that they may be."""
+    """True if values are missing without a declaration that they may be."""
 
     @property
     def open(self) -> bool:
@@ -85,7 +85,7 @@ class Wishes:
     truth: str | None = None
     task: Task | None = None
     positive: str | None = None
-    """Of a binary task, the label that probabilities are about."""
+    """Label of a binary task that probabilities are about."""
 
     epsilon: float = 8.0
     bounds_from_data: bool = False
@@ -110,7 +110,7 @@ class Proposal:
     positive: str | None
     truth: str | None
     some_unlabelled: bool
-    """Whether rows of the primary lack a label."""
+    """True if rows of the primary lack a label."""
 
     epsilon: float
     delta: float
@@ -122,10 +122,10 @@ class Proposal:
     """Settings of ``[linkage]`` by which keys of tables that are here are spelled alike."""
 
     spelling_shares: tuple[str, ...] = ()
-    """What these change, with shares of the rows: not for the file, which goes to others."""
+    """Effects of ``spelling``, with shares of the rows: not for the file, which goes to others."""
 
     doubts: tuple[str, ...] = ()
-    """What to think of before linking so: with figures of the records, so not for the file."""
+    """Doubts to weigh before linking so: with figures of the records, so not for the file."""
 
     served: Mapping[str, RowsServed] = field(default_factory=dict)
     """How many rows a secondary's record serves, by party; of tables that are here."""

@@ -25,7 +25,7 @@ from securevfl.data.sources.settings import AS_IT_IS, Reading
 from securevfl.data.sources.text_files import read_dates
 
 Held = Literal["number", "boolean", "words", "date", "text", "unusable"]
-"""What a column holds; ``text`` has so many different words that it is no feature."""
+"""Content of a column; ``text`` has too many different words to be a feature."""
 
 Bounds = tuple[float, float] | tuple[str, str]
 """``(low, high)``; of dates, as texts in ISO form."""
@@ -56,7 +56,7 @@ class Column:
     """Its name."""
 
     kind: Held
-    """What it holds."""
+    """Kind of content."""
 
     bounds: Bounds | None = None
     """Declared least and largest value, never taken from records; dates as texts."""
@@ -68,13 +68,13 @@ class Column:
     """Where bounds or words come from, in words."""
 
     excluded: bool = False
-    """Whether its owner says that it is no feature."""
+    """True if the owner says that the column is no feature."""
 
     may_be_missing: bool = False
-    """Whether its owner says that values may be missing."""
+    """True if the owner says that values may be missing."""
 
     found: ColumnKind | None = None
-    """What its records tell; like the values, None where the table is not here."""
+    """Kind found in the records; like the values, None where the table is not here."""
 
     values: "pd.Series[Any] | None" = None
 
@@ -100,7 +100,7 @@ class Table:
     """The party's name."""
 
     data: str
-    """What the federation file calls its table."""
+    """Value of ``data`` for the table in the federation file."""
 
     columns: tuple[Column, ...]
     """In the table's order."""
@@ -123,7 +123,7 @@ class Declared:
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     missing: Sequence[str] = ()
-    """Of which values may be missing."""
+    """Columns whose values may be missing."""
 
     excluded: Sequence[str] = ()
     """That are no features."""

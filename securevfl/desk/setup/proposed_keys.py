@@ -35,7 +35,7 @@ class KeyProposal:
     """K."""
 
     doubts: tuple[str, ...] = ()
-    """What to think of before linking so, one sentence each."""
+    """Doubts to weigh before linking so, one sentence each."""
 
     @property
     def numeric(self) -> bool:

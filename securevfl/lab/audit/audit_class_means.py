@@ -84,10 +84,10 @@ class SumsSeen:
     """Sums minus what they would be without noise, over the same change."""
 
     scores: Float[np.ndarray, "sums changes"]
-    """Of every change that may have been made: 0 on average if it was not, 1 if it was."""
+    """Score of every change that may have been made: 0 on average if it was not, 1 if it was."""
 
     made: Bool[np.ndarray, " changes"]
-    """Which were."""
+    """True for each change that was made."""
 
 
 def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:

@@ -55,7 +55,7 @@ METRICS: Final[dict[str, Metric]] = {
         Exact(),
     )
 }
-"""What ``linkage.metric`` may be."""
+"""Metrics by their value of ``linkage.metric``."""
 
 
 PROTECTIONS: Final[dict[str, Protection]] = {
@@ -69,7 +69,7 @@ PROTECTIONS: Final[dict[str, Protection]] = {
         Paillier(),
     )
 }
-"""What ``linkage.protection`` may be."""
+"""Protections by their value of ``linkage.protection``."""
 
 
 def protection_of(spec: LinkSpec) -> Protection:

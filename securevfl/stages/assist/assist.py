@@ -50,8 +50,8 @@ class AssistConfig:
     """Leaves of a tree, at most."""
 
     label_epsilon: checks.Positive | None = None
-    """What all secondaries together may learn of one training row's label, over all rounds: labels
-    are randomised once. Not set: residuals show labels."""
+    """Label-DP epsilon of one training row against all secondaries together, over all rounds:
+    labels are randomised once. Not set: residuals show labels."""
 
     label_lower: float | None = None
     """Least label that counts under ``label_epsilon``; lower ones are raised to it. Not to be taken

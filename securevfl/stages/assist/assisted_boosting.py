@@ -296,7 +296,7 @@ class AssistSecondary(Secondary):
 # What assisted boosting tells secondaries of labels: labels as they are, or drawn once.
 
 _NAMED: Final = "boosting"
-"""What a base of drawn labels is, where the base is the best of several: that choice is made by
+"""Base estimator for drawn labels, where the base is the best of several: that choice is made by
 labels as they are."""
 
 
@@ -471,7 +471,7 @@ class AssistPrimary(Primary):
     """
 
     _told: ReleasedLabels | None = None
-    """What residuals and steps are made of; None: of labels as they are."""
+    """Released labels that residuals and steps are made of; None: labels as they are."""
 
     _sum: Float[Tensor, "train outputs"] | None = None
     """Scores of the training rows, out of fold, each round's times its step; None before the first
@@ -485,7 +485,7 @@ class AssistPrimary(Primary):
     otherwise the primary chooses it by its drawn labels, and sends it to no party."""
 
     _stands_still = False
-    """Whether the last round's scores have brought nothing: others' would be of equal residuals."""
+    """True if the last round's scores brought nothing: another round's residuals would be equal."""
 
     def use_released_labels(self, told: ReleasedLabels | None) -> None:
         """Make all later residuals of these labels; None: of labels as they are."""

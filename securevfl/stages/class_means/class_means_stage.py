@@ -68,10 +68,10 @@ class ClassMeansState(DeclaredMessage):
     COVERS: ClassVar = {"no record": "settled numbers lengths"}
 
     settled: bool
-    """Whether they are fitted, in an earlier session of this run."""
+    """True if the encoder was fitted in an earlier session of this run."""
 
     numbers: int = wire(least=2, most=MOST_NUMBERS + 1)
-    """Of a line of its class sums."""
+    """Columns of the class-sum matrix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -196,7 +196,7 @@ class ClassMeansMasked(DeclaredMessage):
     COVERS: ClassVar = {"fitting of encoders": "words", "no record": "lengths"}
 
     words: UInt64[np.ndarray, "rows bins numbers"] = wire(repr=False)
-    """Of so many rows as :func:`securevfl.mpc.dealt_sums.rows_of_piece` says, or what is left."""
+    """Masked vectors of :func:`securevfl.mpc.dealt_sums.rows_of_piece` rows, or of the rest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -107,14 +107,14 @@ BLOCK_MESSAGES: Final[tuple[type[TypedMessage], ...]] = (
     *(Shift, Cells, Offer, Turn, RowBlocks, RecordBlocks, DistanceShare),
     *(Lists, MadeSimilarities, Linked),
 )
-"""What parties send however shares are made."""
+"""Messages that parties send, whichever way shares are made."""
 
 COORDINATOR_LEARNS: Final = (
     "the distance of every primary row to every record (with linkage.cell: to those it is compared "
     "with), rounded to 16 bits: both tables' shape up to rotation and shift, and with a few known "
     "rows all keys"
 )
-"""What adding both shares reveals."""
+"""Information that adding both shares reveals."""
 
 _CELLS: Final = {
     "primary": "for the rows of each grid cell, how many of a secondary's records they are "

@@ -35,7 +35,7 @@ class MixedKeys(PairwiseKeys):
     """The secondary's key columns."""
 
     fields: tuple[Field, ...]
-    """Which columns are compared, and how."""
+    """Columns to compare, and how."""
 
     missing_similarity: float = 0.5
     """Similarity of a field that one of two rows does not have, in [0, 1]."""

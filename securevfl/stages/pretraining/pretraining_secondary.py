@@ -152,7 +152,7 @@ class PretrainingValidator:
     learning_rows: int
     """The primary's rows that are neither for validation nor for testing."""
     linked: Bool[np.ndarray, " rows"]
-    """Which of all the primary's rows have a link at this secondary."""
+    """True for each of the primary's rows that has a link at this secondary."""
     done: int
     """Iterations that are done."""
     take_round: Callable[[int], None]

@@ -94,7 +94,7 @@ class PlainProjections:
     """
 
     scale: float = 0.0
-    """Of ISO noise; 0 adds none."""
+    """Scale of ISO noise; 0 adds none."""
 
     def __call__(
         self,

@@ -166,7 +166,7 @@ class ComputingDealing(DeclaredMessage):
     COVERS: ClassVar = {"masks": "words", "no record": "number lengths"}
 
     number: int
-    """Of the first request that it answers."""
+    """Number of the first request that it answers."""
     words: Int64[np.ndarray, " count"] = wire(repr=False)
 
 
@@ -204,7 +204,7 @@ class ComputingLines:
 
     channels: Channels
     names: Mapping[int, str]
-    """Of all parties, by rank."""
+    """Names of all parties, by rank."""
 
     def send(self, rank: int, step: int, values: npt.NDArray[Any]) -> None:
         """Send an array.
@@ -234,7 +234,7 @@ class LineToDealer:
     channels: Channels
     dealer: str
     context: bytes
-    """What runs, at this party."""
+    """Hash of what runs, as this party has it."""
 
     def begin(self, world: Sequence[int], number: int) -> None:
         """Let the dealer send seeds; see :class:`securevfl.mpc.dealt_tuples.DealerLine`.
@@ -295,9 +295,9 @@ class DealingParty:
 
     channels: CallerChannels
     names: Mapping[int, str]
-    """Of those that may compute, by rank."""
+    """Names of the parties that may compute, by rank."""
     context: bytes
-    """What runs, at the dealer."""
+    """Hash of what runs, as the dealer has it."""
     dealt: int = field(default=0, init=False)
     """Requests so far."""
     _dealer: TupleDealer = field(init=False)

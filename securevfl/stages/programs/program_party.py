@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESULT_FILE: Final = "result.json"
-"""What a party's program returned, in that party's own folder."""
+"""File of what a party's program returned, in that party's own folder."""
 
 # A program's own name for itself: what stands under ``if __name__ == "__main__"`` is not run.
 _MODULE: Final = "securevfl_program"
