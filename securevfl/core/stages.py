@@ -1,7 +1,7 @@
 """Manifests of the optional parts of a run, one for each folder of ``securevfl.stages``.
 
-The ``STAGE`` of a folder names what it adds as ``module:object``. A process loads the parts that its
-run has, and no others.
+The ``STAGE`` of a folder names what it adds as ``module:object``. A process loads the parts that
+its run has, and no others.
 """
 
 import importlib
