@@ -16,28 +16,10 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 PARTICIPLES: Final = frozenset(
-    [
-        "told",
-        "taken",
-        "met",
-        "bound",
-        "shown",
-        "written",
-        "given",
-        "sent",
-        "held",
-        "kept",
-        "made",
-        "heard",
-        "found",
-        "drawn",
-        "split",
-        "spread",
-        "known",
-        "left",
-        "gone",
-        "spent",
-    ]
+    {
+        *("bound", "drawn", "found", "given", "gone", "heard", "held", "kept", "known", "left"),
+        *("made", "met", "sent", "shown", "spent", "split", "spread", "taken", "told", "written"),
+    }
 )
 """Participles that do not end in ``ed``."""
 
