@@ -1,4 +1,4 @@
-"""Names and sentences stay readable: bounds to stay under; ``python tools/count_names.py`` counts."""
+"""Names and sentences stay readable, by bounds that ``python tools/count_names.py`` counts for."""
 
 import importlib.util
 from pathlib import Path

@@ -13,6 +13,7 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, PrivacyError
+from securevfl.federation import encoder_fitting
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunFacts, plan_run
@@ -20,7 +21,6 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.stages.class_means import encoder_fitting
 
 MODEL = {"release": "pooled", "hidden": 4, "heads": 2, "top": "additive"}
 FITTED = {"method": "principal", "share": 0.1}
