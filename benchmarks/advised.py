@@ -140,7 +140,7 @@ def measure(data: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             )
         for one in advice.rehearsed:
             rehearsed[one.epsilon].append((one.alone, one.gain))
-        told.append(advice.casts[0].told)
+        told.append(advice.casts[0].predictable_share)
         for epsilon, figures in really(config, tables, asked, seed).items():
             real[epsilon].append(figures)
     return [

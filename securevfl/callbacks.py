@@ -145,9 +145,11 @@ class MLflow(Callback):
 
     def _begun(self) -> str:
         if self._run is None:
-            found = self._client.get_experiment_by_name(self._experiment)
+            experiment = self._client.get_experiment_by_name(self._experiment)
             made = (
-                found.experiment_id if found else self._client.create_experiment(self._experiment)
+                experiment.experiment_id
+                if experiment
+                else self._client.create_experiment(self._experiment)
             )
             run = self._client.create_run(made, run_name=self._run_name)
             self._run = str(run.info.run_id)

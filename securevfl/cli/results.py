@@ -99,11 +99,11 @@ def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool
 
 def _print_alignment(console: Console, figures: Mapping[str, Any]) -> None:
     if "alignment" in figures:
-        found = figures["alignment"]
-        text = alignment_in_words(found)
+        alignment = figures["alignment"]
+        text = alignment_in_words(alignment)
         console.print(text, highlight=False, soft_wrap=True, markup=False)
-        if found["warning"]:
-            console.print(Text(found["warning"], "yellow"), soft_wrap=True)
+        if alignment["warning"]:
+            console.print(Text(alignment["warning"], "yellow"), soft_wrap=True)
 
 
 def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
@@ -111,8 +111,8 @@ def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
     console.print(Text.assemble("\n", ("privacy: ", "bold"), shown))
     labels = privacy.get("labels")
     if labels is not None:
-        said = (labels["statement"], "yellow" if labels["warning"] else "")
-        console.print(Text.assemble(("labels: ", "bold"), said))
+        statement = (labels["statement"], "yellow" if labels["warning"] else "")
+        console.print(Text.assemble(("labels: ", "bold"), statement))
     if privacy["epsilon"] is not None:
         console.print(
             f"cost: epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}; by the papers' "
@@ -327,10 +327,10 @@ def _absence(predictions: Predictions) -> str:
     measured = predictions.measured_without
     if measured is None:
         return f"{who}: not measured what such predictions are worth"
-    found = []
+    texts = []
     for name, figure in measured["metrics"].items():
         value = f"{name} {figure['value']:.4g}"
         ends = figure["interval"]
-        found.append(value if ends is None else f"{value} ({ends[0]:.4g} to {ends[1]:.4g})")
+        texts.append(value if ends is None else f"{value} ({ends[0]:.4g} to {ends[1]:.4g})")
     by = "the primary alone, who does better then" if measured["used"] == "alone" else "the others"
-    return f"{who}, answered by {by}: on the run's test rows {', '.join(found)}"
+    return f"{who}, answered by {by}: on the run's test rows {', '.join(texts)}"

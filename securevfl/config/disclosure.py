@@ -242,7 +242,8 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
     yield Channel(
         "linkage",
         "; ".join(
-            f"{one} {role}: {', '.join(reveals_of(spec, role))}" for role, one in roles.items()
+            f"{party_name} {role}: {', '.join(reveals_of(spec, role))}"
+            for role, party_name in roles.items()
         ),
         f'not covered by epsilon: protection = "{config.linkage.protection}"',
         "all",
@@ -336,7 +337,7 @@ def _counts(config: FederationConfig) -> Iterator[Channel]:
 
 def _receivers(messages: Sequence[type[TypedMessage]], channel: Cover) -> str:
     """Return who receives messages with fields of a channel; empty where there are none."""
-    ways = [one.WAY.partition(" to ")[2] for one in messages if channel in one.COVERS]
+    ways = [message.WAY.partition(" to ")[2] for message in messages if channel in message.COVERS]
     return ", ".join(dict.fromkeys(ways))
 
 

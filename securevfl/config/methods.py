@@ -82,7 +82,7 @@ def require_own_fields(family: AnyFamily, model: Mapping[str, Any]) -> None:
 
 
 def _fields(family: AnyFamily) -> tuple[str, ...]:
-    return tuple(one.name for one in dataclasses.fields(family.settings_class) if one.init)
+    return tuple(field.name for field in dataclasses.fields(family.settings_class) if field.init)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,14 +214,14 @@ def method_source(
     training = source.get("training", {})
     wider = source.get("pretraining", {})
     if preset is not None:
-        one = presets.preset_named(family_named(family), preset)
+        chosen = presets.preset_named(family_named(family), preset)
         inherited.pop("preset", None)
-        inherited |= {key: value for key, value in one.model.items() if key not in _INPUTS}
-        training = training | {k: v for k, v in one.training.items() if k not in _COMMON}
-        wider = {**wider, **presets.pretraining_of(one, {**wider, **pretraining})}
-        result["privacy"] = presets.privacy_of(one, source["privacy"])
+        inherited |= {key: value for key, value in chosen.model.items() if key not in _INPUTS}
+        training = training | {k: v for k, v in chosen.training.items() if k not in _COMMON}
+        wider = {**wider, **presets.pretraining_of(chosen, {**wider, **pretraining})}
+        result["privacy"] = presets.privacy_of(chosen, source["privacy"])
         # What a file chooses as a base for its own family is not meant for a paper's protocol.
-        result["base"] = presets.base_of(one, {})
+        result["base"] = presets.base_of(chosen, {})
     result["model"] = {
         **inherited,
         **{key: value for key, value in own.items() if key not in training_fields},

@@ -142,10 +142,10 @@ def methods_with_presets() -> dict[str, dict[str, Any]]:
     """Return every name such as ``fedsim-paper``, with the ``[methods.NAME]`` table it means."""
     methods: dict[str, dict[str, Any]] = {}
     for family in FAMILIES.values():
-        for called, one in family.presets.items():
+        for called, method_preset in family.presets.items():
             stem, table = f"{family.name}-{called}", {"family": family.name, "preset": called}
             methods[stem] = table
-            for algorithm in one.algorithms:
+            for algorithm in method_preset.algorithms:
                 methods[f"{stem}-{algorithm}"] = {**table, "pretraining": {"algorithm": algorithm}}
     return methods
 
@@ -163,31 +163,31 @@ def preset_named(family: AnyFamily, name: object) -> Preset:
     raise ConfigError(f"model.preset: {family.name!r} has {there}; got {name!r}{near}")
 
 
-def pretraining_of(one: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+def pretraining_of(method_preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a preset's fields of ``[pretraining]`` for the algorithm that a table asks for."""
     algorithm = given.get("algorithm", PretrainingSettings().algorithm)
-    return {**one.pretraining, **one.algorithms.get(algorithm, {})}
+    return {**method_preset.pretraining, **method_preset.algorithms.get(algorithm, {})}
 
 
-def base_of(one: Preset, source: Mapping[str, Any]) -> dict[str, Any]:
+def base_of(method_preset: Preset, source: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file's ``[base]`` table, with the preset's estimator where it names none."""
-    return {"estimator": one.base, **source.get("base", {})}
+    return {"estimator": method_preset.base, **source.get("base", {})}
 
 
-def privacy_of(one: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+def privacy_of(method_preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ``[privacy]`` table, with the preset's clip norm where nothing is promised."""
     free = given.get("mechanism") == "none"
-    return {**({"clip_norm": one.clip_norm} if free else {}), **given}
+    return {**({"clip_norm": method_preset.clip_norm} if free else {}), **given}
 
 
-def _fill_from_preset(source: Mapping[str, Any], one: Preset) -> dict[str, Any]:
+def _fill_from_preset(source: Mapping[str, Any], method_preset: Preset) -> dict[str, Any]:
     given = source.get("pretraining", {})
     own = {key: value for key, value in source["model"].items() if key != "preset"}
     return {
         **source,
-        "model": {**one.model, **own},
-        "training": {**one.training, **source.get("training", {})},
-        "base": base_of(one, source),
-        "pretraining": {**pretraining_of(one, given), **given},
-        "privacy": privacy_of(one, source["privacy"]),
+        "model": {**method_preset.model, **own},
+        "training": {**method_preset.training, **source.get("training", {})},
+        "base": base_of(method_preset, source),
+        "pretraining": {**pretraining_of(method_preset, given), **given},
+        "privacy": privacy_of(method_preset, source["privacy"]),
     }

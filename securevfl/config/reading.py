@@ -121,7 +121,7 @@ def require_method(config: FederationConfig, name: str) -> None:
 
 def method_source_of(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the file as a method sees it, and what it has otherwise than the file says."""
-    fields = frozenset(one.name for one in dataclasses.fields(sections.TrainingSettings))
+    fields = frozenset(field.name for field in dataclasses.fields(sections.TrainingSettings))
     source, dropped = methods.method_source(config.source, name, training_fields=fields)
     if methods.method_family(config.source, name) in methods.IN_ONE_PLACE:
         methods.baseline_settings(config.source, name)

@@ -462,8 +462,8 @@ def require_one_federation(parties: Sequence[PartySettings]) -> None:
         raise ConfigError(f"party.name: two parties are called {twice!r}; rename one")
     primaries = [party.name for party in parties if party.role == "primary"]
     if len(primaries) != 1:
-        found = "none has" if not primaries else f"{' and '.join(primaries)} have"
-        raise ConfigError(f'party.role: exactly one party must be "primary"; {found} that role')
+        holders = "none has" if not primaries else f"{' and '.join(primaries)} have"
+        raise ConfigError(f'party.role: exactly one party must be "primary"; {holders} that role')
     if not any(party.role == "secondary" for party in parties):
         raise ConfigError(
             '[[party]]: at least one secondary is needed; add one with role = "secondary"'

@@ -145,10 +145,10 @@ def _on_host(values: list[Tensor]) -> list[Tensor]:
 
 def _alike(values: list[Tensor]) -> dict[Hashable, list[int]]:
     """Return the places of a device's values that cross in one copy; large ones go alone."""
-    found: dict[Hashable, list[int]] = {}
+    places_by_key: dict[Hashable, list[int]] = {}
     for place, value in enumerate(values):
         if value.is_cuda:
             small = value.numel() <= _SMALL
             key = (value.device, value.dtype, value.shape) if small else place
-            found.setdefault(key, []).append(place)
-    return found
+            places_by_key.setdefault(key, []).append(place)
+    return places_by_key

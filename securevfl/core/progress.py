@@ -297,7 +297,9 @@ ProgressEvent = (
 Observer = Callable[[ProgressEvent], None]
 """Hears of progress: figures and words, never a row or a record."""
 
-_TYPES: Final[Mapping[str, type[Any]]] = {one.EVENT: one for one in get_args(ProgressEvent)}
+_TYPES: Final[Mapping[str, type[Any]]] = {
+    event_type.EVENT: event_type for event_type in get_args(ProgressEvent)
+}
 
 
 def unheard(_event: ProgressEvent) -> None:

@@ -211,13 +211,13 @@ def _sentence(
 
 def presence_in_words(event: progress.PresenceChanged) -> str:
     """Return who is back and who is absent, in one line."""
-    said = []
+    phrases = []
     if event.back:
-        said.append(f"{_are(event.back)} back")
+        phrases.append(f"{_are(event.back)} back")
     if event.absent:
-        said.append(f"{_are(event.absent)} absent")
+        phrases.append(f"{_are(event.absent)} absent")
     count = f"{event.secondaries} {'secondary' if event.secondaries == 1 else 'secondaries'}"
-    return f"warning: from epoch {event.epoch} on {' and '.join(said)}; {count} take part"
+    return f"warning: from epoch {event.epoch} on {' and '.join(phrases)}; {count} take part"
 
 
 def _are(names: Sequence[str]) -> str:

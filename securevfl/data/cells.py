@@ -67,7 +67,7 @@ def amounts_of(values: "pd.Series[Any]", sign: str) -> Float64[np.ndarray, " row
         return np.full(len(values), np.nan)
     places, texts = texts_of(values)
     parts = [split_unit_sign(text) for text in texts]
-    amounts = [_float(text) if found == sign else np.nan for text, found in parts]
+    amounts = [_float(text) if part_sign == sign else np.nan for text, part_sign in parts]
     return np.array([*amounts, np.nan])[places] / (100 if sign == PERCENT else 1)
 
 

@@ -632,16 +632,16 @@ class _Fit:
             return WordsColumn(name=name, flagged=self.flagged, words=words)
         if pair is not None and isinstance(pair[0], str):
             return self._declared_dates(pair)
-        found = infer(self.cells, max_categories=settings.max_categories)
+        inferred = infer(self.cells, max_categories=settings.max_categories)
         stated = isinstance(settings.bounds, Mapping) and pair is not None  # to be numbers
-        if found.problem is not None and (found.kind == "number" or not stated):
-            raise DataError(f"{where}: {found.problem}")
-        if found.kind == "boolean":
+        if inferred.problem is not None and (inferred.kind == "number" or not stated):
+            raise DataError(f"{where}: {inferred.problem}")
+        if inferred.kind == "boolean":
             return BooleanColumn(name=name, flagged=self.flagged)
-        if found.kind == "number" or stated:
-            fill = self._filling_number(found.sign)
-            return NumberColumn(name=name, flagged=self.flagged, fill=fill, sign=found.sign)
-        return self._dates(found.timed) if found.kind == "date" else self._collected_words()
+        if inferred.kind == "number" or stated:
+            fill = self._filling_number(inferred.sign)
+            return NumberColumn(name=name, flagged=self.flagged, fill=fill, sign=inferred.sign)
+        return self._dates(inferred.timed) if inferred.kind == "date" else self._collected_words()
 
     def _filling_number(self, sign: str) -> float | None:
         pair = self.settings.pair(self.name)

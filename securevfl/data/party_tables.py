@@ -345,10 +345,10 @@ def _keys(
 ) -> tuple[np.ndarray, tuple[KeyColumn, ...]]:
     columns, kinds = [], []
     for name in names:
-        found = tried(lambda: _key_column(frame[name], name, where=f"{where}: key {name!r}"))  # noqa: B023
-        if found is not None:
-            columns.append(found[0])
-            kinds.append(found[1])
+        key_column = tried(lambda: _key_column(frame[name], name, where=f"{where}: key {name!r}"))  # noqa: B023
+        if key_column is not None:
+            columns.append(key_column[0])
+            kinds.append(key_column[1])
     stacked = np.column_stack(columns) if columns else np.empty((len(frame), 0))
     return stacked, tuple(kinds)
 
@@ -518,7 +518,7 @@ def _checked_key(key: Any) -> Sequence[str] | Mapping[str, keys_and_labels.KeyKi
         ConfigError: If they are neither a name, nor several.
     """
     names: list[Any] = [key] if isinstance(key, str) or not isinstance(key, Iterable) else list(key)
-    if not all(isinstance(one, str) for one in names):
+    if not all(isinstance(name, str) for name in names):
         raise ConfigError(
             f"key: must be a column's name or a list of names, such as ['id'], got {key!r:.60}"
         )
@@ -712,7 +712,7 @@ def columns_of_schema(schema: TableSchema, *, truth: str | None = None) -> Wante
     label = [] if schema.label is None else [schema.label.name]
     special = [*keys, *([truth] if truth is not None else [])]
     words: dict[str, Sequence[str]] = {
-        one.name: one.words for one in schema.columns if isinstance(one, WordsColumn)
+        column.name: column.words for column in schema.columns if isinstance(column, WordsColumn)
     }
     if schema.label is not None and schema.label.classes is not None:
         classes = schema.label.classes

@@ -403,10 +403,10 @@ def rdp_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
     low, high = edges[max(best - 1, 0)], edges[min(best + 1, len(edges) - 1)]
     from scipy.optimize import minimize_scalar  # slow to import, and most runs never come here
 
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         epsilon_at, bounds=(float(low), float(high)), method="bounded", options={"xatol": 1e-4}
     )
-    return checked_epsilon(min(float(found.fun), least), releases=releases, delta=delta)
+    return checked_epsilon(min(float(minimum.fun), least), releases=releases, delta=delta)
 
 
 # Calibration: from a target epsilon to the smallest sufficient noise, rounded to more noise.

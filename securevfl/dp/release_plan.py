@@ -225,9 +225,9 @@ class ReleasePlan:
         if privacy.mechanism == "none":
             return 0.0
         # tau at which releases have the multiplier 1, for the worst number of active secondaries.
-        one = self._change_over_noise() * math.sqrt(self._measured_rows)
+        change = self._change_over_noise() * math.sqrt(self._measured_rows)
         if privacy.noise_multiplier is not None:
-            return privacy.noise_multiplier * one
+            return privacy.noise_multiplier * change
         assert privacy.epsilon is not None  # Privacy demands exactly one of the two
         if privacy.accounting == "as-published":
             on_average = noise_multiplier_for(
@@ -240,11 +240,13 @@ class ReleasePlan:
                 delta=privacy.delta,
             )
             return on_average * privacy.clip_norm * math.sqrt(self.parties)
-        share_std = one * noise_multiplier_for(
+        share_std = change * noise_multiplier_for(
             lambda multiplier: [
                 *self.fitting_releases(),
-                *self.link_count_releases(multiplier * one),
-                self.release(multiplier * one, rounds=self.rounds, row_releases=self.row_releases),
+                *self.link_count_releases(multiplier * change),
+                self.release(
+                    multiplier * change, rounds=self.rounds, row_releases=self.row_releases
+                ),
             ],
             epsilon=privacy.epsilon,
             delta=self.privacy.delta,
@@ -294,8 +296,8 @@ class ReleasePlan:
         many there are, nor how many collude.
         """
         return sum(
-            one.noise_multiplier * self._linked_rows_change
-            for one in self.link_count_releases(noise_share_std)
+            release.noise_multiplier * self._linked_rows_change
+            for release in self.link_count_releases(noise_share_std)
         )
 
     def link_count_releases(self, noise_share_std: float) -> list[GaussianRelease]:

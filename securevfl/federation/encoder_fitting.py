@@ -273,7 +273,8 @@ class ClassMeansFitting:
             self.bottom.fit_weights(means[1] - means[0], radius=self.format.radius)
             self.bottom.fit_angles(self._ranks(self.bottom.scores, frozen.SCORE_EDGES))
             return
-        found = frozen.class_directions(counts, means)
+        directions = frozen.class_directions(counts, means)
         self.bottom.encode.fit(
-            centre=self._projection @ found.centre, projection=self._projection @ found.weights
+            centre=self._projection @ directions.centre,
+            projection=self._projection @ directions.weights,
         )

@@ -74,8 +74,8 @@ def require_link_counts(
     rows, least = plan.facts.rows, plan.config.linkage.least_linked
     std = plan.releases.link_count_std(plan.noise_share_std)
     events = [
-        LinkedRowsCounted(name=name, rows=rows, linked=one.linked, noise_std=std)
-        for name, one in counts.items()
+        LinkedRowsCounted(name=name, rows=rows, linked=linked_count.linked, noise_std=std)
+        for name, linked_count in counts.items()
     ]
     for event in events:
         observe(event)

@@ -391,11 +391,11 @@ def plan_prediction(
     """
     privacy = config.privacy
     if privacy.mechanism != "none":
-        one = replace(privacy, epsilon=None, noise_multiplier=1.0)
+        unit_privacy = replace(privacy, epsilon=None, noise_multiplier=1.0)
         budget = config.prediction.epsilon or privacy.epsilon
         if budget is None:
-            share_std = _releases(config, facts, one).noise_share_std()
-            privacy = replace(one, noise_multiplier=noise_share_std / share_std)
+            share_std = _releases(config, facts, unit_privacy).noise_share_std()
+            privacy = replace(unit_privacy, noise_multiplier=noise_share_std / share_std)
         else:
             privacy = replace(privacy, epsilon=budget, noise_multiplier=None)
     releases = _releases(config, facts, privacy)

@@ -211,12 +211,12 @@ def load_model(folder: Path, config: FederationConfig, *, party: str) -> SavedMo
         raise ConfigError(f"model {path}: cannot be read ({error})") from None
     try:
         content = strict_json(text, depth=_MOST_LEVELS)
-        found = content["format"], content["version"]
+        header = content["format"], content["version"]
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"model {path}: is damaged; restore it from a copy") from None
-    if found[0] != FORMAT:
+    if header[0] != FORMAT:
         raise ConfigError(
-            f"model {path}: is of format {found[0]!r}, written by securevfl {found[1]}; this "
+            f"model {path}: is of format {header[0]!r}, written by securevfl {header[1]}; this "
             f"program, {__version__}, reads format {FORMAT}. Train again, or use that version"
         )
     weights = _bytes_of(folder / _WEIGHTS, content.get("weights"))
@@ -280,14 +280,14 @@ def _model_of(
     )
 
 
-def _parse_description(kind: type[_Kind], told: Mapping[str, Any], folder: Path) -> _Kind:
+def _parse_description(kind: type[_Kind], about: Mapping[str, Any], folder: Path) -> _Kind:
     """Return what a description says, each field of its own type.
 
     Raises:
         ConfigError: Naming the file and the field.
     """
     try:
-        return read_settings(kind, told, where="it")
+        return read_settings(kind, about, where="it")
     except ConfigError as error:
         raise ConfigError(
             f"model {folder / _DESCRIPTION}: is damaged ({error}); restore it from a copy"
@@ -346,13 +346,13 @@ def _as_json(keys: KeyTable) -> bytes:
 
 
 def _keys_of(path: Path, digest: str, party: str) -> KeyTable:
-    found = strict_json(_bytes_of(path, digest), depth=3)
+    key_columns = strict_json(_bytes_of(path, digest), depth=3)
     columns = {}
-    for column in found:
+    for column in key_columns:
         cells = np.array(column["cells"], dtype=object)
         texts = column["kind"] == "text"
         if cells.ndim != 1 or not all(
-            one is None or isinstance(one, str) is texts for one in cells
+            cell is None or isinstance(cell, str) is texts for cell in cells
         ):
             raise ValueError("a cell is of another kind than its column")
         columns[str(column["name"])] = cells if texts else cells.astype(np.float64)

@@ -202,7 +202,7 @@ class Workers:
                 task = waiting.tasks.popleft()
                 busy[self._begin(task)] = task
             ready = wait(list(busy))
-            for pipe in [one for one in busy if one in ready]:
+            for pipe in [busy_pipe for busy_pipe in busy if busy_pipe in ready]:
                 task = busy[pipe]
                 kind, content = self._hear(pipe)
                 if kind == "event":

@@ -139,9 +139,9 @@ def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str
     """
     out: list[LeftOut] = []
 
-    def note(one: LeftOut) -> None:
-        out.append(one)
-        options.leave_out(one)
+    def note(method: LeftOut) -> None:
+        out.append(method)
+        options.leave_out(method)
 
     results = compare_methods(comparison, replace(options, leave_out=note))
     federation = comparison.config.federation
@@ -151,7 +151,7 @@ def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str
         task=federation.task,
         metric=comparison.metric,
         left_out=out,
-        adapted=adaptations(comparison, without={one.name for one in out}),
+        adapted=adaptations(comparison, without={method.name for method in out}),
     )
     figures["folder"] = str(comparison.folder)
     write_comparison(comparison.folder, figures, results)
@@ -234,10 +234,10 @@ def sweep_and_write(asked: Sweep, options: StudyOptions, *, trials: int | None) 
         figures["folder"] = str(asked.folder)
         write_sweep(asked.folder, figures, results)
         return figures
-    found = search_settings(asked, options, trials=trials)
-    figures = search_summary(asked, found)
+    search = search_settings(asked, options, trials=trials)
+    figures = search_summary(asked, search)
     figures["folder"] = str(asked.folder)
-    write_search(asked.folder, figures, found)
+    write_search(asked.folder, figures, search)
     return figures
 
 

@@ -147,8 +147,8 @@ class RayEngine:
             died = not isinstance(error, self._ray.exceptions.RayTaskError)
             if died and waiting.again(task):
                 return
-            said = next(iter(str(error).strip().splitlines()[-1:]), type(error).__name__)
-            reason = f"its Ray worker ended: {said}" if died else f"on its Ray worker: {said}"
+            message = next(iter(str(error).strip().splitlines()[-1:]), type(error).__name__)
+            reason = f"its Ray worker ended: {message}" if died else f"on its Ray worker: {message}"
             outcome, written = RunFailure(reason=f"seed {task.run.seed}: {reason}"), {}
         if isinstance(outcome, RunFailure):
             waiting.give_up(task.run.name)
@@ -208,8 +208,10 @@ def _start(address: str | None, *, cpus: int | None) -> None:
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"address: Ray does not answer at {address or 'local'}: {said}") from None
+        message = " ".join(str(error).split())
+        raise ConfigError(
+            f"address: Ray does not answer at {address or 'local'}: {message}"
+        ) from None
 
 
 def _train_on_node(

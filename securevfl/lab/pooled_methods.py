@@ -349,20 +349,20 @@ def fit_boosting(
     best, rounds, threshold = math.nan, config.iterations, HALF
     fitted = []
     for leaves in config.leaves if len(of_known) else config.leaves[:1]:
-        one = _model(config, head, seed, leaves=leaves, stops=len(of_known) > 0)
+        candidate = _model(config, head, seed, leaves=leaves, stops=len(of_known) > 0)
         if len(of_known):
-            one.fit(table[own], labels[own], X_val=table[of_known], y_val=labels[of_known])
+            candidate.fit(table[own], labels[own], X_val=table[of_known], y_val=labels[of_known])
         else:
-            one.fit(table[own], labels[own])
-        fitted.append(one)
+            candidate.fit(table[own], labels[own])
+        fitted.append(candidate)
     model = fitted[0]
-    for one in fitted if len(validation) else ():
-        for number, outputs in enumerate(outputs_by_round(one, validation), 1):
+    for candidate in fitted if len(validation) else ():
+        for number, outputs in enumerate(outputs_by_round(candidate, validation), 1):
             true = known[validation.cpu()]
             cut = head.choose_threshold(outputs, true)
             value = head.metric(outputs, true, threshold=cut)
             if head.is_better(value, best):
-                model, best, rounds, threshold = one, value, number, cut
+                model, best, rounds, threshold = candidate, value, number, cut
     validated = None
     if len(validation):
         validated = head.metrics(

@@ -34,7 +34,9 @@ def over_seeds(runs: Sequence[Mapping[str, Any]], metrics: Sequence[TaskMetric])
     shown = metrics[0].name
     return {
         **summarise_seeds(on_test_rows(runs, shown)),
-        "metrics": {one.name: summarise_seeds(on_test_rows(runs, one.name)) for one in metrics},
+        "metrics": {
+            metric.name: summarise_seeds(on_test_rows(runs, metric.name)) for metric in metrics
+        },
         "validation": mean([run["validation_metrics"][shown] for run in runs]),
         "epochs": [run["epochs"] for run in runs],
         "samples_per_cpu_second": _speed(runs),

@@ -239,12 +239,12 @@ class Study:
         results: dict[Run, dict[str, Any]] = {}
         missing: list[Task] = []
         for task in tasks:
-            found = finished_run(self._place.folder, task.run, digest=task.digest)
-            if found is None:
+            saved = finished_run(self._place.folder, task.run, digest=task.digest)
+            if saved is None:
                 missing.append(task)
             else:
-                results[task.run] = found
-                self._options.done(task.run, found)
+                results[task.run] = saved
+                self._options.done(task.run, saved)
 
         def keep(run: Run, result: dict[str, Any]) -> None:
             results[run] = result
@@ -268,6 +268,6 @@ class Study:
             reason += f" (trace: {path})"
         # Runs of one name that train at the same time may fail one after the other.
         if run.name not in self.failed:
-            one = LeftOut(name=run.name, status="failed", reason=reason)
-            self.failed[run.name] = one
-            self._options.leave_out(one)
+            failed_run = LeftOut(name=run.name, status="failed", reason=reason)
+            self.failed[run.name] = failed_run
+            self._options.leave_out(failed_run)

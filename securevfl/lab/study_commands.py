@@ -133,7 +133,9 @@ def compare(
     ) as shown:
         figures = compare_and_write(comparison, shown.reporting(options))
     values = {
-        name: one["seeds"] for name, one in figures["methods"].items() if one["mean"] is not None
+        name: method["seeds"]
+        for name, method in figures["methods"].items()
+        if method["mean"] is not None
     }
     title = f"{figures['federation']}: test {figures['metric']}"
     plot = comparison_plot(values, title=title)
@@ -162,9 +164,9 @@ def _print_comparison(figures: Mapping[str, Any], folder: Path) -> None:
     seeds = figures["seed_numbers"]
     console = Console()
     print_figures(console, table_rows(figures, narrow=True), title=_title(figures))
-    for name, one in figures["left_out"].items():
+    for name, entry in figures["left_out"].items():
         console.print(
-            f"{name} {one['status']}: {one['reason']}",
+            f"{name} {entry['status']}: {entry['reason']}",
             soft_wrap=True,
             highlight=False,
             markup=False,
@@ -175,7 +177,9 @@ def _print_comparison(figures: Mapping[str, Any], folder: Path) -> None:
             text = ", ".join(f"{model} with {number} of {len(seeds)}" for model, number in counted)
             console.print(f"{name} is {text} seeds", highlight=False, markup=False)
         if "candidates" in method:
-            text = ", ".join(f"{model} {cell(one)}" for model, one in method["candidates"].items())
+            text = ", ".join(
+                f"{model} {cell(spread)}" for model, spread in method["candidates"].items()
+            )
             console.print(f"{name}, model by model: {text}", highlight=False, markup=False)
     for name, notes in figures["adapted"].items():
         text = f"{name} adapted: {'; '.join(notes)}; more of its own: [methods.{name}]"
@@ -267,8 +271,8 @@ def sweep(
         _print_grid(console, figures)
     else:
         _print_search(console, figures)
-    for name, one in figures["left_out"].items():
-        say(console, "", f"{name} {one['status']}: {one['reason']}")
+    for name, entry in figures["left_out"].items():
+        say(console, "", f"{name} {entry['status']}: {entry['reason']}")
     if _promises(figures):
         say(
             console,
@@ -339,7 +343,7 @@ def _promises(figures: Mapping[str, Any]) -> bool:
     """Whether any run would have had a promise to keep."""
     measured = [*figures.get("points", {}).values()]
     measured += [figures["best"]["test"]] if "trials" in figures else []
-    return any(one["epsilon"] is not None for one in measured)
+    return any(result["epsilon"] is not None for result in measured)
 
 
 def _warn(warnings: Sequence[str]) -> None:
@@ -419,13 +423,13 @@ class StudyProgress:
         text = f"{run.name}, seed {run.seed}: {result['metric']} {format_figure(result['test'])}"
         self._say(text, f"done {self._done.total()}/{self._of}: {text}")
 
-    def left_out(self, one: "LeftOut") -> None:
+    def left_out(self, method: "LeftOut") -> None:
         """Take what is skipped or has failed; what it has not run is not waited for."""
-        for run in [run for run in self._tasks if run.name == one.name]:
+        for run in [run for run in self._tasks if run.name == method.name]:
             self._forget(run)
-        self._of -= self._seeds - self._done[one.name]
+        self._of -= self._seeds - self._done[method.name]
         self._progress.update(self._all, total=self._of)
-        text = f"{one.name} {one.status}: {one.reason}"
+        text = f"{method.name} {method.status}: {method.reason}"
         self._say(text, text)
 
     def _forget(self, run: "Run") -> None:

@@ -109,7 +109,7 @@ class _Program:
     def __init__(self, command: PartyCommand, files: ChildFiles) -> None:
         paths = {name: f"/dev/fd/{handle}" for name, handle in files.handed.items()}
         self._process = subprocess.Popen(
-            [*command.program, *(paths.get(one, one) for one in command.arguments)],
+            [*command.program, *(paths.get(argument, argument) for argument in command.arguments)],
             stdin=files.lifeline,
             stdout=files.log,
             stderr=subprocess.STDOUT,

@@ -178,13 +178,13 @@ class PairwiseKeys(ComparedKeys):
         checks.at_least(1, rows_measured=rows_measured)
         chosen = np.unique(np.linspace(0, self.num_rows - 1, rows_measured).astype(np.int64))
         exact = self.nearest(chosen, k)
-        found, pairs = self._nearest_among(candidates, chosen, k)
+        nearest, pairs = self._nearest_among(candidates, chosen, k)
         per_row = pairs / len(chosen)
         quality = BlockingQuality(
             rows_measured=len(chosen),
             links_per_row=k,
-            recall_at_1=float((found.distances[:, 0] == exact.distances[:, 0]).mean()),
-            recall_at_k=float((found.distances <= exact.distances[:, -1:]).mean()),
+            recall_at_1=float((nearest.distances[:, 0] == exact.distances[:, 0]).mean()),
+            recall_at_k=float((nearest.distances <= exact.distances[:, -1:]).mean()),
             candidates_per_row=per_row,
             reduction_ratio=1 - per_row / self.num_records,
         )
@@ -200,15 +200,15 @@ class PairwiseKeys(ComparedKeys):
     ) -> tuple[LinkTable, int]:
         """Return the ``k`` nearest candidates of each row, and how many pairs were compared."""
         eligible_ids(self.num_records, k, eligible)
-        found = LinkTable.empty(self.num_rows if rows is None else len(rows), k)
+        nearest = LinkTable.empty(self.num_rows if rows is None else len(rows), k)
         compared = 0
         for pairs in candidates.pairs(rows, eligible):
             place = pairs.start + pairs.row
             apart = self.distances(place if rows is None else rows[place], pairs.record)
             links = nearest_pairs(pairs.end - pairs.start, k, pairs.row, pairs.record, apart)
-            found.put(slice(pairs.start, pairs.end), links)
+            nearest.put(slice(pairs.start, pairs.end), links)
             compared += len(apart)
-        return found, compared
+        return nearest, compared
 
 
 # Candidates by written rules over key columns: a join, in time that grows with what it finds.
@@ -322,10 +322,10 @@ def _rule_values(
     with _database() as database:
         database.register("columns", table)
         try:
-            found = database.execute(query).fetchnumpy()
+            rule_columns = database.execute(query).fetchnumpy()
         except duckdb.Error as error:
             raise DataError(f"keys of {whose}: linkage.blocking: {_reason(error)}") from None
-    return [np.ma.asarray(found[f"k{rule}"], np.uint64) for rule in range(len(rules.terms))]
+    return [np.ma.asarray(rule_columns[f"k{rule}"], np.uint64) for rule in range(len(rules.terms))]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -365,18 +365,20 @@ class RuleCandidates(CandidatePairs):
         # A pair may come of several rules.
         most = np.sum([count for _, count in spans], axis=0)
         for start, end in batches(most, _CHUNK_CELLS):
-            found = [
+            rule_pairs = [
                 by_value.pairs(first[start:end], count[start:end])
                 for by_value, (first, count) in zip(among, spans, strict=True)
             ]
-            pairs = np.unique(np.concatenate([row * records + record for row, record in found]))
+            pairs = np.unique(
+                np.concatenate([row * records + record for row, record in rule_pairs])
+            )
             row, record = np.divmod(pairs, records)
             yield Pairs(start=start, end=end, row=row, record=record)
 
     def figures(self) -> Mapping[str, Any]:
         """Return how many pairs each rule alone finds."""
-        found = [int(count.sum()) for _, count in self._spans(self._all_records, None)]
-        return {"pairs_by_rule": dict(zip(self.rules.written, found, strict=True))}
+        pair_counts = [int(count.sum()) for _, count in self._spans(self._all_records, None)]
+        return {"pairs_by_rule": dict(zip(self.rules.written, pair_counts, strict=True))}
 
     @cached_property
     def _all_records(self) -> list[RecordsByKey]:
@@ -394,12 +396,12 @@ class RuleCandidates(CandidatePairs):
         self, among: Sequence[RecordsByKey], rows: Chosen | None
     ) -> list[tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]]:
         """Return, for each rule, where the chosen rows' records begin, and how many there are."""
-        found = []
+        spans = []
         for by_value, values in zip(among, self.primary, strict=True):
             mine = values if rows is None else values[rows]
             first, count = by_value.spans(mine.data)
-            found.append((first, np.where(np.ma.getmaskarray(mine), 0, count)))
-        return found
+            spans.append((first, np.where(np.ma.getmaskarray(mine), 0, count)))
+        return spans
 
 
 _TYPES: Final[Mapping[KeyKind, str]] = {"text": "varchar", "number": "double"}
@@ -479,9 +481,9 @@ def _reason(error: object) -> str:
 
 
 def _parse_expression(text: str, database: "duckdb.DuckDBPyConnection") -> dict[str, Any]:
-    found = database.execute("select json_serialize_sql(?)", [f"select {text}"]).fetchone()
-    assert found is not None, "one row"
-    tree: dict[str, Any] = json.loads(found[0])
+    row = database.execute("select json_serialize_sql(?)", [f"select {text}"]).fetchone()
+    assert row is not None, "one row"
+    tree: dict[str, Any] = json.loads(row[0])
     return tree
 
 

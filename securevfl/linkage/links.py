@@ -344,13 +344,13 @@ def write_nearest(
         step = max(1, chunk_cells // width)
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
-            found, position = map(np.asarray, search(some, width))
+            near, position = map(np.asarray, search(some, width))
             # If the last candidate is as far as the k-th, others as far may be still outside.
-            limit = found[:, wanted - 1] * (1 + _RELATIVE_SLACK) + _ABSOLUTE_SLACK
-            decided = (found[:, -1] > limit) | (width == count)
+            limit = near[:, wanted - 1] * (1 + _RELATIVE_SLACK) + _ABSOLUTE_SLACK
+            decided = (near[:, -1] > limit) | (width == count)
             undecided.append(some[~decided])
             some, position = some[decided], position[decided]
-            exact = measure(some, position, found[decided])
+            exact = measure(some, position, near[decided])
             _put_in_order(position, exact)
             links.indices[some, :wanted] = ids[position[:, :wanted]]
             links.distances[some, :wanted] = exact[:, :wanted]

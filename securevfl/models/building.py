@@ -236,10 +236,10 @@ def require_rows_apart(
                 if isinstance(module, nn.modules.dropout._DropoutNd):
                     module.eval()
             with _blame_family(family, "bottom", f"fails on a batch of {_TRIED_ROWS} rows"):
-                found = _seen_by_others(model, rows)
-            if found:
+                problem = _seen_by_others(model, rows)
+            if problem:
                 raise errors.PrivacyError(
-                    f"{_model_of(family, 'bottom')} {found}: one record then changes other rows, "
+                    f"{_model_of(family, 'bottom')} {problem}: one record then changes other rows, "
                     f"and the guarantee of encoder = {encoder!r} would not hold; compute each row "
                     f"from its own links only"
                 )
@@ -300,8 +300,8 @@ def _require_vectorised(
     weights = {name: value.detach() for name, value in model.named_parameters()}
 
     def taught(weights: dict[str, Tensor], *row: Tensor) -> Tensor:
-        one = tuple(part.unsqueeze(0) for part in row)
-        total: Tensor = functional_call(model, weights, one).sum()
+        batch = tuple(part.unsqueeze(0) for part in row)
+        total: Tensor = functional_call(model, weights, batch).sum()
         return total
 
     try:
@@ -378,9 +378,10 @@ def _call(
     with _blame_family(family, half, f"fails on a batch of {_ROWS} rows"):
         out = model()
     if not isinstance(out, Tensor) or tuple(out.shape) != shape:
-        found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        output = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise errors.ConfigError(
-            f"{_model_of(family, half)} gives {found} for a batch of {_ROWS} rows, expected {shape}"
+            f"{_model_of(family, half)} gives {output} for a batch of {_ROWS} rows, expected "
+            f"{shape}"
         )
     return out
 

@@ -272,8 +272,8 @@ class TiedTop(nn.Module):
         with torch.no_grad():
             deviation = read.std(correction=0)
             self.scale.copy_(torch.where(deviation > 0, deviation, torch.ones_like(deviation)))
-            for one in (self.weight, self.own, self.offset):
-                one.zero_()
+            for parameter in (self.weight, self.own, self.offset):
+                parameter.zero_()
         optimizer = without_compiler(torch.optim.LBFGS)(
             self.parameters(), max_iter=_STEPS, line_search_fn="strong_wolfe"
         )
@@ -413,8 +413,8 @@ class MixedTop(nn.Module):
         decision = decide(head, base=tied, joint=trees, alone=tied, targets=targets)
         share = decision.scale if decision.used == "joint" else 0.0
         self.trees.model = fitted.model if share else None
-        found = share, decision.gain, decision.error
-        self.mixed.copy_(torch.tensor(found, dtype=torch.float64))
+        fitted_values = share, decision.gain, decision.error
+        self.mixed.copy_(torch.tensor(fitted_values, dtype=torch.float64))
         return mix_outputs(tied, trees, share)
 
     def as_json(self) -> dict[str, float]:

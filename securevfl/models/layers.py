@@ -277,8 +277,8 @@ def key_grid(key_dim: int) -> Float[Tensor, "keys dimension"]:
     They are the same in every run, and not from any table.
     """
     if key_dim <= _MOST_GRID_DIMENSIONS:
-        one = torch.linspace(-_REACH, _REACH, round(_GRID ** (1 / key_dim)))
-        return torch.cartesian_prod(*[one] * key_dim).view(-1, key_dim)
+        axis = torch.linspace(-_REACH, _REACH, round(_GRID ** (1 / key_dim)))
+        return torch.cartesian_prod(*[axis] * key_dim).view(-1, key_dim)
     generator = torch.Generator().manual_seed(0)
     return (2 * torch.rand(_GRID, key_dim, generator=generator) - 1) * _REACH
 
@@ -290,8 +290,8 @@ def encode_keys(
     device = next(positions.parameters()).device
     moved = {name: value.to(device) for name, value in weights.items()}
     with torch.no_grad():
-        found: Tensor = torch.func.functional_call(positions, moved, (keys.to(device),))
-    return found.cpu()
+        encoding: Tensor = torch.func.functional_call(positions, moved, (keys.to(device),))
+    return encoding.cpu()
 
 
 def distance_correlation(
@@ -308,8 +308,8 @@ def distance_correlation(
         [FeT] section 5.1, Figure 4.
     """
     apart = torch.stack([torch.cdist(keys, keys), torch.cdist(first, second)]).flatten(1)
-    found = float(torch.corrcoef(apart)[0, 1])
-    return found if -2 < found < 2 else None
+    correlation = float(torch.corrcoef(apart)[0, 1])
+    return correlation if -2 < correlation < 2 else None
 
 
 def alignment(
@@ -366,5 +366,5 @@ def alignment(
 def finite(values: Float[Tensor, "*shape"]) -> list[Any]:
     """Return numbers for a picture, as JSON can hold them: six decimals, 0 where not finite."""
     exact = values.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0)
-    found: list[Any] = exact.round(decimals=6).tolist()
-    return found
+    rounded: list[Any] = exact.round(decimals=6).tolist()
+    return rounded

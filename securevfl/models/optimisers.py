@@ -71,7 +71,9 @@ class PacedOptimizer:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The optimised parameters."""
-        return [one for group in self._optimizer.param_groups for one in group["params"]]
+        return [
+            parameter for group in self._optimizer.param_groups for parameter in group["params"]
+        ]
 
     def step(self, *, epoch: int) -> None:
         """Take a step in an epoch, counted from 1."""

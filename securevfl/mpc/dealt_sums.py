@@ -135,7 +135,7 @@ def shift_bins(
 
 def mask_vectors(
     vectors: Int64[np.ndarray, "rows numbers"],
-    said: Int64[np.ndarray, " rows"],
+    shifted_bins: Int64[np.ndarray, " rows"],
     seed: bytes,
     what: DealtFor,
 ) -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
@@ -145,7 +145,7 @@ def mask_vectors(
 
     Args:
         vectors: r: one for each of the primary's rows.
-        said: s: the primary's word on each row, from :func:`shift_bins`.
+        shifted_bins: s: the primary's word on each row, from :func:`shift_bins`.
         seed: The dealer's.
         what: What the vectors are, as this party has it.
 
@@ -157,9 +157,9 @@ def mask_vectors(
         To the primary, which must not know the seed: together with :func:`masked_noise`, each bin's
         sum with the noise, where the primary decides which one bin each row is in. Nothing else.
     """
-    require_bins(said, what.bins, whose="shifts")
+    require_bins(shifted_bins, what.bins, whose="shifts")
     own = vectors.view(np.uint64)
-    return _mask_pieces(own, said, _row_masks(what.key(seed), what))
+    return _mask_pieces(own, shifted_bins, _row_masks(what.key(seed), what))
 
 
 def masked_noise(
@@ -216,11 +216,11 @@ def require_bins(values: Int64[np.ndarray, " rows"], bins: int, *, whose: str) -
 
 def _mask_pieces(
     own: UInt64[np.ndarray, "rows numbers"],
-    said: Int64[np.ndarray, " rows"],
+    shifted_bins: Int64[np.ndarray, " rows"],
     row_masks: Iterator[tuple[slice, UInt64[np.ndarray, "some bins numbers"]]],
 ) -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
     for piece, words in row_masks:
-        words[np.arange(len(words)), said[piece]] += own[piece]
+        words[np.arange(len(words)), shifted_bins[piece]] += own[piece]
         yield words
 
 

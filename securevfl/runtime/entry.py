@@ -205,9 +205,9 @@ def tables_of_frames(
     if primary is None:
         raise ConfigError("primary: must be given, a DataFrame with the label (or give parties)")
     if isinstance(secondaries, Mapping):
-        named = {str(name): one for name, one in secondaries.items()}
+        named = {str(name): table for name, table in secondaries.items()}
     elif isinstance(secondaries, list | tuple):
-        named = {f"secondary-{number}": one for number, one in enumerate(secondaries, 1)}
+        named = {f"secondary-{number}": table for number, table in enumerate(secondaries, 1)}
     else:
         raise ConfigError(
             f"secondaries: must be a list of frames, or frames by name, got a "
@@ -458,8 +458,8 @@ def _run(
     watching = [observe]
 
     def tell_all(event: ProgressEvent) -> None:
-        for one in watching:
-            one(event)
+        for watcher in watching:
+            watcher(event)
 
     hearing = CallbackObserver(callbacks, tell_all)
     with (
@@ -546,10 +546,10 @@ def _asked_for(
 
 def _list_tables(parties: Any) -> Sequence[PartyTable]:
     tables = parties if isinstance(parties, list | tuple) else [parties]
-    for number, one in enumerate(tables):
-        if not isinstance(one, PartyTable):
+    for number, table in enumerate(tables):
+        if not isinstance(table, PartyTable):
             raise ConfigError(
-                f"parties: number {number + 1} is a {type(one).__name__}, and must be a table of "
+                f"parties: number {number + 1} is a {type(table).__name__}, and must be a table of "
                 f"securevfl.data.from_frame; frames go in by name: primary=..., "
                 f'secondaries=[...], label="y", key="id"'
             )

@@ -107,9 +107,9 @@ class _ByName(pickle.Pickler):
         super().__init__(content)
         self.main_program: dict[str, str] = {}
 
-    def reducer_override(self, one: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Any:
         """Refuse what only the main program has, unless that is a script."""
-        if getattr(one, "__module__", None) == "__main__":
+        if getattr(obj, "__module__", None) == "__main__":
             main = sys.modules["__main__"]
             spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
             if spec is not None:
@@ -117,7 +117,7 @@ class _ByName(pickle.Pickler):
             elif file is not None and Path(file).is_file():
                 self.main_program = {_SCRIPT: str(Path(file).resolve())}
             else:
-                name = getattr(one, "__qualname__", type(one).__qualname__)
+                name = getattr(obj, "__qualname__", type(obj).__qualname__)
                 raise _not_importable(f"{name!r} is defined in this notebook")
         return NotImplemented
 

@@ -181,8 +181,8 @@ def released_table(kept_run: KeptRun, *, own: bool = False) -> pd.DataFrame:
     booked = until_end(entries, run)
     head = chain.head_at(len(booked))
     assert head is not None, "these lines are of the chain"
-    told = _metadata(config, booked, run, released)
-    frame.attrs[METADATA] = {**told, "ledger_head": head.hex(), "cost": COST}
+    metadata = _metadata(config, booked, run, released)
+    frame.attrs[METADATA] = {**metadata, "ledger_head": head.hex(), "cost": COST}
     return frame
 
 
@@ -220,7 +220,7 @@ def _metadata(
     figures = recompute_figures(booked, run)
     book = LedgerBook()
     book.read(booked, where="the ledger")
-    last = [one for one in book.sessions if one.run == run][-1]
+    last = [session for session in book.sessions if session.run == run][-1]
     if (figures["row_releases"] or 0) < len(released):
         raise PrivacyError(
             f"the ledger has booked {figures['row_releases']} rows of run {run}, and "
@@ -230,14 +230,14 @@ def _metadata(
     privacy, tau = last.plan.privacy, last.noise_share_std
     spent = figures["epsilon"] or 0.0
     total = figures["total_epsilon"] if len(book.runs(unit=privacy.unit)) > 1 else None
-    said = last.plan.statement(tau, spent=spent, total_epsilon=total)
+    statement = last.plan.statement(tau, spent=spent, total_epsilon=total)
     return {
         "format": _FORMAT,
         "version": __version__,
         "federation": config.federation.name,
         "run": run,
-        "statement": said.text,
-        "warning": said.warning,
+        "statement": statement.text,
+        "warning": statement.warning,
         "mechanism": privacy.mechanism,
         "epsilon": figures["epsilon"],
         "delta": privacy.delta,
@@ -264,7 +264,7 @@ def _names(config: FederationConfig, table: PartyTable, numbers: int) -> list[st
         return ["score_sin", "score_cos"]
     if config.encoder is not None and config.encoder.method == "class-means":
         # Each class has its number (federation.class_means); a regression's have no names.
-        return [f"class_means_{one}" for one in table.classes or range(numbers)]
+        return [f"class_means_{label}" for label in table.classes or range(numbers)]
     if config.encoder is None or not config.encoder.in_blocks:
         return [f"released_{number}" for number in range(numbers)]
     # In the order of ranks, as encoders write (federation.encoder_fitting.build_encoder).
@@ -330,13 +330,13 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name, without those that are undefined."""
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "value": self.value,
             "interval": None if self.interval is None else list(self.interval),
         }
         if self.standard_error is not None:
-            found["standard_error"] = self.standard_error
-        return found
+            figures["standard_error"] = self.standard_error
+        return figures
 
 
 Figures = Mapping[str, Estimate]
@@ -354,15 +354,15 @@ def metric_functions(
         targets: Labels of the test rows, as metrics take them.
     """
     cut = as_logit(answer.threshold)
-    found = task_metrics.resampled_metrics(head.task, answer.outputs, targets, cut=cut)
+    measures = task_metrics.resampled_metrics(head.task, answer.outputs, targets, cut=cut)
     functions: dict[str, task_metrics.Resampled] = {}
     for name in dict.fromkeys((head.metric_name, _LOSS[head.task])):
         if name == "mse":
-            functions[name] = _times(_square_metric(found["rmse"]), head.label_deviation**2)
+            functions[name] = _times(_square_metric(measures["rmse"]), head.label_deviation**2)
         else:
             unit = head.in_label_units(name, (0.0, 1.0))
             assert unit is not None, "an interval was given"
-            functions[name] = _times(found[name], unit[1])
+            functions[name] = _times(measures[name], unit[1])
     return functions
 
 
@@ -496,7 +496,7 @@ class Partners:
     ) -> ReleasedRows:
         return ReleasedRows(
             averages,
-            ranks=tuple(sorted(self.config.ranks[one] for one in coalition)),
+            ranks=tuple(sorted(self.config.ranks[name] for name in coalition)),
             rounds=run_plan.RoundCounter(),
             device=self.data.features.device,
         )
@@ -595,7 +595,7 @@ class SavedModels(Partners):
     def exchange(self, coalition: Coalition) -> ReleasedRows:
         """Return the average of these partners' representations."""
         ordered = sorted(coalition, key=self.config.ranks.__getitem__)
-        averages = torch.stack([self._parts[one] for one in ordered]).mean(dim=0)
+        averages = torch.stack([self._parts[name] for name in ordered]).mean(dim=0)
         return self._stored_rows(averages, coalition)
 
 
@@ -606,7 +606,7 @@ def _representations(
 
     There is no noise.
     """
-    found = torch.zeros((plan.facts.rows, *plan.cut.shape))
+    representations = torch.zeros((plan.facts.rows, *plan.cut.shape))
     parts = consecutive_batches(asked, batch_size=plan.config.training.batch_size)
     for number, rows in enumerate(parts, 1):
         words = secondary.answer(
@@ -617,9 +617,11 @@ def _representations(
                 purpose="predict",
             )
         )
-        one = plan.cut.decode(words, rows=len(rows), active=(secondary.name,), round_number=number)
-        found[rows] = one.cpu()
-    return found
+        decoded = plan.cut.decode(
+            words, rows=len(rows), active=(secondary.name,), round_number=number
+        )
+        representations[rows] = decoded.cpu()
+    return representations
 
 
 # A frozen run in blocks: its released rows answer for every coalition.
@@ -656,7 +658,7 @@ class BlockReleases(Partners):
 
     def exchange(self, coalition: Coalition) -> ReleasedRows:
         """Return the released averages, with zeros in the blocks of absent partners."""
-        absent = [self.config.ranks[one] - 1 for one in self.everybody - coalition]
+        absent = [self.config.ranks[name] - 1 for name in self.everybody - coalition]
         masked = without_blocks(self._released, absent, blocks=len(self.everybody))
         return self._stored_rows(masked, self.everybody)
 
@@ -693,10 +695,10 @@ def worth_without(
     present = {party.name for party in config.secondaries} - set(absent)
     kept = read_measured(run.folder, CONTRIBUTION, run=model.run)
     if kept is not None:
-        for one in kept["gone"]["values"]:
-            if set(one["partners"]) == present:
-                found = {name: one[name] for name in ("used", "metrics")}
-                return {**found, "threshold": kept["threshold"]}
+        for entry in kept["gone"]["values"]:
+            if set(entry["partners"]) == present:
+                measured_figures = {name: entry[name] for name in ("used", "metrics")}
+                return {**measured_figures, "threshold": kept["threshold"]}
     try:
         source = partners_of(run, model, read_figures(run.folder))
     except (ConfigError, DataError, PrivacyError):

@@ -133,9 +133,9 @@ def train_in_processes(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
-    told, exits = _run_parties(config, options, more=[], in_memory=in_memory)
+    content, exits = _run_parties(config, options, more=[], in_memory=in_memory)
     try:
-        figures = RunFigures.from_json(told)
+        figures = RunFigures.from_json(content)
     except (TypeError, KeyError):
         raise errors.SecureVflError("the primary ended without the figures of a run") from None
     memory = {name: end.peak_memory_bytes for name, end in exits.items()}
@@ -159,8 +159,8 @@ def pretrain_in_processes(
     Reveals:
         Between the processes: what a real pretraining reveals. This machine holds all of it.
     """
-    told, _ = _run_parties(config, options, more=["--pretrain"])
-    return dict(told)
+    content, _ = _run_parties(config, options, more=["--pretrain"])
+    return dict(content)
 
 
 def predict_in_processes(
@@ -184,7 +184,7 @@ def predict_in_processes(
     """
     asked = in_memory[config.primary.name].new_rows
     assert asked is not None, "what for"
-    told, _ = _run_parties(
+    content, _ = _run_parties(
         config,
         options,
         more=[],
@@ -192,7 +192,7 @@ def predict_in_processes(
         without=[*asked.without, *idle_helpers(config)],
         in_memory=in_memory,
     )
-    return dict(told)
+    return dict(content)
 
 
 def processes_with_program(
@@ -344,7 +344,7 @@ def _run_parties(
             return False
         # Until it has ended, the primary continues without them or fails itself.
         absences = outcome.get("absences") or ()
-        gone = {one["party"] for one in absences if one["to_epoch"] is None}
+        gone = {absence["party"] for absence in absences if absence["to_epoch"] is None}
         return not outcome or name in gone
 
     with parties_here(config) as here:

@@ -184,9 +184,9 @@ def countersigner(party: PartySession, facts: RunFacts, *, session: bytes) -> Co
         ledger,
         party.identity,
         {
-            one.name: party.pinned[one.name]
-            for one in config.table_parties
-            if one.name not in absent_names(config, facts.active)
+            table_party.name: party.pinned[table_party.name]
+            for table_party in config.table_parties
+            if table_party.name not in absent_names(config, facts.active)
         },
         Occasion(federation=config.federation.name, digest=config.digest, run=facts.run),
         session=session,

@@ -450,7 +450,7 @@ class PrimaryRun:
             )
         if not isinstance(self.primary, AssistPrimary):
             return
-        told = release_labels(
+        labels = release_labels(
             self.plan,
             self.table,
             self.data,
@@ -458,7 +458,7 @@ class PrimaryRun:
             files=self.checkpoints.files,
             estimator=self._own.base,
         )
-        self.primary.use_released_labels(told)
+        self.primary.use_released_labels(labels)
 
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
@@ -682,15 +682,15 @@ class PrimaryRun:
 
     def _placebos(self, *, with_alone: bool) -> dict[Placebo, Tensor]:
         """Return the outputs of every placebo for the test rows."""
-        found: dict[Placebo, Tensor] = {}
+        placebos: dict[Placebo, Tensor] = {}
         own = None if self.choice is None else self.choice.own
         if self.choice is None and with_alone:
             own = self._own_network()
         if own is not None:
-            found["own"] = own.predict(self.data.split.test, "test")
+            placebos["own"] = own.predict(self.data.split.test, "test")
         if self.placebo is not None:
-            found["permuted"] = self.placebo
-        return found
+            placebos["permuted"] = self.placebo
+        return placebos
 
     def _measure_alone(self, placebos: Mapping[Placebo, Tensor]) -> AloneMeasured:
         self._observe(progress.Stage(text="fitting the primary alone"))

@@ -211,14 +211,14 @@ def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
     """
     family = figures["family"]
     alone = figures["alone"]
-    found = {
+    measured = {
         f"{family} (joint)": figures["test_metrics"],
         f"{family}, validation rows": figures["validation_metrics"],
         alone_in_words(figures): alone and alone["metrics"],
         f"{family} without noise (simulated)": figures.get("no_privacy_test_metrics"),
         "combine (all features in one place)": figures.get("combine_test_metrics"),
     }
-    return {text: metrics for text, metrics in found.items() if metrics}
+    return {text: metrics for text, metrics in measured.items() if metrics}
 
 
 def alone_in_words(figures: Mapping[str, Any]) -> str:
@@ -230,8 +230,8 @@ def candidates_in_words(figures: Mapping[str, Any]) -> str:
     """Return the figures of every candidate of the local baseline, in a line."""
     alone = figures["alone"]
     each = [
-        f"{name} {format_figure(one['test'])} ({format_figure(one['validation'])})"
-        for name, one in alone["candidates"].items()
+        f"{name} {format_figure(candidate['test'])} ({format_figure(candidate['validation'])})"
+        for name, candidate in alone["candidates"].items()
     ]
     return f"local baseline, {figures['metric']} of test (validation) rows: {', '.join(each)}"
 
@@ -240,8 +240,8 @@ def placebos_in_words(figures: Mapping[str, Any]) -> str:
     """Return what the same training gains without what partners know; empty without a placebo."""
     words = {"own": "without partners", "permuted": "with partners' rows permuted"}
     each = [
-        f"{format_figure(one[figures['metric']])} {words[name]}"
-        for name, one in figures["placebos"].items()
+        f"{format_figure(placebo[figures['metric']])} {words[name]}"
+        for name, placebo in figures["placebos"].items()
     ]
     return f"placebo, {figures['metric']} of test rows: {', '.join(each)}" if each else ""
 
@@ -257,9 +257,11 @@ def top_in_words(figures: Mapping[str, Any]) -> str:
 
 def links_of_run(figures: Mapping[str, Any]) -> list[str]:
     """Return how many rows are linked, as each secondary has said; in simulations also exactly."""
-    said = [progress.LinkedRowsCounted(**one) for one in figures.get("linked_rows", {}).values()]
-    exact = [progress.LinksCounted(**one) for one in figures.get("links", {}).values()]
-    return [*map(progress.linked_rows_in_words, said), *map(progress.links_in_words, exact)]
+    counts = [
+        progress.LinkedRowsCounted(**content) for content in figures.get("linked_rows", {}).values()
+    ]
+    exact = [progress.LinksCounted(**content) for content in figures.get("links", {}).values()]
+    return [*map(progress.linked_rows_in_words, counts), *map(progress.links_in_words, exact)]
 
 
 def interval_heading(evaluation: Mapping[str, Any]) -> str:
@@ -276,7 +278,7 @@ def interval_in_words(interval: Sequence[float] | None) -> str:
     return (
         ""
         if interval is None
-        else " to ".join(format_figure(one, beside=interval) for one in interval)
+        else " to ".join(format_figure(end, beside=interval) for end in interval)
     )
 
 
@@ -311,7 +313,7 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
     # which nothing is promised.
     spent = finite_or_none(ledger.epsilon_spent)
     total = ledger.total if ledger.runs > 1 else None
-    said = releases.statement(tau, spent=spent or 0.0, total_epsilon=total)
+    statement = releases.statement(tau, spent=spent or 0.0, total_epsilon=total)
     return PrivacyFigures(
         mechanism=privacy.mechanism,
         epsilon=spent,
@@ -343,11 +345,11 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         gradient_noise_std=releases.gradient_noise_std(tau) if trained_behind_noise else None,
         gradient_clip_norm=privacy.update_clip_norm if trained_behind_noise else None,
         updates=ledger.updates if trained_behind_noise else None,
-        statement=said.text,
-        against=said.against,
-        hides=said.hides,
-        odds_factor=said.odds_factor,
-        warning=said.warning,
+        statement=statement.text,
+        against=statement.against,
+        hides=statement.hides,
+        odds_factor=statement.odds_factor,
+        warning=statement.warning,
         as_published_note=_AS_PUBLISHED_NOTE,
         channels=channels(config),
         labels=labels_figures(ledger),
@@ -366,26 +368,28 @@ def labels_figures(ledger: Ledger) -> dict[str, Any] | None:
         ``total_together`` of all ``runs`` on the table; and the ``statement`` with its
         ``odds_factor`` and ``warning``.
     """
-    last = next((one.labels[-1] for one in reversed(ledger.budget_sessions) if one.labels), None)
+    last = next(
+        (session.labels[-1] for session in reversed(ledger.budget_sessions) if session.labels), None
+    )
     run, table = labels_spent(ledger.budget_sessions), labels_spent(ledger.sessions)
     if last is None or run is None or table is None:
         return None
-    said = of_labels(
+    statement = of_labels(
         last.mechanism, run, parties=last.parties, table=table if table.runs > 1 else None
     )
     return {
         "mechanism": last.mechanism,
         **label_figures(ledger.budget_sessions, ledger.sessions),
-        "statement": said.text,
-        "odds_factor": said.odds_factor,
-        "warning": said.warning,
+        "statement": statement.text,
+        "odds_factor": statement.odds_factor,
+        "warning": statement.warning,
     }
 
 
 def _known_fields(figures: PrivacyFigures | RunFigures) -> dict[str, Any]:
     """Return fields by name; those that not every run has only where they are known."""
     values = asdict(figures)
-    optional = {one.name for one in fields(figures) if one.default is None}
+    optional = {field.name for field in fields(figures) if field.default is None}
     return {
         name: value for name, value in values.items() if name not in optional or value is not None
     }
@@ -562,10 +566,10 @@ def read_measured(run_folder: Path, name: str, *, run: str) -> dict[str, Any] | 
     path = run_folder / name
     if not path.exists():
         return None
-    found = files.read_json(path)
-    if found.get("format") != MEASURED_FORMAT or found.get("run") != run:
+    content = files.read_json(path)
+    if content.get("format") != MEASURED_FORMAT or content.get("run") != run:
         return None
-    return found
+    return content
 
 
 # The folder of a result in memory, and files of parties that share this process.

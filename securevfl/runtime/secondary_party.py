@@ -245,8 +245,8 @@ def _align_plan(session: SecondarySession, plan: RunPlan) -> RunPlan:
         round_number=0,
         deadline_s=session.party.config.waits.work.for_primary_s,
     )
-    told = messages.TrainingRows.from_message(message, most=plan.facts.train_rows)
-    return replace(plan, training_rows=told.rows)
+    training_rows = messages.TrainingRows.from_message(message, most=plan.facts.train_rows)
+    return replace(plan, training_rows=training_rows.rows)
 
 
 def _build(

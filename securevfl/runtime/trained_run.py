@@ -177,8 +177,8 @@ class TrainedRun(KeptRun):
             in_memory = run_options.of_tables(self.tables, primary)
             in_memory[primary] = asked = replace(in_memory[primary], new_rows=new)
             if way == "processes":
-                told = predict_in_processes(self.config, self.options(observe), in_memory)
-                predictions = read_predictions(new.out, told)
+                metadata = predict_in_processes(self.config, self.options(observe), in_memory)
+                predictions = read_predictions(new.out, metadata)
             else:
                 outcome = run_party(self.primary_job(observe, asked))
                 assert isinstance(outcome, Predictions), "a primary that serves returns predictions"

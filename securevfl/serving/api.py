@@ -151,7 +151,10 @@ def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) 
     @app.get("/budget")
     async def budget() -> dict[str, Any]:
         """Say what predictions of the model have spent, and what is left, as far as is known."""
-        return {"run": served.run, "parties": [_budget_fields(one) for one in asker.budgets]}
+        return {
+            "run": served.run,
+            "parties": [_budget_fields(party_budget) for party_budget in asker.budgets],
+        }
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -240,7 +243,10 @@ async def _unless_gone(request: Request, asked: "Future[Predictions]") -> Predic
 
 def _refuse_spent(asker: Asker) -> Response:
     return error_response(
-        403, "budget_spent", _SPENT, parties=[_budget_fields(one) for one in asker.budgets]
+        403,
+        "budget_spent",
+        _SPENT,
+        parties=[_budget_fields(party_budget) for party_budget in asker.budgets],
     )
 
 

@@ -235,8 +235,8 @@ class Guard:
         if path != PREDICT or scope["method"] != "POST":
             await self._app(scope, _replay_body([b""], receive), send)
             return
-        said = headers.get(b"content-length", b"")
-        size = int(said) if said.isdigit() else self._max_bytes
+        length = headers.get(b"content-length", b"")
+        size = int(length) if length.isdigit() else self._max_bytes
         if size > self._max_bytes:
             await self._too_large()(scope, receive, send)
             return
@@ -290,9 +290,12 @@ def error_response(
         details: The lines; a mapping among them holds headers.
         more: Further fields.
     """
-    lines = [one for one in details if isinstance(one, str)]
+    lines = [detail for detail in details if isinstance(detail, str)]
     headers = {
-        name: value for one in details if isinstance(one, dict) for name, value in one.items()
+        name: value
+        for detail in details
+        if isinstance(detail, dict)
+        for name, value in detail.items()
     }
     return JSONResponse({"error": error, "details": lines, **more}, status, headers)
 

@@ -207,12 +207,12 @@ class RowFormat:
 
     def _problems(self, number: int, error: ValidationError) -> Iterator[str]:
         """Yield what is wrong with a row, a line a cell, some more than once."""
-        for one in error.errors(include_url=False, include_context=False):
-            name = str(one["loc"][0])
+        for detail in error.errors(include_url=False, include_context=False):
+            name = str(detail["loc"][0])
             what = _EXPECTED[self._by_name[name].kind]
-            if one["type"] == "missing" or one["input"] is None:
+            if detail["type"] == "missing" or detail["input"] is None:
                 what = "is missing"
-            elif one["type"] == "float_type":
+            elif detail["type"] == "float_type":
                 what = _NO_NUMBER
             yield _line(number, name, what)
 

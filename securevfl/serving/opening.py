@@ -155,13 +155,13 @@ def open_model(
         session = PredictionSession(run.config, own)
         yield _open_local(own, run.config, lambda: nullcontext(session))
     elif way == "here":
-        found = in_process(run)
+        served = in_process(run)
         # One session from start to end: another server or request on these ledgers is refused.
-        with found.model.open() as session:
-            yield replace(found, model=replace(found.model, open=lambda: nullcontext(session)))
+        with served.model.open() as session:
+            yield replace(served, model=replace(served.model, open=lambda: nullcontext(session)))
     elif way == "elsewhere":
-        with between_processes(run.primary_job(observe), without_lost=without_lost) as found:
-            yield found
+        with between_processes(run.primary_job(observe), without_lost=without_lost) as served:
+            yield served
     else:
         with (
             _others_in_processes(run.config, run.options(observe)) as (config, place, processes),
@@ -170,9 +170,9 @@ def open_model(
                 identity=place,
                 processes=processes,
                 without_lost=without_lost,
-            ) as found,
+            ) as served,
         ):
-            yield found
+            yield served
 
 
 def in_process(run: TrainedRun) -> Opened:

@@ -71,9 +71,9 @@ class ServiceMetrics:
     def text(self, *, ready: bool, budgets: list[PredictionBudget]) -> bytes:
         """Return all figures as Prometheus reads them."""
         self._ready.set(float(ready))
-        for one in budgets:
-            if one.spent is not None:
-                self._spent.labels(one.party).set(one.spent)
-            if one.budget is not None:
-                self._budget.labels(one.party).set(one.budget)
+        for budget in budgets:
+            if budget.spent is not None:
+                self._spent.labels(budget.party).set(budget.spent)
+            if budget.budget is not None:
+                self._budget.labels(budget.party).set(budget.budget)
         return generate_latest(self._registry)

@@ -100,14 +100,16 @@ def serve(
         shown, (address, taken) = f"[{host}]" if ":" in host else host, listener.getsockname()[:2]
         only_here = ip_address(address).is_loopback
         url = f"http://{shown}:{taken}"
-        said = []
+        notices = []
         if not only_here:
-            said.append("warning: HTTP is not encrypted; put a server that speaks TLS before it")
+            notices.append("warning: HTTP is not encrypted; put a server that speaks TLS before it")
         if token is None:
-            said.append("warning: no token is required; any client of the port spends the budget")
+            notices.append(
+                "warning: no token is required; any client of the port spends the budget"
+            )
         else:
-            said.append(f"clients show the token of {token.source}")
-        for line in said:
+            notices.append(f"clients show the token of {token.source}")
+        for line in notices:
             print(f"securevfl: {line}", file=sys.stderr, flush=True)
         print(json.dumps({"url": url}) if as_json else f"securevfl: serving {url}", flush=True)
         settings = ServerSettings(

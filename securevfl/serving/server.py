@@ -81,10 +81,16 @@ class GuardedConnection(H11Protocol):
         super().connection_made(transport)
         transport.max_size = _PIECE  # type: ignore[attr-defined]
         self._wait(self._limits.head_s)
-        there: list[Any] = [one for one in self.connections if not one.transport.is_closing()]
+        there: list[Any] = [
+            connection for connection in self.connections if not connection.transport.is_closing()
+        ]
         if len(there) > self._limits.most:
-            waiting = [(one._waits_until, one) for one in there if one._waits_until is not None]
-            min(waiting, key=lambda one: one[0])[1].transport.abort()
+            waiting = [
+                (connection._waits_until, connection)
+                for connection in there
+                if connection._waits_until is not None
+            ]
+            min(waiting, key=lambda pair: pair[0])[1].transport.abort()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, and for less long if this one's body still comes."""

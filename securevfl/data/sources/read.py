@@ -132,5 +132,7 @@ def _read_file(
 def _require_settings(reading: settings.Reading, kind: str, *, where: str) -> None:
     for name in reading.given_settings:
         if name not in _SETTINGS[kind]:
-            kinds = " or ".join(f"a {one}" for one in _SETTINGS if name in _SETTINGS[one])
+            kinds = " or ".join(
+                f"a {other_kind}" for other_kind in _SETTINGS if name in _SETTINGS[other_kind]
+            )
             raise DataError(f"{where}: reading.{name}: goes with {kinds} alone")

@@ -172,7 +172,10 @@ class Reading:
                 f"thousands: {self.thousands!r} is the decimal mark already; write decimal too"
             )
         if self.encoding is not None:
-            known = {*aliases, *(one.name for one in pkgutil.iter_modules(encodings.__path__))}
+            known = {
+                *aliases,
+                *(module.name for module in pkgutil.iter_modules(encodings.__path__)),
+            }
             try:
                 # Python would look for a module of any other name.
                 if encodings.normalize_encoding(self.encoding).lower() not in known:
@@ -198,7 +201,7 @@ class Reading:
     @property
     def given_settings(self) -> dict[str, Any]:
         """The settings that are given, by name."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {data_field.name: getattr(self, data_field.name) for data_field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -253,7 +256,9 @@ class Source(OwnReading):
     @property
     def reading(self) -> OwnReading:
         """How the file is written, or which rows of the database are meant."""
-        return OwnReading(**{one.name: getattr(self, one.name) for one in fields(OwnReading)})
+        return OwnReading(
+            **{data_field.name: getattr(self, data_field.name) for data_field in fields(OwnReading)}
+        )
 
 
 def _require_date_form(form: str) -> None:
@@ -283,9 +288,9 @@ def reading_entry(**settings: str | int) -> str:
 def as_options(message: str) -> str:
     """Return a message with the options of ``init`` in place of each :func:`reading_entry`."""
 
-    def options(found: re.Match[str]) -> str:
+    def options(match: re.Match[str]) -> str:
         try:
-            settings: dict[str, Any] = tomllib.loads(found[0])["reading"]
+            settings: dict[str, Any] = tomllib.loads(match[0])["reading"]
         except tomllib.TOMLDecodeError:  # "[...]" stands for names that only the user knows
             return "--reading header=NAME,NAME,..."
         pairs = (
@@ -294,8 +299,8 @@ def as_options(message: str) -> str:
         )
         return " ".join(f"--reading {shlex.quote(pair)}" for pair in pairs)
 
-    said, count = _WRITTEN.subn(options, message)
-    return f"{said} (or into a NAME{SOURCE_SUFFIX} that names the file)" if count else message
+    rewritten, count = _WRITTEN.subn(options, message)
+    return f"{rewritten} (or into a NAME{SOURCE_SUFFIX} that names the file)" if count else message
 
 
 # ``NAME.source.toml``: files of one party alone that say where its table lies.

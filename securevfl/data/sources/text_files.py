@@ -162,23 +162,23 @@ def no_such_encoding(path: Path, encoding: str, *, where: str) -> DataError:
     It shows the first word that is not, as the likeliest encoding reads it, so that the user can
     judge whether that is the right one.
     """
-    said = f"{where}: can't be read: is not {encoding.removesuffix('-sig').upper()}"
+    problem = f"{where}: can't be read: is not {encoding.removesuffix('-sig').upper()}"
     other = "; name another encoding, or leave reading.encoding out"
     if encoding.lower().startswith(("utf-16", "utf-32", "utf16", "utf32")):
-        return DataError(said + other)  # there a line's end is not one byte
+        return DataError(problem + other)  # there a line's end is not one byte
     with open_table(path) as stream:
         for line, content in enumerate(stream, 1):
             try:
                 content.decode(encoding)
             except UnicodeDecodeError as error:
                 if encoding not in ("utf-8", "utf-8-sig"):
-                    return DataError(f"{said} (line {line}){other}")
+                    return DataError(f"{problem} (line {line}){other}")
                 guess, shown = _guess_encoding(content + stream.read(_GUESSED_FROM), error.start)
                 return DataError(
-                    f"{said} (line {line}); it may be {guess}{shown}: write "
+                    f"{problem} (line {line}); it may be {guess}{shown}: write "
                     f"{reading_entry(encoding=guess)}"
                 )
-    return DataError(said + other)
+    return DataError(problem + other)
 
 
 def _guess_encoding(content: bytes, place: int) -> tuple[str, str]:
@@ -241,11 +241,11 @@ def split_unit_sign(cell: str) -> tuple[str, str]:
     """
     text = cell.strip()
     # Longer ones are no numbers, and would be tried at each of their blanks.
-    found = _SIGNED.fullmatch(text) if len(text) <= _LONGEST else None
-    if found is None:
+    match = _SIGNED.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
         return text, ""
-    sign = found["before"] or found["after"]
-    number = f"{found['minus']}{found['amount'] or found['number']}".replace("\u2212", "-")
+    sign = match["before"] or match["after"]
+    number = f"{match['minus']}{match['amount'] or match['number']}".replace("\u2212", "-")
     return (number, sign) if _is_plain(number) else (text, "")
 
 
@@ -256,10 +256,10 @@ def is_number(cell: str) -> bool:
 
 def unit_of(cells: Iterable[str]) -> str | None:
     """Return the unit that stands behind the number of every cell, such as ``kg``; None if none."""
-    found = [_WITH_UNIT.fullmatch(cell) for cell in cells]
+    matches = [_WITH_UNIT.fullmatch(cell) for cell in cells]
     units = {
         match["unit"] if match is not None and _is_plain(match["number"]) else None
-        for match in found
+        for match in matches
     }
     return units.pop() if len(units) == 1 else None
 
@@ -267,8 +267,8 @@ def unit_of(cells: Iterable[str]) -> str | None:
 def is_bracketed(cell: str) -> bool:
     """Whether a cell is a number in brackets, as accounts write what is below zero."""
     text, _ = split_unit_sign(cell)
-    found = _BRACKETED.fullmatch(text.strip(f"{_CURRENCIES}{_SPACES}"))
-    return found is not None and is_number(found["number"])
+    match = _BRACKETED.fullmatch(text.strip(f"{_CURRENCIES}{_SPACES}"))
+    return match is not None and is_number(match["number"])
 
 
 def _is_plain(text: str) -> bool:
@@ -281,8 +281,8 @@ def has_decimal_comma(cells: Iterable[str]) -> bool:
     for cell, _ in map(split_unit_sign, cells):
         if _WHOLE.fullmatch(cell):
             continue
-        found = _DECIMAL.fullmatch(cell)
-        if found is None or found["decimal"] != ",":
+        match = _DECIMAL.fullmatch(cell)
+        if match is None or match["decimal"] != ",":
             return False
         certain = certain or _GROUPED.fullmatch(cell) is None
     return certain
@@ -337,9 +337,9 @@ def _with_sign(numbers: "pd.Series[Any]", sign: str, reading: Reading) -> "pd.Se
     if numbers.dtype == "str":
         return numbers.str.replace(reading.decimal or ".", ".") + sign
     texts = [with_sign(float(number), sign) for number in numbers.dropna()]
-    found = pd.Series(None, index=numbers.index, dtype="str")
-    found[numbers.notna()] = texts
-    return found
+    cells = pd.Series(None, index=numbers.index, dtype="str")
+    cells[numbers.notna()] = texts
+    return cells
 
 
 def _without_thousands(
@@ -366,11 +366,11 @@ def _question(marked: Sequence[tuple[Any, str]], reading: Reading) -> str:
     """Return what may be meant by cells that are no plain numbers, and what to write."""
     row, cell = marked[0]
     for place, text in marked:
-        found = _GROUPED.fullmatch(text)
-        if found is None or not (found["decimal"] or text.count(found["mark"]) > 1):
+        match = _GROUPED.fullmatch(text)
+        if match is None or not (match["decimal"] or text.count(match["mark"]) > 1):
             continue
-        mark = " " if found["mark"] in _SPACES else found["mark"]
-        decimal = found["decimal"] or ("." if mark == "," else ",")
+        mark = " " if match["mark"] in _SPACES else match["mark"]
+        decimal = match["decimal"] or ("." if mark == "," else ",")
         ways = {"decimal": decimal} if mark in ".," or decimal == "," else {}
         return (
             f", row {_count(place)}: {text[:40]!r} has marks between thousands; "
@@ -388,9 +388,9 @@ def _question(marked: Sequence[tuple[Any, str]], reading: Reading) -> str:
             f", row {_count(place)}: {text[:40]!r} is no number with the decimal mark "
             f"{reading.decimal or '.'!r}; write all columns with one mark, or exclude this one"
         )
-    found = _GROUPED.fullmatch(cell)
-    assert found is not None
-    mark = " " if found["mark"] in _SPACES else found["mark"]
+    match = _GROUPED.fullmatch(cell)
+    assert match is not None
+    mark = " " if match["mark"] in _SPACES else match["mark"]
     if mark == "," and reading.decimal is None:
         whole, fraction = cell.split(",")
         return (
@@ -496,12 +496,12 @@ def dialect_of(
     if decimal is None and reading.thousands is None:
         numbers = (column for name, column in columns.items() if name not in spelled)
         decimal = "," if any(map(has_decimal_comma, numbers)) else None
-    found = {
+    dialect = {
         "separator": separator if not (reading.separator or stated or separator == ",") else None,
         "decimal": decimal if reading.decimal is None else None,
         "encoding": encoding if reading.encoding is None and "utf-8" not in encoding else None,
     }
-    known = {name: value for name, value in found.items() if value is not None}
+    known = {name: value for name, value in dialect.items() if value is not None}
     shown = " and ".join(f"the {name} {value!r}" for name, value in known.items())
     notice = f"{where}: recognised {shown}; {reading_entry(**known)} says so for good"
     return Dialect(
@@ -522,13 +522,13 @@ def empty_cells(reading: Reading) -> list[str]:
 
 
 def _gaps(columns: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    found = {}
+    first_gaps = {}
     for name, cells in columns.items():
         empty = STR_NA_VALUES.intersection(cells)
         # Among numbers and dates it is no word.
         if empty and any(cell.strip()[0].isalpha() for cell in set(cells) - empty):
-            found[name] = min(empty)
-    return found
+            first_gaps[name] = min(empty)
+    return first_gaps
 
 
 def _head(path: Path, *, lines: int, where: str) -> tuple[bytes, bool]:
@@ -557,10 +557,10 @@ def _without_first_lines(text: str, reading: Reading, *, where: str) -> tuple[st
         )
     text = lines[-1]
     first, _, rest = text.partition("\n")
-    found = _SEP_LINE.fullmatch(first.strip(" "))
-    if found is None or found["mark"] in NO_SEPARATOR or not rest.strip():
+    match = _SEP_LINE.fullmatch(first.strip(" "))
+    if match is None or match["mark"] in NO_SEPARATOR or not rest.strip():
         return text, None, skipped
-    return rest, found["mark"], skipped + 1
+    return rest, match["mark"], skipped + 1
 
 
 def _rows(text: str, separator: str, *, whole: bool) -> tuple[list[list[str]], list[int]]:
@@ -792,7 +792,7 @@ def read_text_file(
     for name in columns:
         if frame[name].dtype == "str" and name not in spelled and name not in wanted.words:
             frame[name] = read_numbers(frame[name], read, where=f"{where}: column {name!r}")
-    gaps = {name: found for name, found in dialect.gaps.items() if name in columns}
+    gaps = {name: line for name, line in dialect.gaps.items() if name in columns}
     notices = [dialect.notice, _words_for_nothing(gaps, where=where)]
     return frame, [text for text in notices if text is not None]
 
@@ -905,11 +905,11 @@ def _next(reader: Iterator[pd.DataFrame]) -> pd.DataFrame | None:
         return next(reader, None)
 
 
-def _too_long(said: str, skipped: int) -> str:
-    found = _TOO_LONG.search(said)
-    if found is not None:
-        line = int(found[2]) + skipped
-        return f"can't be read: line {line} has {found[3]} cells instead of {found[1]}"
-    if said.startswith("Length of header"):
+def _too_long(message: str, skipped: int) -> str:
+    match = _TOO_LONG.search(message)
+    if match is not None:
+        line = int(match[2]) + skipped
+        return f"can't be read: line {line} has {match[3]} cells instead of {match[1]}"
+    if message.startswith("Length of header"):
         return "can't be read: its rows have more cells than its header has names"
-    return f"can't be read: {' '.join(said.split())}"
+    return f"can't be read: {' '.join(message.split())}"

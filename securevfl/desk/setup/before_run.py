@@ -74,7 +74,7 @@ def spoken(digest: str) -> str:
 
 def pinned_by(config: FederationConfig) -> dict[str, str]:
     """Return the public keys that a federation file has, by party."""
-    return {one.name: one.identity for one in config.parties if one.identity is not None}
+    return {party.name: party.identity for party in config.parties if party.identity is not None}
 
 
 def run_peer_checks(
@@ -98,9 +98,9 @@ def run_peer_checks(
     """
     config.party(name)
     fine = True
-    for one in look_here(config, name, folder, runs=runs):
-        fine &= not one.exit_code
-        yield one
+    for result in look_here(config, name, folder, runs=runs):
+        fine &= not result.exit_code
+        yield result
     if fine:
         own = Identity.load(folder, name)
         yield from look_at_peers(config, own, wait_s=wait_s, listen=listen)
@@ -118,7 +118,7 @@ def look_here(
         runs: Where its run folders will be.
     """
     primary = config.primary.name
-    others = [one.name for one in config.parties if one.name != name]
+    others = [party.name for party in config.parties if party.name != name]
     peers = others if name == primary else [primary]
     try:
         identity = Identity.load(folder, name)
@@ -131,7 +131,9 @@ def look_here(
             yield PeerFinding(what="identity", text=text, warns=True)
         if not late:
             yield PeerFinding(what="identity", text="the certificates are those that the file pins")
-    there = next(one for one in (runs.absolute(), *runs.absolute().parents) if one.exists())
+    there = next(
+        parent for parent in (runs.absolute(), *runs.absolute().parents) if parent.exists()
+    )
     free = shutil.disk_usage(there).free
     text = f"{free / 2**30:.1f} GiB free in {there}"
     if free < LEAST_FREE_BYTES:

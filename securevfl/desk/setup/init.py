@@ -57,14 +57,14 @@ def federation_text(proposal: Proposal) -> str:
 
 
 def _head(proposal: Proposal) -> str:
-    said = "Written by securevfl init. Every party gets the same file; it holds no record."
+    notice = "Written by securevfl init. Every party gets the same file; it holds no record."
     todo = "Read it, then: securevfl check FED.toml, securevfl simulate FED.toml."
     if not proposal.ready:
         todo = (
             "Not ready to run: complete the lines that begin with FILL IN. "
             "securevfl check FED.toml lists them."
         )
-    return _lines(_comment(f"{said} {todo}"))
+    return _lines(_comment(f"{notice} {todo}"))
 
 
 def _federation(proposal: Proposal) -> str:
@@ -131,7 +131,7 @@ def _training(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
 
 
 def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
-    said = bounded_statement(
+    statement = bounded_statement(
         unit="secondary-record",
         encoder=chosen["encoder"],
         epsilon=proposal.epsilon,
@@ -141,7 +141,7 @@ def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
         links_per_record=chosen["links_per_record"],
     )
     return _lines(
-        _comment(f"What is promised: {said.text}"),
+        _comment(f"What is promised: {statement.text}"),
         "[privacy]",
         f"epsilon = {float(proposal.epsilon)!r}",
         f"delta = {proposal.delta:g}" + _aside("well below 1 over the records of a table"),
@@ -161,11 +161,13 @@ def _served_comment(proposal: Proposal) -> list[str]:
     """Return what the tables tell of a record's rows, if what they tell may stand in the file."""
     if not proposal.bounds_from_data or not proposal.served:
         return []
-    told = [f"Of {name}, {found.in_words()}." for name, found in proposal.served.items()]
-    if any(found.few for found in proposal.served.values()):
-        told.append(f"{estimates.WHAT_MORE_COSTS}.")
-    told.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
-    return [_comment(" ".join(told))]
+    notes = [
+        f"Of {name}, {served_rows.in_words()}." for name, served_rows in proposal.served.items()
+    ]
+    if any(served_rows.few for served_rows in proposal.served.values()):
+        notes.append(f"{estimates.WHAT_MORE_COSTS}.")
+    notes.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
+    return [_comment(" ".join(notes))]
 
 
 def _protection_of(proposal: Proposal) -> str:
@@ -278,14 +280,14 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
     """Return a secondary's scaling: what is known of its columns without looking at the records."""
     features = proposal.features(party)
     lines = ['scaling = "bounds"' + _aside("a mean of the records would tell of them")]
-    told = [use.column.name for use in features if use.may_be_missing]
+    names = [use.column.name for use in features if use.may_be_missing]
     gaps = [use.column.name for use in features if use.gaps_open]
-    if told:
-        lines.append(f"missing_columns = {toml_value(told)}" + _aside("may have gaps"))
+    if names:
+        lines.append(f"missing_columns = {toml_value(names)}" + _aside("may have gaps"))
     if gaps:
         lines += [
             _comment(
-                f"FILL IN: missing_columns = {toml_value([*told, *gaps])} if all know that these "
+                f"FILL IN: missing_columns = {toml_value([*names, *gaps])} if all know that these "
                 f"may have gaps; else fill the gaps in, or exclude the columns"
             )
         ]
@@ -433,16 +435,21 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     first, *others = (keys.get(table.name) for table in proposal.tables)
     if first is None:
         return replace(proposal, doubts=proposal.keys.doubts)
-    spec, there = link_spec(config), [one for one in others if one]
-    better = [found for own in there if (found := estimates.better_spelling(spec.keys, first, own))]
+    spec, there = link_spec(config), [other for other in others if other]
+    better = [
+        spelling for own in there if (spelling := estimates.better_spelling(spec.keys, first, own))
+    ]
     if better:
-        settings = {name: value for found in better for name, value in found.settings.items()}
-        shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
+        settings = {name: value for spelling in better for name, value in spelling.settings.items()}
+        shares = tuple(
+            f"keys are spelled differently: {spelling.in_words()}" for spelling in better
+        )
         proposal = replace(proposal, spelling=settings, spelling_shares=shares)
         config = _parse(federation_text(proposal))
         spec = link_spec(config)
         first, *there = (
-            replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
+            replace(table_keys, columns=spec.keys.normal(table_keys.columns))
+            for table_keys in (first, *there)
         )
     if there and all(estimates.one_is_right(spec, first, own) is not None for own in there):
         proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
@@ -455,7 +462,9 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
             doubts += estimates.expected_links(config, first, own).doubts
     return replace(
         proposal,
-        served={name: found for name, found in served.items() if found is not None},
+        served={
+            name: served_rows for name, served_rows in served.items() if served_rows is not None
+        },
         doubts=tuple(doubts),
     )
 
@@ -530,17 +539,17 @@ def declared_by_options(
         ConfigError: If an option has another form, or names an unknown party or setting.
     """
     pairs = {}
-    for column, said in (
+    for column, bounds_text in (
         _split_option(text, "--bounds", "COLUMN=LOW,HIGH") for text in bounds or ()
     ):
         try:
-            pairs[column] = proposed_columns.checked_bounds(said.split(","))
+            pairs[column] = proposed_columns.checked_bounds(bounds_text.split(","))
         except ConfigError as error:
             raise ConfigError(f"--bounds {column}: {error}") from None
     lists = dict(_split_option(text, "--words", "COLUMN=A,B,...") for text in words or ())
     return proposed_columns.Declared(
         bounds=pairs,
-        words={column: tuple(said.split(",")) for column, said in lists.items()},
+        words={column: tuple(text.split(",")) for column, text in lists.items()},
         missing=missing or (),
         excluded=exclude or (),
         readings=_readings(reading or (), tables),
@@ -550,7 +559,7 @@ def declared_by_options(
 def _readings(texts: Sequence[str], tables: Sequence[Path]) -> dict[str, Reading]:
     """Return how files are written, by party; ``""`` stands for those that are not named."""
     parties = list(dict.fromkeys(map(party_name, tables)))
-    said: dict[str, dict[str, object]] = {"": {}}
+    readings: dict[str, dict[str, object]] = {"": {}}
     for text in texts:
         setting, sign, value = text.partition("=")
         party, dot, name = setting.rpartition(".")
@@ -562,10 +571,10 @@ def _readings(texts: Sequence[str], tables: Sequence[Path]) -> dict[str, Reading
         if dot and party not in parties:
             near = checks.did_you_mean(party, parties) or f"; there are {', '.join(parties)}"
             raise ConfigError(f"--reading {setting}: no party is called so{near}")
-        said.setdefault(party, {})[name] = _reading_value(name, value)
+        readings.setdefault(party, {})[name] = _reading_value(name, value)
     return {
-        party: read_settings(Reading, {**said[""], **own}, where=f"--reading {party}".rstrip())
-        for party, own in said.items()
+        party: read_settings(Reading, {**readings[""], **own}, where=f"--reading {party}".rstrip())
+        for party, own in readings.items()
     }
 
 
@@ -576,7 +585,7 @@ def _reading_value(name: str, value: str) -> object:
 
 
 def _split_option(text: str, option: str, form: str) -> tuple[str, str]:
-    column, sign, said = text.rpartition("=")
-    if not sign or not column or not said:
+    column, sign, value = text.rpartition("=")
+    if not sign or not column or not value:
         raise ConfigError(f"{option}: must be {form}, got {text!r}")
-    return column, said
+    return column, value

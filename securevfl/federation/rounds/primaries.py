@@ -216,15 +216,15 @@ class NetworkPrimary(primary.Primary):
 
     def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:
         """Return the top model's explanation, and how the first average aligned its encodings."""
-        told = super().explanation(others)
+        explanation = super().explanation(others)
         if self._positions_taken is not None:
-            told["alignment"] = alignment(
+            explanation["alignment"] = alignment(
                 self.top.get_submodule("positions"),
                 self._positions_taken,
                 key_dim=self.data.keys.shape[1],
                 others={name: taken.own for name, taken in others.items()},
             )
-        return told
+        return explanation
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

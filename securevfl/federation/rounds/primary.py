@@ -74,7 +74,7 @@ class TopModel:
         """
         self.top.eval()
         with torch.no_grad():
-            return torch.cat([self._forward(*one) for one in self._rounds(rows, purpose)])
+            return torch.cat([self._forward(*batch) for batch in self._rounds(rows, purpose)])
 
     def _rounds(
         self, rows: npt.NDArray[np.int64], purpose: Purpose
@@ -523,7 +523,7 @@ class Primary(TopModel, ABC):
     def _measures_better(self, outputs: Tensor, than: Tensor, rows: Tensor) -> bool:
         """Return whether outputs for rows have the better metric."""
         targets = self.data.targets[rows]
-        mine, other = (self.head.metric(one, targets) for one in (outputs, than))
+        mine, other = (self.head.metric(scores, targets) for scores in (outputs, than))
         return self.head.is_better(mine, other)
 
     @abstractmethod

@@ -244,7 +244,9 @@ class CachedRelease:
         self._answers = {_rows_of(state).tobytes(): state for state in kept}
         """Answers of earlier sessions, until rows are asked for that are new."""
         # Rows that were noted and not booked come next, and are noted in the same place.
-        done = [one["place"] for one in kept if self._booked.issuperset(_rows_of(one).tolist())]
+        done = [
+            entry["place"] for entry in kept if self._booked.issuperset(_rows_of(entry).tolist())
+        ]
         self._next = max(done, default=-1) + 1
         """How many rounds were answered or paid for, so far; which file comes next."""
         self._place = self._next

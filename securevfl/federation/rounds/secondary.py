@@ -260,8 +260,8 @@ class Secondary:
         Args:
             end_epoch: Saves what an epoch's end asks for.
         """
-        found = self._handlers(end_epoch)
-        return found if self.overheard is None else self.overheard(found)
+        handlers = self._handlers(end_epoch)
+        return handlers if self.overheard is None else self.overheard(handlers)
 
     def _handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
         def end(mark: EpochMark, _reply: Reply) -> None:
@@ -451,15 +451,15 @@ class Secondary:
         linked = self.linked_records(rows)
         self.bottom.eval()
         with torch.no_grad():
-            told = self.bottom.explain(linked.features, linked.keys, linked.present)
+            explanation = self.bottom.explain(linked.features, linked.keys, linked.present)
         if self.positions_taken is not None:
-            told["alignment"] = alignment(
+            explanation["alignment"] = alignment(
                 self.bottom.get_submodule("positions"),
                 self.positions_taken,
                 key_dim=self.data.keys.shape[1],
                 others={},
             )
-        return told
+        return explanation
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

@@ -88,9 +88,9 @@ class Attack(Protocol):
 def attempt(attack: Attack, evidence: Evidence, *, seeds: int) -> list[Leak]:
     """Try an attack, and note how long it took."""
     start = time.monotonic()
-    found = list(attack.findings(evidence, seeds=seeds))
+    findings = list(attack.findings(evidence, seeds=seeds))
     seconds = round(time.monotonic() - start, 2)
-    return [replace(one, seconds=seconds) for one in found]
+    return [replace(finding, seconds=seconds) for finding in findings]
 
 
 # Confidence intervals.
@@ -104,8 +104,8 @@ def bootstrap_interval(statistic: Callable[[Any], float], rows: int) -> tuple[fl
         rows: How many there are.
     """
     random = np.random.default_rng(0)
-    found = [statistic(random.integers(rows, size=rows)) for _ in range(_RESAMPLES)]
-    low, high = np.nanquantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    samples = [statistic(random.integers(rows, size=rows)) for _ in range(_RESAMPLES)]
+    low, high = np.nanquantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -198,15 +198,15 @@ def label_success_of(
 ) -> tuple[float, tuple[float, float]]:
     """Return the mean success over seeds, and its interval over rows."""
     labels = evidence.labels
-    value = np.mean([label_success(labels[one.rows], one.scores) for one in guesses])
+    value = np.mean([label_success(labels[guess.rows], guess.scores) for guess in guesses])
     ends = [
         bootstrap_interval(
-            lambda chosen, one=one: label_success(  # type: ignore[misc]
-                labels[one.rows[chosen]], one.scores[chosen]
+            lambda chosen, guess=guess: label_success(  # type: ignore[misc]
+                labels[guess.rows[chosen]], guess.scores[chosen]
             ),
-            len(one.rows),
+            len(guess.rows),
         )
-        for one in guesses
+        for guess in guesses
     ]
     low, high = np.mean(ends, axis=0)
     return float(value), (float(low), float(high))
@@ -248,11 +248,11 @@ def some_known(
     """Return rows whose labels an attacker knows, so many of each class, drawn at random."""
     random = np.random.default_rng(seed)
     labels = evidence.labels[rows]
-    found = []
+    chosen = []
     for label in range(evidence.classes):
         of_class = rows[labels == label]
-        found.append(random.permutation(of_class)[: min(each, len(of_class) // 2)])
-    return np.concatenate(found)
+        chosen.append(random.permutation(of_class)[: min(each, len(of_class) // 2)])
+    return np.concatenate(chosen)
 
 
 def match_clusters(
@@ -264,8 +264,8 @@ def match_clusters(
     if classes == 2:  # By AUC, which a rare class counts as much in.
         table /= np.maximum(table.sum(axis=0), 1)
     _, names = optimize.linear_sum_assignment(-table)
-    found: Float64[np.ndarray, "rows classes"] = np.eye(classes)[names[clusters]]
-    return found
+    scores: Float64[np.ndarray, "rows classes"] = np.eye(classes)[names[clusters]]
+    return scores
 
 
 def matched_by_chance(
@@ -273,9 +273,9 @@ def matched_by_chance(
 ) -> float:
     """Return the success of :func:`match_clusters` where clusters say nothing."""
     random = np.random.default_rng(0)
-    found = []
+    successes = []
     for _ in range(20):
         shuffled = random.permutation(labels)
         scores = match_clusters(clusters, shuffled, classes=classes)
-        found.append(label_success(shuffled, scores))
-    return float(np.mean(found))
+        successes.append(label_success(shuffled, scores))
+    return float(np.mean(successes))

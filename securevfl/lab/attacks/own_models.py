@@ -49,8 +49,8 @@ def standardise(
     numbers: Float64[np.ndarray, "rows numbers"],
 ) -> Float64[np.ndarray, "rows numbers"]:
     """Return columns of mean 0 and deviation 1."""
-    found: Float64[np.ndarray, "rows numbers"] = StandardScaler().fit_transform(numbers)
-    return found
+    values: Float64[np.ndarray, "rows numbers"] = StandardScaler().fit_transform(numbers)
+    return values
 
 
 class ModelCompletion:
@@ -76,7 +76,7 @@ class ModelCompletion:
             by_model = _completion_guesses(evidence, inputs, rows, each=each, seeds=seeds)
             by_columns = _completion_guesses(evidence, own, rows, each=each, seeds=seeds)
             columns, _ = attack.label_success_of(evidence, by_columns)
-            told = attack.label_leak(
+            leak = attack.label_leak(
                 self.name,
                 evidence,
                 by_model,
@@ -87,7 +87,7 @@ class ModelCompletion:
                 known=f"{each} labels of each class",
                 seeds=seeds,
             )
-            yield told
+            yield leak
             others = evidence.other_rows
             others = others[evidence.linked_rows(view)[others]]
             if min(len(rows), len(others)) < _LEAST_COMPARED:
@@ -95,9 +95,9 @@ class ModelCompletion:
             gap, interval = _memory(evidence, inputs, rows, others, each=each)
             without, _ = _memory(evidence, own, rows, others, each=each)
             yield replace(
-                told,
+                leak,
                 attack="encoder-memory",
-                measure=f"{told.measure} of training rows, minus that of others",
+                measure=f"{leak.measure} of training rows, minus that of others",
                 value=gap,
                 interval=interval,
                 floor=max(without, 0.0),
@@ -156,9 +156,9 @@ def completed_head(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         head = LogisticRegression(C=0.3, max_iter=300).fit(inputs, labels)
-    found = np.zeros((len(asked), classes))
-    found[:, head.classes_] = head.predict_proba(asked)
-    return found
+    probabilities = np.zeros((len(asked), classes))
+    probabilities[:, head.classes_] = head.predict_proba(asked)
+    return probabilities
 
 
 class OwnClusters:
@@ -205,5 +205,5 @@ def _clusters(
         spectral = SpectralClustering(
             classes, affinity="nearest_neighbors", n_neighbors=10, random_state=0
         )
-        found: Int64[np.ndarray, " rows"] = spectral.fit_predict(numbers).astype(np.int64)
-    return found
+        clusters: Int64[np.ndarray, " rows"] = spectral.fit_predict(numbers).astype(np.int64)
+    return clusters

@@ -24,7 +24,8 @@ class LinkedOrNot:
         if not len(rows):
             return "no average came from the encoders of the run's end"
         linked = np.any(
-            [evidence.linked_rows(one)[rows] for one in evidence.secondaries.values()], axis=0
+            [evidence.linked_rows(secondary)[rows] for secondary in evidence.secondaries.values()],
+            axis=0,
         )
         return "all rows are linked, or none" if len({*linked.tolist()}) == 1 else None
 
@@ -46,7 +47,7 @@ class LinkedOrNot:
                 measure="AUC",
                 value=attack.auc(linked, lengths),
                 interval=attack.bootstrap_interval(
-                    lambda one, truth=linked: attack.auc(truth[one], lengths[one]),  # type: ignore[misc]
+                    lambda chosen, truth=linked: attack.auc(truth[chosen], lengths[chosen]),  # type: ignore[misc]
                     len(rows),
                 ),
                 floor=0.5,

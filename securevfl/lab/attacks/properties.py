@@ -65,14 +65,14 @@ def _errors(
 
     Several sets of known rows stand for each seed: one mean says little.
     """
-    found = np.zeros((2, targets.shape[1]))
+    errors = np.zeros((2, targets.shape[1]))
     for seed in range(4 * seeds):
         known = np.random.default_rng(seed).permutation(len(targets))[:_KNOWN]
         guess = decoder(inputs, targets, known)(np.arange(len(targets)))
         corrected = guess.mean(axis=0) + (targets[known] - guess[known]).mean(axis=0)
         right = targets.mean(axis=0)
-        found += [(corrected - right) ** 2, (targets[known].mean(axis=0) - right) ** 2]
-    return found
+        errors += [(corrected - right) ** 2, (targets[known].mean(axis=0) - right) ** 2]
+    return errors
 
 
 def _finding(

@@ -106,8 +106,8 @@ def _decoding_leaks(
 def varying(columns: Float64[np.ndarray, "rows every"]) -> Float64[np.ndarray, "rows columns"]:
     """Return columns that vary, each with mean 0 and deviation 1."""
     spread = columns.std(axis=0)
-    found: Float64[np.ndarray, "rows columns"] = (columns - columns.mean(axis=0))[:, spread > 0]
-    return found / spread[spread > 0]
+    centred: Float64[np.ndarray, "rows columns"] = (columns - columns.mean(axis=0))[:, spread > 0]
+    return centred / spread[spread > 0]
 
 
 def decoder(
@@ -125,8 +125,8 @@ def decoder(
     candidates = [RidgeCV(_ALPHAS)]
     candidates += [KernelRidge(alpha=alpha, kernel="rbf", gamma=gamma) for alpha in (0.1, 1.0)]
     errors = [
-        float(((cross_val_predict(one, known, wanted, cv=3) - wanted) ** 2).sum())
-        for one in candidates
+        float(((cross_val_predict(candidate, known, wanted, cv=3) - wanted) ** 2).sum())
+        for candidate in candidates
     ]
     best = candidates[int(np.argmin(errors))].fit(known, wanted)
     return lambda asked: best.predict(scaler.transform(inputs[asked])).reshape(len(asked), -1)

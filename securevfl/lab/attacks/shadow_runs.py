@@ -75,7 +75,7 @@ class Seen:
         NaN where the row is left out, or fewer than two other runs had it, or were without it.
         """
         runs, _ = self.members.shape
-        found = np.full(self.members.shape, np.nan)
+        ratios = np.full(self.members.shape, np.nan)
         for run in range(runs):
             others = np.arange(runs) != run
             densities = []
@@ -88,9 +88,9 @@ class Seen:
                 deviation = math.sqrt((off**2).sum() / max(freedom, 1)) or 1.0
                 density = stats.norm.logpdf(self.confidences[run], mean, deviation)
                 densities.append(np.where(count > 1, density, np.nan))
-            found[run] = densities[0] - densities[1]
-        found[self.members == _UNKNOWN] = np.nan
-        return found
+            ratios[run] = densities[0] - densities[1]
+        ratios[self.members == _UNKNOWN] = np.nan
+        return ratios
 
 
 class ShadowRuns:
@@ -144,7 +144,7 @@ class ShadowRuns:
                 measure=measure,
                 value=of(rows, statistic),
                 interval=attack.bootstrap_interval(
-                    lambda some, one=statistic: of(rows[some], one),  # type: ignore[misc]
+                    lambda some, bound_statistic=statistic: of(rows[some], bound_statistic),  # type: ignore[misc]
                     len(rows),
                 ),
                 floor=floor,

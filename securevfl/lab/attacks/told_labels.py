@@ -33,9 +33,9 @@ class ResidualSigns:
         """Yield the success of the first round's residuals."""
         view = evidence.attacker
         assert view is not None, "asked before"
-        lines = [one for one in view.of("RESIDUALS") if one["epoch"] == 1]
-        rows = np.concatenate([one["rows"].numpy() for one in lines])
-        scores = np.concatenate([one["residuals"].numpy() for one in lines]).astype(np.float64)
+        lines = [line for line in view.of("RESIDUALS") if line["epoch"] == 1]
+        rows = np.concatenate([line["rows"].numpy() for line in lines])
+        scores = np.concatenate([line["residuals"].numpy() for line in lines]).astype(np.float64)
         if scores.shape[1] == 1:
             scores = np.hstack([-scores, scores])
         yield attack.label_leak(
@@ -107,7 +107,7 @@ class RowNumbers:
         assert evidence.primary is not None, "asked before"
         parts = [evidence.primary.array(name) for name in _PARTS]
         rows = np.concatenate(parts)
-        part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])
+        part = np.repeat(np.arange(len(parts)), [len(row_part) for row_part in parts])
         # Parts are further apart than any two rows.
         inputs = np.stack([rows / rows.max(), 2.0 * part], axis=1)
         guesses = []

@@ -103,8 +103,8 @@ def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
     compared = noise[:_COMPARED]
     pairs, lines = compared[0].size, compared.shape[1]
     tests = len(compared) * (len(compared) - 1) // 2 * (2 * lines - 1)
-    told = [seen.scores[:, seen.made == made] for made in (False, True)]
-    trials = min(one.size for one in told)
+    scores = [seen.scores[:, seen.made == made] for made in (False, True)]
+    trials = min(world_scores.size for world_scores in scores)
     return [
         AuditTest(
             name=f"{what}_noise_not_too_small",
@@ -116,7 +116,7 @@ def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
         ),
         AuditTest(
             name=f"{what}s_not_too_distinguishable",
-            statistic=distinguishability(*told),
+            statistic=distinguishability(*scores),
             threshold=1 / seen.noise,
             passes_if="at most",
             power=counting_power(seen.noise, trials),
@@ -381,9 +381,9 @@ class _SumsStage:
         rounds = max(2, math.ceil(max(of_labels, of_records) / parties))
         by_primary, by_secondaries = [], []
         for _ in range(rounds):
-            for shown, told in self._round():
+            for shown, secondary_sums in self._round():
                 by_primary.extend(shown)
-                by_secondaries.append(told)
+                by_secondaries.append(secondary_sums)
         vector = self._vector
         length = float(np.linalg.norm(vector))
         records = np.stack(by_primary) - self._expected_sums
@@ -447,12 +447,12 @@ class _SumsStage:
         seen = []
         # The primary takes secondaries in this order, and so draws noise for them.
         for class_means, noise in zip(fittings, hidden, strict=True):
-            told = class_means.sums - class_means.drawn
+            secondary_sums = class_means.sums - class_means.drawn
             shown = [
                 class_means.sums - noise,
                 class_means.by_labels(class_labels.bins_of_rows, keep=None),
             ]
-            seen.append((shown, told))
+            seen.append((shown, secondary_sums))
         return seen
 
     @cached_property

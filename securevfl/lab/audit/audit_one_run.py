@@ -77,12 +77,12 @@ def guesses_chance(
         [SNJ23] Theorem 3.1.
     """
     rate = 1 / (1 + math.exp(-epsilon))
-    found = float(stats.binom.sf(right - 1, guesses, rate))
+    probability = float(stats.binom.sf(right - 1, guesses, rate))
     if delta and right:
         # B is not below 0, so that more than i = v adds nothing.
         further = np.cumsum(stats.binom.pmf(np.arange(right - 1, -1, -1), guesses, rate))
-        found += 2 * canaries * delta * float(np.max(further / np.arange(1, right + 1)))
-    return min(found, 1.0)
+        probability += 2 * canaries * delta * float(np.max(further / np.arange(1, right + 1)))
+    return min(probability, 1.0)
 
 
 def least_epsilon(*, canaries: int, guesses: int, right: int, delta: float) -> float:

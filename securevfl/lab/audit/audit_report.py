@@ -50,8 +50,8 @@ class AuditReport(Summarised):
 
     def summary(self) -> tuple[str, dict[str, str]]:
         """Return how many tests passed, and why the rounds ended early if they did."""
-        tests = [one for outcomes in self.tests.values() for one in outcomes]
-        passed = sum(one.verdict == "pass" for one in tests)
+        tests = [outcome for outcomes in self.tests.values() for outcome in outcomes]
+        passed = sum(test.verdict == "pass" for test in tests)
         shown = {} if self.refusal is None else {"refused": self.refusal}
         return f"{passed} of {len(tests)} tests passed, {self.rows:,} rows", shown
 

@@ -117,7 +117,7 @@ def _measure(
             if repeat:
                 results[name].append(measured)
     return {
-        name: {field: [asdict(one)[field] for one in all_of] for field in asdict(all_of[0])}
+        name: {field: [asdict(sample)[field] for sample in all_of] for field in asdict(all_of[0])}
         for name, all_of in results.items()
     }
 

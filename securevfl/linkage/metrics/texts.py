@@ -154,20 +154,20 @@ def edit_distances(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarr
 
     longest = max(max(map(len, rows), default=0), max(map(len, records), default=0))
     dtype = np.uint8 if longest <= _LONGEST_FOR_ONE_BYTE else np.uint16
-    found: np.ndarray = process.cdist(
+    edits: np.ndarray = process.cdist(
         rows, records, scorer=distance.Levenshtein.distance, dtype=dtype
     )
-    return found
+    return edits
 
 
 def pair_edits(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarray, " pairs"]:
     """Return the Levenshtein distance of each row to the record at its place."""
     from rapidfuzz import distance, process
 
-    found: np.ndarray = process.cpdist(
+    edits: np.ndarray = process.cpdist(
         rows, records, scorer=distance.Levenshtein.distance, dtype=np.uint16
     )
-    return found
+    return edits
 
 
 # Candidates among texts by the q-grams that they share: no columns or rules are needed.
@@ -229,8 +229,8 @@ class QGramCandidates(blocking_rules.CandidatePairs):
         # A row has at most as many pairs as its q-grams have texts.
         most_pairs = np.asarray(mine @ texts_with).astype(np.int64)
         of_row, of_record = (
-            np.asarray(one.sum(axis=axis), dtype=np.float64).ravel()
-            for one, axis in ((mine, 1), (theirs, 0))
+            np.asarray(matrix.sum(axis=axis), dtype=np.float64).ravel()
+            for matrix, axis in ((mine, 1), (theirs, 0))
         )
         for start, end in batches(most_pairs, _GRAM_CELLS):
             common = (mine[start:end] @ theirs).tocoo()

@@ -242,14 +242,14 @@ def coordinate(
         ConfigError: If the bound tau cannot be had.
     """
     if not spec.choice.is_fixed:
-        found, similar = find(), None
+        ranked, similar = find(), None
     else:
         kept = cache.get(key, lambda: links_to_cache(spec, find))
-        found, similar = kept.ranked_links, kept.similar
-    apart = tells_apart(spec, found.links(None, spec.choice.neighbours))
+        ranked, similar = kept.ranked_links, kept.similar
+    apart = tells_apart(spec, ranked.links(None, spec.choice.neighbours))
     cap = spec.choice.links_per_record
-    most = most_pairs(rows=found.num_rows, records=records, cap=cap)
-    return Lists(candidates=found.without_distances(), apart=apart, most=most), similar
+    most = most_pairs(rows=ranked.num_rows, records=records, cap=cap)
+    return Lists(candidates=ranked.without_distances(), apart=apart, most=most), similar
 
 
 def table_tag(folder: Path | None, units: np.ndarray) -> str:

@@ -77,7 +77,9 @@ class Gain:
     def as_json(self) -> dict[str, Any]:
         """Return the object under ``gain`` in ``metrics.json``."""
         ends = {"interval": self.interval, "partners_interval": self.partners_interval}
-        listed = {name: None if one is None else list(one) for name, one in ends.items()}
+        listed = {
+            name: None if interval is None else list(interval) for name, interval in ends.items()
+        }
         return {**asdict(self), **listed}
 
 
@@ -146,8 +148,10 @@ def measure_alone(
         return metrics[head.metric_name]
 
     models: dict[str, task_metrics.Resampled] = {
-        name: resample_metric(one.model.margins(inputs).astype(np.float64), one.threshold)
-        for name, one in alone.candidates.items()
+        name: resample_metric(
+            candidate.model.margins(inputs).astype(np.float64), candidate.threshold
+        )
+        for name, candidate in alone.candidates.items()
     }
     sign = 1.0 if head.higher_is_better else -1.0
     value = head.metric(joint, targets, threshold=threshold)
@@ -183,11 +187,11 @@ def measure_alone(
         chosen=alone.chosen,
         candidates={
             name: {
-                "validation": head.headline(one.validation),
+                "validation": head.headline(candidate.validation),
                 "test": head.headline(measured[name]),
                 "interval": None if (ends := interval(drawn[name])) is None else list(ends),
             }
-            for name, one in alone.candidates.items()
+            for name, candidate in alone.candidates.items()
         },
         metrics=tested,
         gain=gain_in_words(

@@ -138,7 +138,9 @@ class CorruptedFeatures:
         checks.at_least(1, table_rows=len(table))
         self._table = table
         self._columns = tuple(columns)
-        self._places = [torch.tensor(one.places, device=table.device) for one in self._columns]
+        self._places = [
+            torch.tensor(column.places, device=table.device) for column in self._columns
+        ]
         self._continuous = torch.tensor(
             continuous_places(table.shape[1], columns), dtype=torch.int64, device=table.device
         )

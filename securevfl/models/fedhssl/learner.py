@@ -459,8 +459,8 @@ class PartyLearner:
         views = self.augment(torch.cat([features, features]), self.generator)
         parts = views.chunk(2) if self.settings.views == "apart" else (views,)
         projected = [tower(part) for part in parts]
-        predicted = torch.cat([tower.predict(one) for one in projected])
-        target = torch.cat([tower.target(*one) for one in zip(parts, projected, strict=True)])
+        predicted = torch.cat([tower.predict(projection) for projection in projected])
+        target = torch.cat([tower.target(*pair) for pair in zip(parts, projected, strict=True)])
         target = unit(target)
         # The mean over both views is the symmetrised loss: each half has the other's targets.
         other = target.roll(len(features), dims=0)
@@ -495,9 +495,13 @@ class PartyLearner:
         """Return what a checkpoint needs."""
         return {
             "towers": {name: tower.state_dict() for name, tower in self.towers.items()},
-            "optimizers": {name: one.state_dict() for name, one in self._optimizers.items()},
+            "optimizers": {
+                name: optimizer.state_dict() for name, optimizer in self._optimizers.items()
+            },
             "queues": {
-                kind: one.queue.state() for kind, one in self._objectives.items() if one.queue
+                kind: objective.queue.state()
+                for kind, objective in self._objectives.items()
+                if objective.queue
             },
             "generator": self.generator.get_state(),
         }

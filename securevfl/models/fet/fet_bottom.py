@@ -402,25 +402,25 @@ class FeTBottom(nn.Module):
             Weights that were trained on private records, and means over them: it stays at the
             party whose model this is.
         """
-        told: dict[str, Any] = {"key_dim": keys.shape[2], "notes": []}
+        explanation: dict[str, Any] = {"key_dim": keys.shape[2], "notes": []}
         if self.mask is None:
-            told["notes"].append("no mask was learned: model.dynamic_masking is false")
+            explanation["notes"].append("no mask was learned: model.dynamic_masking is false")
         else:
-            told["mask"] = mask_pictures(self.mask, keys, present)
+            explanation["mask"] = mask_pictures(self.mask, keys, present)
         if present.shape[1] == 1 or not bool(present.any()):
-            told["notes"].append("attention has no choice: rows have one link at most")
-            return told
+            explanation["notes"].append("attention has no choice: rows have one link at most")
+            return explanation
         scores = self._link_scores(keys, present)
         if scores is not None:
-            told["mask_by_rank"] = mask_by_rank(scores, present)
+            explanation["mask_by_rank"] = mask_by_rank(scores, present)
         bias = attention_bias(scores, present)
-        told["attention"] = []
+        explanation["attention"] = []
         hidden = self.embedding(features, keys)
         for block in self.blocks:
             weights = cast(EncoderBlock, block).weights(hidden, bias)
-            told["attention"].append(attention_by_rank(weights, present))
+            explanation["attention"].append(attention_by_rank(weights, present))
             hidden = block(hidden, bias)
-        return told
+        return explanation
 
     def _link_scores(self, keys: Tensor, present: Tensor) -> Tensor | None:
         scores = None if self.mask is None else self.mask(keys, present)

@@ -279,8 +279,8 @@ class AssistBottom(nn.Module):
         if total and linked.any():
             inputs = self.inputs(features, keys, present)[linked]
             for model, step in zip(self._models, self._steps, strict=True):
-                found = predict_scores(model, inputs, outputs=self.config.outputs)
-                scores[linked] += step / total * within_ball(found)
+                predictions = predict_scores(model, inputs, outputs=self.config.outputs)
+                scores[linked] += step / total * within_ball(predictions)
         return torch.from_numpy(scores).unsqueeze(1).to(features.device)
 
     def inputs(
@@ -395,10 +395,10 @@ def best_step(
     def loss(step: float) -> float:
         return float(head.loss(wide + step * unit * add, labels))
 
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         loss, bounds=(0.0, _LONGEST), method="bounded", options={"xatol": _ACCURACY}
     )
-    return float(found.x) * unit if found.fun < loss(0.0) else 0.0
+    return float(minimum.x) * unit if minimum.fun < loss(0.0) else 0.0
 
 
 # Family.

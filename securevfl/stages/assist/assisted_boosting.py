@@ -260,8 +260,8 @@ class AssistSecondary(Secondary):
     def _fit(self) -> None:
         """Fit the round's model to the residuals, and score the training rows out of fold."""
         epoch = self._told[0].epoch
-        rows = np.concatenate([one.rows for one in self._told])
-        residuals = np.concatenate([one.residuals for one in self._told])
+        rows = np.concatenate([message.rows for message in self._told])
+        residuals = np.concatenate([message.residuals for message in self._told])
         self._told = []
         # In one order, however the primary has cut its rows into messages.
         order = np.argsort(rows)
@@ -348,8 +348,8 @@ def release_labels(
         return None
     drawn = _draw_labels(model, table, data, delta=config.privacy.delta, files=files)
     charge_labels(ledger, replace(release, digest=digest_of_labels(drawn)))
-    told = _loss_targets(drawn, data.head, epsilon=model.label_epsilon)
-    start = _constant(told, data.head)
+    released = _loss_targets(drawn, data.head, epsilon=model.label_epsilon)
+    start = _constant(released, data.head)
     margins = start.expand(len(drawn), -1).clone()
     if config.base.exists:
         name = _NAMED if config.base.estimator == "best" else config.base.estimator
@@ -363,10 +363,10 @@ def release_labels(
         )
         # As far along as the drawn labels bear out: a base of noise alone counts for nothing.
         way = corrected - margins
-        margins += assist.best_step(margins, way, told, data.head, unit=1.0) * way
+        margins += assist.best_step(margins, way, released, data.head, unit=1.0) * way
     trains = torch.from_numpy(np.isin(data.split.train, data.training_rows))
     device = data.targets.device
-    return ReleasedLabels(targets=told[trains].to(device), margins=margins[trains].to(device))
+    return ReleasedLabels(targets=released[trains].to(device), margins=margins[trains].to(device))
 
 
 def _draw_labels(
@@ -416,11 +416,11 @@ def _loss_targets(
     return each if head.task == "multiclass" else each[:, 1]
 
 
-def _constant(told: Shaped[Tensor, "train ..."], head: TaskHead) -> Float[Tensor, " outputs"]:
+def _constant(labels: Shaped[Tensor, "train ..."], head: TaskHead) -> Float[Tensor, " outputs"]:
     """Return the constant margin: of the mean of regression labels, 0, else of class shares."""
     if head.task == "regression":
         return torch.zeros(1)
-    shares = told.mean(dim=0).clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
+    shares = labels.mean(dim=0).clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
     return shares.log() if head.task == "multiclass" else shares.logit().reshape(1)
 
 
@@ -487,9 +487,9 @@ class AssistPrimary(Primary):
     _stands_still = False
     """True if the last round's scores brought nothing: another round's residuals would be equal."""
 
-    def use_released_labels(self, told: ReleasedLabels | None) -> None:
+    def use_released_labels(self, labels: ReleasedLabels | None) -> None:
         """Make all later residuals of these labels; None: of labels as they are."""
-        self._told = told
+        self._told = labels
 
     @property
     def always_asks(self) -> bool:  # type: ignore[override]
@@ -520,10 +520,10 @@ class AssistPrimary(Primary):
         """Return the mean loss after the step, and every row with its margins."""
         rows = self.data.training_rows
         targets, start = self._targets(rows), self._begin(rows)
-        told = self._told or ReleasedLabels(targets=targets, margins=start)
+        labels = self._told or ReleasedLabels(targets=targets, margins=start)
         known = torch.zeros_like(start) if self._sum is None else self._sum
-        margins = told.margins + known
-        residuals = assist.residuals_of(margins, told.targets, self.head)
+        margins = labels.margins + known
+        residuals = assist.residuals_of(margins, labels.targets, self.head)
         longest = float(torch.linalg.vector_norm(residuals, dim=1).max())
         parts = consecutive_batches(rows, batch_size=self.batch_size)
         sent, peers = 0, self.exchange.peers
@@ -542,13 +542,13 @@ class AssistPrimary(Primary):
             scores.append(self.exchange.release(plan)[:, 0])
             self.losses.append(before)
             self.observe(RoundDone(epoch=epoch, done=done, of=len(parts), loss=before))
-        found = torch.cat(scores)
+        all_scores = torch.cat(scores)
         # Scores as long as the cut allows are of norm 1, and what comes back is their average.
         unit = len(self.exchange.ranks) / self.plan.config.privacy.clip_norm
-        step = assist.best_step(margins, found * unit, told.targets, self.head, unit=longest)
+        step = assist.best_step(margins, all_scores * unit, labels.targets, self.head, unit=longest)
         peers.tell(Step(epoch=epoch, step=step))
         self._stands_still = step == 0
-        self._sum = known + step * unit * found
+        self._sum = known + step * unit * all_scores
         self._total += step * unit
         if self._told is not None:
             self._scale = assist.best_step(start, self._sum, targets, self.head, unit=1.0)

@@ -368,10 +368,10 @@ class ClassMeansPrimary:
         turn = ClassMeansTurn(secondary=self.plan.ranks[name], numbers=numbers)
         lines.send(turn.to_message(), self._dealer)
         dealing = channels.receive_from(lines, self._dealer, ClassMeansDealing, rows=rows, **shape)
-        said = dealt_sums.shift_bins(
+        shifted_bins = dealt_sums.shift_bins(
             class_labels.bins_of_rows, dealing.shifts, bins=class_labels.bins
         )
-        lines.send(ClassMeansShifted(said=said).to_message(), name)
+        lines.send(ClassMeansShifted(said=shifted_bins).to_message(), name)
         noise = channels.receive_from(lines, name, ClassMeansNoise, **shape).words
 
         def pieces() -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
@@ -461,7 +461,7 @@ class ClassMeansSecondary:
         dealer = self.plan.config.helper("dealer")
         assert dealer is not None, "checked with the federation file"
         rows = self.plan.facts.rows
-        said = channels.receive_from(
+        shifted_bins = channels.receive_from(
             lines, self._primary, ClassMeansShifted, rows=rows, bins=bins
         ).said
         what = dealt_sums.DealtFor(
@@ -474,7 +474,7 @@ class ClassMeansSecondary:
         message = lines.receive(dealer.name, ClassMeansKind.CLASS_MEANS_SEED)
         seed = ClassMeansSeed.from_message(message, what=what).seed
         class_means.begin(leaves=True)
-        pieces = dealt_sums.mask_vectors(class_means.vectors(), said, seed, what)
+        pieces = dealt_sums.mask_vectors(class_means.vectors(), shifted_bins, seed, what)
         noise = ClassMeansNoise(words=dealt_sums.masked_noise(class_means.noise(), seed, what))
         lines.send(noise.to_message(), self._primary)
         for words in pieces:

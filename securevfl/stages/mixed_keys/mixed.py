@@ -92,9 +92,9 @@ class MixedKeys(PairwiseKeys):
             both, of_pair = np.unique(
                 row_value[there] * len(theirs.values) + record_value[there], return_inverse=True
             )
-            one, other = np.divmod(both, max(len(theirs.values), 1))
-            found = _alike(mine.values[one], theirs.values[other], field, pair_edits)
-            similarity[there] = found[of_pair]
+            left, other = np.divmod(both, max(len(theirs.values), 1))
+            alike = _alike(mine.values[left], theirs.values[other], field, pair_edits)
+            similarity[there] = alike[of_pair]
             distance += weight * (1 - similarity)
         return distance
 

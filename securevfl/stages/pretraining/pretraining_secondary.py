@@ -636,7 +636,7 @@ class PretrainingSecondary:
 
     def _load_mean(self, mean: Mean, _reply: Reply) -> None:
         device = self.data.features.device
-        values = {name: to_device(one, device) for name, one in mean.values.items()}
+        values = {name: to_device(tensor, device) for name, tensor in mean.values.items()}
         self.learning.learner.load_shared(values)
 
     def _end(self, end: IterationEnd, _reply: Reply) -> Next:

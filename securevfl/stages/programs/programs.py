@@ -110,20 +110,22 @@ def run(
     in_memory: dict[str, InMemory] = {}
     if isinstance(federation, Mapping):
         in_memory = {name: _frame_of(name, table) for name, table in federation.items()}
-        there = [Path(one).resolve() for one in federation.values() if isinstance(one, str | Path)]
+        there = [
+            Path(value).resolve() for value in federation.values() if isinstance(value, str | Path)
+        ]
         root = Path(os.path.commonpath([path.parent for path in there])) if there else Path()
         config = _of_tables(federation, root)
     else:
         config, root = resolve_federation(federation, data_root, only_linkage=True)
     temporary = TemporaryFolder()
     folder = temporary.path if out is None else Path(out)
-    found = program_of(program)
+    loaded = program_of(program)
     options = RunOptions(run_folder=folder, data_root=root.resolve(), observe=observe)
-    processes_with_program(with_program(config, found), options, found, in_memory)
+    processes_with_program(with_program(config, loaded), options, loaded, in_memory)
     results = {}
     for party in config.table_parties:
-        told = files.read_json(folder / "parties" / party.name / RESULT_FILE)
-        results[party.name] = told["result"]
+        content = files.read_json(folder / "parties" / party.name / RESULT_FILE)
+        results[party.name] = content["result"]
     temporary.remove()
     return results
 

@@ -152,7 +152,7 @@ def point_of(message: bytes) -> bytes:
 
 def output_of(message: bytes, point: bytes) -> bytes:
     """Return the 64 bytes of Finalize, of an input and its point times the key."""
-    parts = (len(one).to_bytes(2, "big") + one for one in (message, point))
+    parts = (len(text).to_bytes(2, "big") + text for text in (message, point))
     return hashlib.sha512(b"".join(parts) + b"Finalize").digest()
 
 
@@ -197,7 +197,7 @@ def evaluate(task: tuple[bytes, bytes, Sequence[str | None]]) -> bytes:
     """Return the function's values at keys, as its key's holder: 16 bytes each."""
     key, context, texts = task
     inputs = _inputs(context, texts)
-    points = multiply_points([key] * len(inputs), [point_of(one) for one in inputs])
+    points = multiply_points([key] * len(inputs), [point_of(text) for text in inputs])
     return _values(inputs, points)
 
 
@@ -205,7 +205,7 @@ def blind(task: tuple[bytes, Sequence[str | None]]) -> tuple[bytes, bytes]:
     """Return the points of keys under fresh blinds, and the inverses of these: 32 bytes each."""
     context, texts = task
     blinds = [_scalar() for _ in texts]
-    points = multiply_points(blinds, [point_of(one) for one in _inputs(context, texts)])
+    points = multiply_points(blinds, [point_of(text) for text in _inputs(context, texts)])
     return b"".join(points), b"".join(invert_scalars(blinds))
 
 
