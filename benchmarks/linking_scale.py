@@ -230,8 +230,8 @@ def coded(rows: int) -> float:
     from securevfl.data.tables import KeyTable
     from securevfl.linkage.metrics.metric import KeySpec
     from securevfl.linkage.metrics.points import Euclidean
-    from securevfl.linkage.spec import LinkageSecret
-    from securevfl.stages.bloom.bloom import encode
+    from securevfl.linkage.secret import LinkageSecret
+    from securevfl.stages.bloom.code_keys import encode
 
     points = np.random.default_rng(SEED).random((2, rows))
     keys = KeyTable(name="shop", columns={"x": points[0], "y": points[1]})
@@ -245,8 +245,8 @@ def compared_by_cell(rows: int, held: int) -> dict[str, float]:
     """Count what is compared if a cell holds so many records: per row, whatever the rows are."""
     from securevfl.linkage.links import LinkTable
     from securevfl.linkage.metrics.points import EuclideanKeys
-    from securevfl.stages.encrypted_linkage.blocks import CellBlock, cells_of, links_by_cell
-    from securevfl.stages.encrypted_linkage.paillier import Lanes
+    from securevfl.stages.encrypted_linkage.grid_cells import CellBlock, cells_of, links_by_cell
+    from securevfl.stages.encrypted_linkage.homomorphic import Lanes
 
     rng = np.random.default_rng(SEED)
     mine, theirs = (rng.integers(0, 2**16, (rows, 2)) for _ in range(2))

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from securevfl.stages.psi import psi
+from securevfl.stages.psi import oprf
 
 T = TypeVar("T")
 
@@ -35,16 +35,16 @@ def timed(step: Callable[[], T]) -> tuple[T, float]:
 
 def ours(mine: list[str], theirs: list[str]) -> dict[str, Any]:
     """Return what the protection costs."""
-    context, key = os.urandom(16), psi._scalar()
-    rows, first = timed(lambda: psi.evaluate((key, context, mine)))
+    context, key = os.urandom(16), oprf.fresh_scalar()
+    rows, first = timed(lambda: oprf.evaluate((key, context, mine)))
     shuffled = random.sample(theirs, len(theirs))
-    (points, inverses), second = timed(lambda: psi.blind((context, shuffled)))
-    answers, third = timed(lambda: psi.evaluate_blinded((key, points)))
+    (points, inverses), second = timed(lambda: oprf.blind((context, shuffled)))
+    answers, third = timed(lambda: oprf.evaluate_blinded((key, points)))
 
     def match() -> int:
-        values = psi.unblind((context, shuffled, inverses, answers))
-        keys = dict(zip(psi._each(values, psi._VALUE), shuffled, strict=True))
-        return sum(value in keys for value in psi._each(rows, psi._VALUE))
+        values = oprf.unblind((context, shuffled, inverses, answers))
+        keys = dict(zip(oprf.cut_bytes(values, oprf.VALUE_BYTES), shuffled, strict=True))
+        return sum(value in keys for value in oprf.cut_bytes(rows, oprf.VALUE_BYTES))
 
     found, fourth = timed(match)
     return {

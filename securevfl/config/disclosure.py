@@ -12,7 +12,7 @@ from typing import Final, Literal
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import PrivacyError
-from securevfl.linkage.stage.linking import PROTECTIONS, reveals_of
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS, reveals_of
 from securevfl.transport.message import Cover, TypedMessage
 
 _NOTHING: Final = "nothing is sent"

@@ -18,7 +18,7 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import FittingPlan
 from securevfl.linkage import spec
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS
 from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
 
 

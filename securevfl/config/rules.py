@@ -6,7 +6,7 @@ from securevfl.config.federation import FederationConfig, key_spec, tells_rows
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import SMALLEST_EPSILON
-from securevfl.linkage.stage.linking import PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.models.task_metrics import metrics_of
 from securevfl.stages.assist.assist import AssistConfig
 

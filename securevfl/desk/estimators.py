@@ -25,8 +25,9 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.core.settings import read_settings
+from securevfl.data.frames import as_pandas, from_frame
 from securevfl.data.keys_and_labels import KeyKind
-from securevfl.data.party_tables import as_pandas, from_frame, new_rows
+from securevfl.data.party_tables import new_rows
 from securevfl.data.rows import split_rows
 from securevfl.data.scaling import Bounds, ColumnSettings, LabelScaler
 from securevfl.data.sources.read import read_frame
@@ -34,7 +35,7 @@ from securevfl.data.tables import Labels, PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import label_scaler_of, own_inputs, targets_of
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.stage.linking import METRICS
+from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.family import Family, FamilySettings, PretrainingSettings

@@ -25,13 +25,13 @@ from securevfl.core.logs import log_event
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
 from securevfl.core.settings import default_of
 from securevfl.core.shown_progress import RunProgress
-from securevfl.data.party_tables import from_frame
+from securevfl.data.frames import from_frame
 from securevfl.data.scaling import Bounds, ColumnSettings
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import require_estimator
 from securevfl.ledger.ledger import lines_of_run
-from securevfl.linkage.stage.linking import PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.models.task_metrics import metrics_of

@@ -26,7 +26,8 @@ from securevfl.federation.session import handshake, membership
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, reveals_of
+from securevfl.linkage.stage.linkage_parts import reveals_of
+from securevfl.linkage.stage.linking import LinkageInput, link_as_primary
 from securevfl.runtime.party import PartySession, countersigner
 from securevfl.runtime.predicting import LinkedRequest, Request, SessionWithPartners
 from securevfl.runtime.predictions import Predictions

@@ -52,7 +52,7 @@ from securevfl.ledger.countersigning import Countersigning, epoch_point
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkedPrimary
-from securevfl.linkage.stage.linking import protection_of
+from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.family import share_of_base

@@ -33,7 +33,8 @@ from securevfl.ledger.countersigning import (
 )
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import LinkageInput, link_as_secondary, reveals_of
+from securevfl.linkage.stage.linkage_parts import reveals_of
+from securevfl.linkage.stage.linking import LinkageInput, link_as_secondary
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import SumTo

@@ -32,7 +32,8 @@ from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import lines_of_run
 from securevfl.linkage.spec import LinkedSecondary
-from securevfl.linkage.stage.linking import Linker, protection_of
+from securevfl.linkage.stage.linkage_parts import protection_of
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.layers import PositionsTaken
 from securevfl.runtime import run_folder

@@ -14,7 +14,7 @@ import torch
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, NoRowsError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.data.party_tables import as_pandas, library_of
+from securevfl.data.frames import as_pandas, library_of
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names, active_without, in_blocks

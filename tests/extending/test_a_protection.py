@@ -20,11 +20,14 @@ from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import unheard
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import LinkTable, nearest_by_block
+from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys
-from securevfl.linkage.spec import LinkageSecret, LinkSpec
+from securevfl.linkage.nearest import nearest_by_block
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import PROTECTIONS, LinkageInput, Linker
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS
+from securevfl.linkage.stage.linking import LinkageInput, Linker
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.linkage.text import joined_texts, normalise_text
 from securevfl.stages.bloom.hashes import ByCodes

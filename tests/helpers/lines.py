@@ -13,9 +13,10 @@ from securevfl.core.progress import Observer, ProgressEvent, unheard
 from securevfl.data.tables import KeyTable
 from securevfl.lab.audit.audit_class_means import Wires as Unheard
 from securevfl.linkage.protections.protection import DataParty, LinkageHelper, Take, take_nothing
-from securevfl.linkage.spec import LinkageSecret, LinkSpec
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import protection_of
+from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.transport.channels import Channels
 from securevfl.transport.message import Message
 

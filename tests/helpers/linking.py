@@ -11,7 +11,7 @@ from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.sampling import RoundLinker
 from securevfl.linkage.spec import ChoiceSpec, HidingSpec, LinkRoles, LinkSpec, SplitSpec
-from securevfl.linkage.stage.linking import METRICS
+from securevfl.linkage.stage.linkage_parts import METRICS
 
 RANGES = ((0.0, 10.0), (0.0, 10.0))
 SHORT_KEY = 512

@@ -10,9 +10,10 @@ from typing import Final
 import pandas as pd
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources import databases, settings
+from securevfl.data.sources import databases, settings, source_files
 from securevfl.data.sources.pieces import COLUMNAR_SUFFIXES, read_columnar
-from securevfl.data.sources.text_files import is_text_table, read_text_file
+from securevfl.data.sources.text_files import read_text_file
+from securevfl.data.sources.text_streams import is_text_table
 from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES, read_workbook
 
 EVERYTHING: Final = settings.Wanted()
@@ -73,8 +74,8 @@ def read_frame(
             named twice. One line, which says what to write.
     """
     try:
-        if settings.is_source_file(path):
-            source = settings.read_source(path, where=where)
+        if source_files.is_source_file(path):
+            source = source_files.read_source(path, where=where)
             if reading != settings.AS_IT_IS:
                 raise DataError(f"{where}: reading: settings belong into {path.name} itself")
             if source.url is not None:
@@ -88,7 +89,7 @@ def read_frame(
                     where=where,
                 )
             assert source.file is not None
-            path, reading = settings.file_named(path, source.file), source.reading
+            path, reading = source_files.file_named(path, source.file), source.reading
         return _read_file(path, reading, wanted, where=where, notice=notice)
     except _READ_ERRORS as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -105,7 +106,7 @@ def _read_file(
     notice: Callable[[str], None],
 ) -> pd.DataFrame:
     suffix = path.suffix.lower()
-    if settings.is_source_file(path):
+    if source_files.is_source_file(path):
         raise DataError(f"{where}: file: names another source file")
     if suffix in (*databases.DUCKDB_SUFFIXES, *databases.SQLITE_SUFFIXES):
         _require_settings(reading, "database", where=where)

@@ -28,7 +28,8 @@ from securevfl.data.party_tables import ColumnRoles, fit_table
 from securevfl.data.scaling import Bounds, feature_scaler
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import ignore_note, read_frame
-from securevfl.data.sources.settings import Wanted, query_behind
+from securevfl.data.sources.settings import Wanted
+from securevfl.data.sources.source_files import query_behind
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.desk.setup.estimates import Costs, ExpectedLinks, estimate_costs, expected_links
 from securevfl.dp.labels import labels_total

@@ -17,14 +17,10 @@ from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.formatting import toml_key, toml_text, toml_value
 from securevfl.core.settings import read_settings
 from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import (
-    SOURCE_SUFFIX,
-    Reading,
-    Wanted,
-    as_options,
-    is_source_file,
-)
-from securevfl.data.sources.text_files import is_text_table, with_dates
+from securevfl.data.sources.settings import SOURCE_SUFFIX, Reading, Wanted, as_options
+from securevfl.data.sources.source_files import is_source_file
+from securevfl.data.sources.text_files import with_dates
+from securevfl.data.sources.text_streams import is_text_table
 from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
 from securevfl.data.tables import KeyTable
 from securevfl.desk.setup import estimates, proposed_columns

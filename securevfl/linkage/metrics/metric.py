@@ -17,10 +17,9 @@ from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids
+from securevfl.linkage.links import Chosen, LinkTable, Sample
+from securevfl.linkage.nearest import eligible_ids
 from securevfl.linkage.text import Spelling
-
-# Numeric keys as whole numbers of 16 bits, as cryptographic linkage needs them.
 
 LARGEST_UNIT: Final = 2**16 - 1
 """Quantised keys lie in 0 to this."""
@@ -85,8 +84,6 @@ class KeyRange:
         units = np.rint((keys - np.array(self.low)) / self.step)
         return np.minimum(units, LARGEST_UNIT).astype(np.int64)
 
-
-# What a metric is: how keys are compared, and two parties' keys that are compared so.
 
 KeyKind = Literal["text", "number"]
 Own = TypeVar("Own", bound="ComparedKeys")

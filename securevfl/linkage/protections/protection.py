@@ -20,9 +20,10 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.sampling import FixedLinks, LinkSource
-from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage import candidates
-from securevfl.linkage.stage.link_cache import LinkCache, SimilarLinks, coordinate, links_key
+from securevfl.linkage.stage.link_cache import LinkCache, coordinate, links_key
 from securevfl.linkage.stage.messages import (
     Linked,
     LinkedRows,
@@ -30,6 +31,7 @@ from securevfl.linkage.stage.messages import (
     Lists,
     MadeSimilarities,
 )
+from securevfl.linkage.stage.noised_similarities import SimilarLinks
 from securevfl.linkage.stage.party_keys import key_scaler, model_keys, scale_of
 from securevfl.transport.channels import Channels
 from securevfl.transport.message import (

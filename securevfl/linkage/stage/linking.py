@@ -1,107 +1,33 @@
 """The linking stage: every metric and protection by name, and the entry points of parties."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
 from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import SimilarityScale
-from securevfl.linkage.metrics.metric import ComparedKeys, Metric
-from securevfl.linkage.metrics.points import Euclidean, GreatCircle
-from securevfl.linkage.metrics.texts import Exact, Levenshtein
-from securevfl.linkage.protections.plaintext import Plaintext
+from securevfl.linkage.metrics.metric import ComparedKeys
+from securevfl.linkage.nearest import SimilarityScale
 from securevfl.linkage.protections.protection import (
     Coordinated,
     DataParty,
     HelperRole,
     LinkageHelper,
-    Protection,
     Take,
     linked_primary,
     take_nothing,
 )
-from securevfl.linkage.spec import (
-    SECRET_FILE,
-    LinkageSecret,
-    LinkedPrimary,
-    LinkedSecondary,
-    LinkSpec,
-)
+from securevfl.linkage.secret import SECRET_FILE, LinkageSecret
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
+from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.messages import LinkedRows
-from securevfl.stages.bloom.bloom import Bloom
-from securevfl.stages.bloom.hashes import BloomProtection, Hashes
-from securevfl.stages.encrypted_linkage.paillier import Paillier
-from securevfl.stages.encrypted_linkage.shares import Shares
-from securevfl.stages.mixed_keys.mixed import Mixed
-from securevfl.stages.psi.psi import Psi
 from securevfl.transport.channels import CallerChannels, Channels, PrimaryChannels, SealedChannel
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
-
-METRICS: Final[dict[str, Metric]] = {
-    metric.name: metric
-    for metric in (
-        Euclidean(),
-        GreatCircle(),
-        Levenshtein(),
-        Mixed(),
-        Bloom(),
-        Exact(),
-    )
-}
-"""Metrics by their value of ``linkage.metric``."""
-
-
-PROTECTIONS: Final[dict[str, Protection]] = {
-    protection.name: protection
-    for protection in (
-        Plaintext(),
-        Psi(),
-        BloomProtection(),
-        Hashes(),
-        Shares(),
-        Paillier(),
-    )
-}
-"""Protections by their value of ``linkage.protection``."""
-
-
-def protection_of(spec: LinkSpec) -> Protection:
-    """Return the protection of a linkage."""
-    return PROTECTIONS[spec.hiding.protection]
-
-
-def reveals_of(spec: LinkSpec, role: str) -> list[str]:
-    """Return what a party of that role learns from linking, one sentence each."""
-    protection, limited = protection_of(spec), spec.choice.max_distance < math.inf
-    nearest = not (limited or spec.keys.metric.equal_only)
-    learned = protection.learns(spec, role)
-    if spec.similarities is not None and role == "primary":
-        learned.append(
-            "for each of its rows and each secondary, K noised similarities in falling order, "
-            "without record numbers"
-        )
-        if limited:
-            learned.append("how many of these K records lie within the largest distance of a link")
-    if spec.tells_rows and role == "primary":
-        learned.append("for each of its rows and each secondary, whether it has a link")
-        if nearest:
-            learned.append("whether some row's nearest record there has another key")
-    if role == "secondary" and protection.helpers:
-        if limited and not spec.keys.metric.equal_only:
-            learned.append("how many of these lie within the largest distance of a link")
-        elif nearest and spec.tells_rows:
-            learned.append("whether some row's nearest record has another key")
-    return learned
-
-
-# Linking between processes, over the star.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -252,9 +178,6 @@ def _caller_lines(
         deadline_s=spec.wait.for_primary_s,
         between_s=between_s,
     )
-
-
-# Linking with all parties in one process: the same links, without cryptography.
 
 
 class Linker:

@@ -15,15 +15,15 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.metrics.texts import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
-from securevfl.linkage.spec import LinkageSecret, LinkSpec
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates
-from securevfl.linkage.stage.link_cache import SimilarLinks, coordinate, links_key
+from securevfl.linkage.stage.link_cache import coordinate, links_key
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
-from securevfl.stages.bloom.bloom import Bloom as CodeMetric
-from securevfl.stages.bloom.bloom import CodeKeys, code_bytes, encode, require_coded_ranges
+from securevfl.linkage.stage.noised_similarities import SimilarLinks
+from securevfl.stages.bloom.code_keys import Bloom as CodeMetric
+from securevfl.stages.bloom.code_keys import CodeKeys, code_bytes, encode, require_coded_ranges
 from securevfl.transport.message import DeclaredMessage, Message, TypedMessage
-
-# Codes under a secret that the coordinator does not have: it compares the codes.
 
 Bytes = UInt8[np.ndarray, "_ code_bytes"]
 """Codes, one a row or record."""
@@ -178,8 +178,6 @@ class BloomProtection(ByCodes):
         """Count the bits in which codes differ."""
         return CodeKeys(primary=rows, records=records)
 
-
-# Hashes under a secret that the coordinator does not have: it sees which are equal.
 
 _HASH_BYTES: Final = 32
 

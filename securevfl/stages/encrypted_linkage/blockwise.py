@@ -19,32 +19,34 @@ from securevfl.linkage.links import Chosen, LinkTable
 from securevfl.linkage.metrics.metric import KeySpec, numbers_of
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
-from securevfl.linkage.spec import LinkageSecret, LinkSpec
-from securevfl.linkage.stage.link_cache import SimilarLinks, coordinate, links_key, table_tag
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.stage.link_cache import coordinate, links_key, table_tag
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
-from securevfl.stages.encrypted_linkage.blocks import (
-    BlockExchange,
+from securevfl.linkage.stage.noised_similarities import SimilarLinks
+from securevfl.stages.encrypted_linkage.block_messages import (
     Cells,
     DistanceShare,
     Offer,
     RecordBlocks,
     RowBlocks,
-    Search,
     Shapes,
     ShareWords,
     Shift,
-    SquaredShares,
     Turn,
-    cells_of,
-    comparing_cost,
     cut,
     flat,
+)
+from securevfl.stages.encrypted_linkage.block_search import (
+    BlockExchange,
+    Search,
+    SquaredShares,
+    comparing_cost,
     most_pairs,
     search_in_clear,
 )
+from securevfl.stages.encrypted_linkage.grid_cells import cells_of
 from securevfl.transport.message import Message, TypedMessage
-
-# How often a coordinator may have a party's keys compared: every pair once.
 
 
 class Comparisons:
@@ -86,8 +88,6 @@ class Comparisons:
                 )
             self._compared[chosen] += count
 
-
-# Numbers of 16 bits, compared block by block: the coordinator adds two shares of each distance.
 
 Units = Int64[np.ndarray, "own key_dim"]
 """A party's keys as whole numbers."""

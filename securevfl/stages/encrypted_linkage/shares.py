@@ -30,7 +30,7 @@ from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.protections.protection import DataParty, HelperRole, LinkageHelper
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.stages.encrypted_linkage import blockwise
-from securevfl.stages.encrypted_linkage.blocks import Shapes, ShareWords, cut, flat
+from securevfl.stages.encrypted_linkage.block_messages import Shapes, ShareWords, cut, flat
 from securevfl.transport.message import DeclaredMessage, StarKind, TypedMessage, wire
 
 _TWO: Final = np.uint64(2)

@@ -135,7 +135,7 @@ def _frame_of(name: str, table: Any) -> InMemory:
     if isinstance(table, str | Path):
         return InMemory()
     # It loads pandas, and the dealer's process reads this module.
-    from securevfl.data.party_tables import as_pandas
+    from securevfl.data.frames import as_pandas
 
     return InMemory(frame=as_pandas(table, where=f"frame of {name!r}"))
 

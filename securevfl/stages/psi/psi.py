@@ -28,8 +28,8 @@ a false link with probability n m 2^-128 at most: 2^-76 at 2^26 each.
 **The standard.** An input is the SHA-512 of session, secondary's name and key, which separates
 sessions and secondaries and has one length. From there on blinding, evaluation and finalisation are
 OPRF(ristretto255, SHA-512) of [RFC9497] to the letter, but that outputs are cut to 16 bytes, and
-that the primary evaluates inputs of its own too. ``rbcl`` (libsodium) computes, refuses what is no
-point, and is imported nowhere else.
+that the primary evaluates inputs of its own too
+(:mod:`~securevfl.stages.psi.oprf`).
 
 References:
     [JKK14] S. Jarecki, A. Kiayias, H. Krawczyk. Round-Optimal Password-Protected Secret Sharing and
@@ -38,43 +38,44 @@ References:
     [RFC9497] Oblivious Pseudorandom Functions Using Prime-Order Groups. 2023.
 """
 
-import hashlib
 import itertools
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 from jaxtyping import UInt8
 
 from securevfl.core.checks import MOST_KEYS
-from securevfl.core.errors import DataError, ProtocolError, of_an_extra
+from securevfl.core.errors import DataError, ProtocolError
 from securevfl.core.progress import CiphertextsMade, KeysAnnounced, Pace
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.cores import Apply, on_cores, parts_of
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.metrics.texts import exact_texts, numbered_keys
 from securevfl.linkage.protections import protection
 from securevfl.linkage.protections.plaintext import KeysAsTheyAre
-from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.messages import Linked, LinkingKind
-from securevfl.stages.encrypted_linkage.paillier import Apply, on_cores, parts_of
+from securevfl.stages.psi.oprf import (
+    POINT_BYTES,
+    VALUE_BYTES,
+    blind,
+    cut_bytes,
+    evaluate,
+    evaluate_blinded,
+    fresh_scalar,
+    unblind,
+)
 from securevfl.transport.channels import receive_from
 from securevfl.transport.message import DeclaredMessage, TypedMessage, wire
 
 _LABEL: Final = b"securevfl/linkage/psi/v2"
-
-_TO_GROUP: Final = b"HashToGroup-OPRFV1-\0-ristretto255-SHA512" + bytes([40])
-"""[RFC9497]'s tag of HashToGroup in mode OPRF, and its length."""
-
-_POINT: Final = 32
-"""Bytes of a point, of a scalar."""
-
-_VALUE: Final = 16
-"""Bytes of the function's value."""
 
 _BLOCK: Final = 1 << 12
 """Points of one message: 128 KiB, and a quarter of a second of one core."""
@@ -99,9 +100,6 @@ def most_keys(rows: int) -> int:
         rows: The primary's, of training.
     """
     return max(100_000, 100 * rows)
-
-
-# Messages: each carries some points of a table, or values.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -140,111 +138,9 @@ class EvaluatedPoints(DeclaredMessage):
     points: UInt8[np.ndarray, "points 32"]
 
 
-# The oblivious pseudorandom function, by [RFC9497].
-
-
-def point_of(message: bytes) -> bytes:
-    """Return H1 of an input: HashToGroup, by expand_message_xmd with SHA-512."""
-    first = hashlib.sha512(bytes(128) + message + b"\0\x40\0" + _TO_GROUP).digest()
-    wide = hashlib.sha512(first + b"\1" + _TO_GROUP).digest()
-    return bytes(_rbcl().crypto_core_ristretto255_from_hash(wide))
-
-
-def output_of(message: bytes, point: bytes) -> bytes:
-    """Return the 64 bytes of Finalize, of an input and its point times the key."""
-    parts = (len(text).to_bytes(2, "big") + text for text in (message, point))
-    return hashlib.sha512(b"".join(parts) + b"Finalize").digest()
-
-
-def multiply_points(scalars: Sequence[bytes], points: Sequence[bytes]) -> list[bytes]:
-    """Return each point times its scalar.
-
-    Raises:
-        ProtocolError: If one is no point of the group, or its neutral element, which would be the
-            same under every scalar.
-    """
-    multiply = _rbcl().crypto_scalarmult_ristretto255
-    try:
-        return [multiply(*pair) for pair in zip(scalars, points, strict=True)]
-    except RuntimeError:
-        raise ProtocolError("received what is no point of the group") from None
-
-
-def invert_scalars(scalars: Sequence[bytes]) -> list[bytes]:
-    """Return the inverse of each scalar, by one inversion for all (Montgomery's trick)."""
-    library = _rbcl()
-    times = library.crypto_core_ristretto255_scalar_mul
-    products = list(itertools.accumulate(scalars, times))
-    last, inverses = library.crypto_core_ristretto255_scalar_invert(products[-1]), list[bytes]()
-    for before, scalar in zip(products[-2::-1], scalars[:0:-1], strict=True):
-        inverses.append(times(last, before))
-        last = times(last, scalar)
-    return [*reversed([*inverses, last])]
-
-
-def _inputs(context: bytes, texts: Sequence[str | None]) -> list[bytes]:
-    """Return the input of each key; a missing one is random, and has no other's value."""
-    return [
-        secrets.token_bytes(64)
-        if text is None
-        # A lone surrogate is no UTF-8, but may stand in a text that Python read.
-        else hashlib.sha512(context + text.encode(errors="surrogatepass")).digest()
-        for text in texts
-    ]
-
-
-def evaluate(task: tuple[bytes, bytes, Sequence[str | None]]) -> bytes:
-    """Return the function's values at keys, as its key's holder: 16 bytes each."""
-    key, context, texts = task
-    inputs = _inputs(context, texts)
-    points = multiply_points([key] * len(inputs), [point_of(text) for text in inputs])
-    return _values(inputs, points)
-
-
-def blind(task: tuple[bytes, Sequence[str | None]]) -> tuple[bytes, bytes]:
-    """Return the points of keys under fresh blinds, and the inverses of these: 32 bytes each."""
-    context, texts = task
-    blinds = [_scalar() for _ in texts]
-    points = multiply_points(blinds, [point_of(text) for text in _inputs(context, texts)])
-    return b"".join(points), b"".join(invert_scalars(blinds))
-
-
-def evaluate_blinded(task: tuple[bytes, bytes]) -> bytes:
-    """Return points times the key."""
-    key, points = task
-    given = _each(points, _POINT)
-    return b"".join(multiply_points([key] * len(given), given))
-
-
-def unblind(task: tuple[bytes, Sequence[str | None], bytes, bytes]) -> bytes:
-    """Return the function's values at keys, of evaluated points and the blinds' inverses."""
-    context, texts, inverses, points = task
-    # Padding too: what a lying primary returns for it is refused like all else.
-    unblinded = multiply_points(_each(inverses, _POINT), _each(points, _POINT))
-    return _values(_inputs(context, texts), unblinded)
-
-
-def _values(inputs: Sequence[bytes], points: Sequence[bytes]) -> bytes:
-    pairs = zip(inputs, points, strict=True)
-    return b"".join(output_of(message, point)[:_VALUE] for message, point in pairs)
-
-
-def _rbcl() -> Any:
-    """Return libsodium's functions of the group.
-
-    Raises:
-        ConfigError: If rbcl is not installed.
-    """
-    return of_an_extra("rbcl", use='linkage.protection = "psi"')
-
-
 def _context(party: protection.DataParty, secondary: str) -> bytes:
     name = secondary.encode()
     return _LABEL + party.session + struct.pack(">I", len(name)) + name
-
-
-def _scalar() -> bytes:
-    return bytes(_rbcl().crypto_core_ristretto255_scalar_random())
 
 
 def _sizes(count: int) -> list[int]:
@@ -253,13 +149,6 @@ def _sizes(count: int) -> list[int]:
 
 def _array(content: bytes, width: int) -> UInt8[np.ndarray, "_ _"]:
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, width)
-
-
-def _each(content: bytes, width: int) -> list[bytes]:
-    return [content[start : start + width] for start in range(0, len(content), width)]
-
-
-# The protection.
 
 
 class Psi(KeysAsTheyAre):
@@ -305,13 +194,13 @@ class Psi(KeysAsTheyAre):
         parts = parts_of(exact_texts(spec.keys, party.keys), _BLOCK)
         announced, linked = dict[str, int](), []
         # A secondary whose keys were evaluated before in this session asks for no more.
-        keys = {n: party.memory[n][0] if n in party.memory else _scalar() for n in names}
+        keys = {n: party.memory[n][0] if n in party.memory else fresh_scalar() for n in names}
         with on_cores(-1, after=_IN_PLACE, check=lines.check) as apply:
             for name, key in keys.items():
                 pace = Pace(party.observe, CiphertextsMade, name=name)
                 tasks = [(key, _context(party, name), part) for part in parts]
                 for number, values in enumerate(apply(evaluate, tasks), 1):
-                    lines.send(RowValues(values=_array(values, _VALUE)).to_message(), name)
+                    lines.send(RowValues(values=_array(values, VALUE_BYTES)).to_message(), name)
                     pace(min(number * _BLOCK, party.rows), party.rows)
             for name, key in keys.items():
                 if name not in party.memory:
@@ -342,7 +231,7 @@ class Psi(KeysAsTheyAre):
                     raise ProtocolError(f"{name}: sent other points than it announced")
                 tasks.append((key, block.points.tobytes()))
             for points in apply(evaluate_blinded, tasks):
-                answer = EvaluatedPoints(points=_array(points, _POINT))
+                answer = EvaluatedPoints(points=_array(points, POINT_BYTES))
                 party.lines.send(answer.to_message(), name)
                 pace(done := done + len(answer.points), count)
         return count
@@ -359,7 +248,7 @@ class Psi(KeysAsTheyAre):
         rows = list[bytes]()
         for size in _sizes(party.rows):
             block = receive_from(lines, primary, RowValues, values=size)
-            rows += _each(block.values.tobytes(), _VALUE)
+            rows += cut_bytes(block.values.tobytes(), VALUE_BYTES)
         if primary not in party.memory:
             party.memory[primary] = self._evaluate_keys(party)
         keys: dict[bytes, str | None] = party.memory[primary]
@@ -392,14 +281,14 @@ class Psi(KeysAsTheyAre):
             for points, inverse in apply(blind, [(context, part) for part in parts]):
                 if len(inverses) == len(answers) + _AHEAD:
                     take_answer()
-                block = BlindedPoints(count=len(sent), points=_array(points, _POINT))
+                block = BlindedPoints(count=len(sent), points=_array(points, POINT_BYTES))
                 lines.send(block.to_message(), primary)
                 inverses.append(inverse)
             while len(answers) < len(parts):
                 take_answer()
             tasks = zip(itertools.repeat(context), parts, inverses, answers, strict=False)
             for block in apply(unblind, tasks):
-                values += _each(block, _VALUE)
+                values += cut_bytes(block, VALUE_BYTES)
                 pace(len(sent) + len(values), 2 * len(sent))
         return dict(zip(values, sent, strict=True))
 

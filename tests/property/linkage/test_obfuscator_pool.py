@@ -9,14 +9,10 @@ from scipy.stats import chisquare
 pytest.importorskip("phe", reason="phe is an optional dependency")
 
 from securevfl.core.errors import ConfigError
+from securevfl.linkage.cores import on_cores
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.stages.encrypted_linkage.paillier import (
-    Keyholder,
-    generators,
-    masked_distances,
-    on_cores,
-    prepared_obfuscators,
-)
+from securevfl.stages.encrypted_linkage.homomorphic import Keyholder, masked_distances
+from securevfl.stages.encrypted_linkage.obfuscators import generators, prepared_obfuscators
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ from helpers.nearest import nearest_records
 from phe import paillier
 
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.linkage.cores import on_cores
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.stages.encrypted_linkage.blocks import links_from_shares
-from securevfl.stages.encrypted_linkage.paillier import (
+from securevfl.stages.encrypted_linkage.grid_cells import links_from_shares
+from securevfl.stages.encrypted_linkage.homomorphic import (
     Keyholder,
     Lanes,
     masked_distances,
     obfuscators,
-    on_cores,
 )
 
 

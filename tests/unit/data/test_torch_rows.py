@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import securevfl as sv
 from securevfl.core.errors import DataError
-from securevfl.data.party_tables import as_pandas
+from securevfl.data.frames import as_pandas
 
 X = torch.arange(6.0).reshape(3, 2)
 

@@ -26,8 +26,9 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.texts import Exact, ExactKeys, exact_texts
 from securevfl.linkage.sampling import eligible_pairs
-from securevfl.linkage.spec import LinkageSecret
-from securevfl.linkage.stage.linking import Linker, reveals_of
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.stage.linkage_parts import reveals_of
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.stages.bloom.hashes import Hashes
 

@@ -10,15 +10,18 @@ from helpers.linking import hidden_spec
 
 from securevfl.core.errors import ProtocolError
 from securevfl.linkage.sampling import EligiblePairs
-from securevfl.linkage.stage.linking import PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.linkage.stage.messages import LinkingKind, Lists, OwnSimilarities
 from securevfl.stages.bloom.hashes import Codes
-from securevfl.stages.encrypted_linkage.blocks import RecordBlocks, RowBlocks, Shapes, Turn, cut
-from securevfl.stages.encrypted_linkage.paillier import (
-    EncryptedDistances,
-    EncryptedRows,
-    PackedRows,
+from securevfl.stages.encrypted_linkage.block_messages import (
+    RecordBlocks,
+    RowBlocks,
+    Shapes,
+    Turn,
+    cut,
 )
+from securevfl.stages.encrypted_linkage.homomorphic import PackedRows
+from securevfl.stages.encrypted_linkage.paillier import EncryptedDistances, EncryptedRows
 from securevfl.stages.encrypted_linkage.shares import DealerTurn
 from securevfl.transport.message import Message, StarKind
 

@@ -18,21 +18,31 @@ from securevfl.core.progress import CiphertextsMade, LinksMade, ProgressEvent
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.protections.protection import LinkageHelper
-from securevfl.linkage.spec import LinkageSecret, LinkSpec, SimilaritySpec
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec, SimilaritySpec
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
+from securevfl.linkage.stage.linkage_parts import protection_of, reveals_of
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.stages.encrypted_linkage import blocks as search
-from securevfl.stages.encrypted_linkage import blockwise, paillier
-from securevfl.stages.encrypted_linkage.blocks import DistanceShare, Offer, RowBlocks, Shapes, Turn
-from securevfl.stages.encrypted_linkage.paillier import EncryptedRows, PackedRows, Paillier
+from securevfl.stages.encrypted_linkage import blockwise, homomorphic, paillier
+from securevfl.stages.encrypted_linkage.block_messages import (
+    DistanceShare,
+    Offer,
+    RowBlocks,
+    Shapes,
+    Turn,
+)
+from securevfl.stages.encrypted_linkage.homomorphic import PackedRows
+from securevfl.stages.encrypted_linkage.paillier import EncryptedRows, Paillier
 from securevfl.transport.channels import SealedChannel
 from securevfl.transport.message import Message
 
 
 @pytest.fixture(autouse=True)
 def _keys_may_be_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paillier, "Keyholder", partial(paillier.Keyholder, insecure_short_key=True))
+    monkeypatch.setattr(
+        paillier, "Keyholder", partial(homomorphic.Keyholder, insecure_short_key=True)
+    )
 
 
 def tables() -> dict[str, KeyTable]:

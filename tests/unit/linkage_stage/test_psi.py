@@ -22,9 +22,10 @@ from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.progress import KeysAnnounced
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.linking import Linker, protection_of
+from securevfl.linkage.stage.linkage_parts import protection_of
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import Linked, LinkingKind
-from securevfl.stages.psi import psi
+from securevfl.stages.psi import oprf
 from securevfl.stages.psi.psi import BlindedPoints, EvaluatedPoints, RowValues
 from securevfl.transport.message import Message
 
@@ -146,9 +147,9 @@ def test_points_are_those_of_the_standard() -> None:
     assert wide.hex().startswith("5d1be09e3d0c82fc538112490e35701979d99e06")
     point = rbcl.crypto_core_ristretto255_from_hash(wide)
     assert point.hex() == "3066f82a1a747d45120d1740f14358531a8f04bbffe6a819f86dfe50f44a0a46"
-    one, other = psi._scalar(), psi._scalar()
+    one, other = oprf.fresh_scalar(), oprf.fresh_scalar()
     twice = [
-        psi.multiply_points([a], psi.multiply_points([b], [point]))
+        oprf.multiply_points([a], oprf.multiply_points([b], [point]))
         for a, b in ((one, other), (other, one))
     ]
     assert twice[0] == twice[1]
@@ -180,25 +181,25 @@ def test_the_function_is_that_of_the_standard(
 ) -> None:
     """[RFC9497] appendix A.1.1: ristretto255, SHA-512, mode OPRF."""
     given = bytes.fromhex(message)
-    [point] = psi.multiply_points([BLIND], [psi.point_of(given)])
+    [point] = oprf.multiply_points([BLIND], [oprf.point_of(given)])
     assert point.hex() == blinded
-    [answer] = psi.multiply_points([KEY], [point])
+    [answer] = oprf.multiply_points([KEY], [point])
     assert answer.hex() == evaluated
-    [unblinded] = psi.multiply_points(psi.invert_scalars([BLIND]), [answer])
-    assert psi.output_of(given, unblinded).hex() == output
+    [unblinded] = oprf.multiply_points(oprf.invert_scalars([BLIND]), [answer])
+    assert oprf.output_of(given, unblinded).hex() == output
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_inverses_of_a_batch(count: int) -> None:
-    scalars = [psi._scalar() for _ in range(count)]
-    for scalar, inverse in zip(scalars, psi.invert_scalars(scalars), strict=True):
+    scalars = [oprf.fresh_scalar() for _ in range(count)]
+    for scalar, inverse in zip(scalars, oprf.invert_scalars(scalars), strict=True):
         assert rbcl.crypto_core_ristretto255_scalar_invert(scalar) == inverse
 
 
 def test_a_hand_made_primary_meets_a_secondary() -> None:
     """By the formulas alone: F(x) is what is sent, and k b H(y) what comes back."""
     spec = of_bank(neighbours=2)
-    wires, secret = Wires(), psi._scalar()
+    wires, secret = Wires(), oprf.fresh_scalar()
     context = b"securevfl/linkage/psi/v2" + SESSION + (4).to_bytes(4, "big") + b"bank"
 
     def power(point: bytes) -> bytes:
@@ -206,7 +207,7 @@ def test_a_hand_made_primary_meets_a_secondary() -> None:
 
     def value(key: str) -> bytes:
         message = hashlib.sha512(context + f"{len(key)}:{key}1:1".encode()).digest()
-        point = power(psi.point_of(message))
+        point = power(oprf.point_of(message))
         framed = b"\0\x40" + message + b"\0\x20" + point + b"Finalize"
         return hashlib.sha512(framed).digest()[:16]
 
@@ -283,19 +284,21 @@ def test_points_that_add_up_and_points_sent_twice_tell_no_more_than_one_key_each
     """The sum of all hashes, answered, is the value of no row, of no key, and of no list."""
     spec, suspects = of_bank(), "abc"
     context = b"securevfl/linkage/psi/v2" + SESSION + (4).to_bytes(4, "big") + b"bank"
-    inputs = psi._inputs(context, [f"1:{key}1:1" for key in suspects])
+    inputs = oprf._inputs(context, [f"1:{key}1:1" for key in suspects])
     add = rbcl.crypto_core_ristretto255_add
-    total = functools.reduce(add, [psi.point_of(one) for one in inputs])
-    told, wires = told_by(spec, records([total, psi.point_of(inputs[0]), psi.point_of(inputs[0])]))
+    total = functools.reduce(add, [oprf.point_of(one) for one in inputs])
+    told, wires = told_by(
+        spec, records([total, oprf.point_of(inputs[0]), oprf.point_of(inputs[0])])
+    )
     assert told.announced == {"bank": 3}
 
     rows, answers = sent(wires, "agency", "bank")
     values, points = points_of([rows]), points_of([answers])
     assert {len(value) for value in values} == {16}
     # One announced key is found, as it should be; the sum fits neither a row nor all rows.
-    assert values[0] == psi.output_of(inputs[0], points[1])[:16]
+    assert values[0] == oprf.output_of(inputs[0], points[1])[:16]
     assert points[1] == points[2]
-    others = [psi.output_of(one, points[0])[:16] for one in [*inputs, b"".join(inputs), b""]]
+    others = [oprf.output_of(one, points[0])[:16] for one in [*inputs, b"".join(inputs), b""]]
     assert not set(others) & set(values)
     numbers = [int.from_bytes(value, "big") for value in values]
     sums = {sum(numbers) % 2**128, functools.reduce(operator.xor, numbers)}
@@ -369,15 +372,15 @@ def test_wrong_answers_link_nobody() -> None:
     """Points of another session's key, or in another order, are values of no row."""
     spec, wires = of_bank(), Wires()
     context = b"securevfl/linkage/psi/v2" + SESSION + (4).to_bytes(4, "big") + b"bank"
-    key = psi._scalar()
+    key = oprf.fresh_scalar()
 
     def primary() -> None:
         lines = wires.of("agency")
-        values = psi.evaluate((key, context, ["1:a1:1", "1:b1:1"]))
+        values = oprf.evaluate((key, context, ["1:a1:1", "1:b1:1"]))
         rows = np.frombuffer(values, dtype=np.uint8).reshape(-1, 16)
         lines.send(RowValues(values=rows).to_message(), "bank")
         came = points_of([lines.receive("bank", LinkingKind.LINK_POINTS)])
-        answers = psi.multiply_points([key] * 2, came)[::-1]
+        answers = oprf.multiply_points([key] * 2, came)[::-1]
         lines.send(EvaluatedPoints(points=array(answers)).to_message(), "bank")
         lines.receive("bank", LinkingKind.LINKED)
 
@@ -465,7 +468,7 @@ def test_it_needs_no_other_party(tmp_path: Path) -> None:
 def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rbcl", None)
     with pytest.raises(ConfigError, match=r"pip install 'securevfl\[psi\]'"):
-        psi.point_of(b"")
+        oprf.point_of(b"")
 
 
 def test_a_session_of_predictions_tests_no_more_keys_than_were_announced() -> None:

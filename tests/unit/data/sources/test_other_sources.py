@@ -20,7 +20,8 @@ import sqlalchemy
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.sources import databases
 from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import AS_IT_IS, OwnReading, Reading, Wanted, file_behind
+from securevfl.data.sources.settings import AS_IT_IS, OwnReading, Reading, Wanted
+from securevfl.data.sources.source_files import file_behind
 from securevfl.ledger.ledger import ledger_of_table
 
 LONG = 2**53 + 1

@@ -328,7 +328,7 @@ def test_a_header_without_an_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not called one with too few names."""
-    monkeypatch.setattr("securevfl.data.sources.text_files._LONGEST_HEAD", 1 << 18)
+    monkeypatch.setattr("securevfl.data.sources.dialects._LONGEST_HEAD", 1 << 18)
     (tmp_path / "t.csv").write_text("a," * (1 << 18))
     assert "its first 3 lines are longer than 0 MiB" in refusal(tmp_path / "t.csv")
 
