@@ -119,7 +119,7 @@ class WordsColumn(_ColumnOfFeatures):
     """One 0/1 feature a word; a missing word, or one not known, is 0 in all of them."""
 
     words: tuple[str, ...]
-    """In the order of their features; if ``other`` is among them, it stands for all not listed."""
+    """Words in the order of their features; ``other`` among them stands for all not listed."""
     kind: Literal["words"] = "words"
 
     @property

@@ -21,6 +21,7 @@ from securevfl.data.party_tables import (
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
 from securevfl.data.sources.pieces import plain, to_pandas
 from securevfl.data.sources.settings import require_different
+from securevfl.data.sources.table_source import FRAMES_OF_ROWS
 from securevfl.data.sources.text_numbers import split_unit_sign
 from securevfl.data.tables import PartyTable
 
@@ -44,7 +45,7 @@ def from_frame(
         frame: A pandas or polars DataFrame, a pyarrow Table, or anything else that has
             ``__arrow_c_stream__`` or ``to_pandas``. pandas' index becomes a column if it has a
             name. Or a tensor or map-style dataset of torch, whose columns are named by
-            :func:`securevfl.data.torch_rows.frame_of_rows`.
+            :mod:`securevfl.stages.torch_rows`.
         name: The party's name.
         key: The key column, or several in the order that all parties agreed on. They are numbers
             where all of them are numbers or times without gaps, and texts or numbers with gaps
@@ -127,7 +128,7 @@ def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame
     """Return a frame of any library as pandas', with columns as files give them.
 
     Args:
-        frame: What has columns, or rows of torch.
+        frame: A table with columns, or rows of torch.
         where: Name of the table in messages.
         numbered: Whether rows of torch, which have no names, get their numbers as the column
             ``row``.
@@ -149,10 +150,8 @@ def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame
         return pd.DataFrame({column: plain(rows[column]) for column in rows.columns})
     if hasattr(frame, "to_pandas"):
         return as_pandas(frame.to_pandas(), where=where)
-    # Loaded where there is none of the others: no party that reads a file needs it.
-    from securevfl.data.torch_rows import frame_of_rows
-
-    made = frame_of_rows(frame, where=where)
+    rows_in_memory = (read(frame, where=where) for read in FRAMES_OF_ROWS.values())
+    made = next((rows for rows in rows_in_memory if rows is not None), None)
     if made is None:
         raise DataError(
             f"{where}: must be a pandas or polars DataFrame, a pyarrow Table, or a tensor or "

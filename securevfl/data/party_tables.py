@@ -16,7 +16,7 @@ from securevfl.data.cells import refuse_rows, require_columns
 from securevfl.data.column_kinds import is_row_number, numbers_rows
 from securevfl.data.columns import OTHER, NumberColumn, WordsColumn
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
-from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, fit_schema, raise_first
+from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, first_problem, fit_schema
 from securevfl.data.sources.read import ignore_note, read_frame
 from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
 from securevfl.data.sources.text_numbers import unit_of
@@ -111,7 +111,7 @@ class FittedTable:
     """The encoding of those that can be such; None where even their names are wrong."""
 
     features: np.ndarray | None = None
-    """Their features, shape (rows, features)."""
+    """Encoded features, shape (rows, features)."""
 
     unfit: Sequence[str] = ()
     """Problems of columns that cannot be features, one line each."""
@@ -144,8 +144,8 @@ def fit_party_table(
         DataError: Naming the first problem, and how many more there are.
     """
     fitted = fit_table(frame, roles, settings, name=name, where=where)
-    raise_first(fitted.problems)
-    assert fitted.table is not None, "without a problem there is a table"
+    if fitted.table is None:
+        raise first_problem(fitted.problems)
     return fitted.table
 
 
@@ -237,13 +237,11 @@ def new_rows(
     if label is not None and label.name in frame.columns:
         values, place = frame[label.name], f"{where}: label {label.name!r}"
         labels = tried(
-            lambda: keys_and_labels.encode_known_labels(
-                values, task=label.task, classes=label.classes, where=place
-            )
+            lambda: keys_and_labels.encode_known_labels(values, classes=label.classes, where=place)
         )
     entities = tried(lambda: keys_and_labels.entities_of(frame, truth, where=where))
-    raise_first(problems)
-    assert encoded is not None, "without a problem there are features"
+    if encoded is None or problems:
+        raise first_problem(problems)
     unknown = schema.unknown_words(frame)
     return PartyTable(
         name=name,

@@ -27,7 +27,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.data.scaling import FeatureScaler, LabelScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.nearest import SimilarityScale
+from securevfl.linkage.links import SimilarityScale
 from securevfl.linkage.spec import KeyScale
 from securevfl.models.alone.choice import Model, Used, model_bytes, model_of
 from securevfl.models.tasks import HALF, TaskHead

@@ -83,7 +83,7 @@ class BlockingRules:
     """Rules that were read and found harmless."""
 
     written: tuple[str, ...]
-    """As users wrote them."""
+    """Rules as users wrote them."""
 
     terms: tuple[tuple[str, ...], ...]
     """Each rule's terms, as expressions of the columns ``c0``, ``c1``, ..."""
@@ -303,9 +303,10 @@ def _reason(error: object) -> str:
 
 
 def _parse_expression(text: str, database: "duckdb.DuckDBPyConnection") -> dict[str, Any]:
-    row = database.execute("select json_serialize_sql(?)", [f"select {text}"]).fetchone()
-    assert row is not None, "one row"
-    tree: dict[str, Any] = json.loads(row[0])
+    [(serialised,)] = database.execute(
+        "select json_serialize_sql(?)", [f"select {text}"]
+    ).fetchall()
+    tree: dict[str, Any] = json.loads(serialised)
     return tree
 
 

@@ -1,4 +1,4 @@
-"""Link tables, the K nearest of a block of distances, aligned rows, and similarities of links.
+"""Link tables, aligned rows, and similarities of links.
 
 Similarities are FedSim's: negative distances, normalised by the training links, noised once. The
 noise bounds one greedy attacker (tau, ``dp/sensitivity.py``); it is not differential privacy. It is
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Shaped
+from jaxtyping import Bool, Float32, Float64, Int64, Shaped
 
-from securevfl.core.errors import DataError
+from securevfl.core import checks
+from securevfl.core.conventions import unseeded_normal
+from securevfl.core.errors import ConfigError, DataError
 
 # Links of ranked lists that are filtered together.
 _FILTERED_CELLS: Final = 2**20
@@ -26,7 +28,7 @@ Sample: TypeAlias = Bool[np.ndarray, " records"]
 """Mask of the records that may be linked."""
 
 NO_RECORD: Final = -1
-"""Stands where a row has fewer than K links; its distance is infinite."""
+"""Record number where a row has fewer than K links; its distance is infinite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -173,7 +175,7 @@ class RecordsByKey:
     """Records in the order of their keys, to find those of equal keys."""
 
     keys: Shaped[np.ndarray, " records"]
-    """One number a record, ascending."""
+    """A number for each record, ascending."""
 
     ids: Int64[np.ndarray, " records"]
     """Record numbers, ascending among equal keys."""
@@ -249,3 +251,91 @@ class Alignment:
             "distance_unit": unit,
             "warning": self.warning(unit=unit),
         }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimilarityScale:
+    """mu_0 and sigma_0, from the training links; validation, test and later rows use the same."""
+
+    mean: float
+    """mu_0, the mean negative distance of training links, in the metric's unit."""
+
+    deviation: float
+    """sigma_0, their standard deviation, > 0."""
+
+    whole_distances: bool
+    """True if all distances were whole numbers, as of differing bits; tau applies to no others."""
+
+    def __post_init__(self) -> None:
+        checks.positive(deviation=self.deviation)
+        if not math.isfinite(self.mean):
+            raise ConfigError(f"mean must be finite, got {self.mean!r}")
+
+    @classmethod
+    def fit(cls, training_links: LinkTable) -> "SimilarityScale":
+        """Take mean and deviation over all links of the training rows.
+
+        Where all are equally long, as the nearest of exact ids are, the deviation is 1, one unit of
+        the distance: similarities are then 0, and a link of another length differs by its own.
+
+        Raises:
+            DataError: If there is no link.
+
+        References:
+            [FedSim] section 4.1, eq. (1).
+        """
+        distances = training_links.distances[training_links.present]
+        if not distances.size:
+            raise DataError(
+                "similarities: no training row has a link, so there is nothing to scale by; check "
+                "the keys and linkage.max_distance"
+            )
+        equal = not distances.max() > distances.min()
+        return cls(
+            mean=float(-distances.mean()),
+            deviation=1.0 if equal else float(distances.std()),
+            whole_distances=bool((distances == np.round(distances)).all()),
+        )
+
+
+def noised_similarities(
+    links: LinkTable,
+    scale: SimilarityScale,
+    *,
+    noise_std: float,
+    insecure_seed: int | None = None,
+) -> Float32[np.ndarray, "rows links"]:
+    """Return normalised similarities with the noise that stays with them.
+
+    ``s_ij = (-distance_ij - mu_0) / sigma_0 + N(0, noise_std^2)``
+
+    Args:
+        links: All links that will ever be used, so that each is noised once.
+        scale: From the training links.
+        noise_std: sigma, >= 0, in units of sigma_0.
+        insecure_seed: Makes the noise predictable: tests only. By default it comes from the
+            operating system.
+
+    Returns:
+        One value a link, its noise included; 0 where a slot holds no record.
+
+    Raises:
+        ConfigError: If ``noise_std`` is negative or not finite.
+
+    Reveals:
+        Nothing until they are sent. With record numbers, many values locate records by
+        trilateration; sorted and without numbers they reveal less.
+
+    References:
+        [FedSim] section 4.1, eq. (1) and (2).
+    """
+    checks.non_negative(noise_std=noise_std)
+    present = links.present
+    exact = (-links.distances[present] - scale.mean) / scale.deviation
+    if insecure_seed is None:
+        drawn = unseeded_normal(*exact.shape)
+    else:
+        drawn = np.random.default_rng(insecure_seed).standard_normal(exact.shape)
+    values = np.zeros(links.indices.shape, dtype=np.float32)
+    values[present] = exact + noise_std * drawn
+    return values

@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float32
 
 from securevfl.core.progress import LinksCounted
 from securevfl.core.waits import Wait
-from securevfl.linkage.links import Alignment
+from securevfl.linkage.links import Alignment, SimilarityScale
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.nearest import SimilarityScale
 from securevfl.linkage.sampling import LinkSource
 
 CACHE_FOLDER: Final = "linkage.cache"
@@ -29,17 +28,8 @@ class HidingSpec:
     protection: str = "none"
     """Name of the protection."""
 
-    cell: float | None = None
-    """Width of a grid cell, in the keys' unit; None compares all pairs."""
-
-    key_bits: int = 2048
-    """Bits of a Paillier modulus."""
-
-    pad_to: int | None = None
-    """Keys that a secondary announces in private set intersection; None: as many as it has."""
-
-    most_keys: int | None = None
-    """The most keys that a secondary may announce; None: by the primary's rows."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the file that the protection reads, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +40,7 @@ class ChoiceSpec:
     """K, the links of a row."""
 
     by: Literal["rows", "records"] = "rows"
-    """Who chooses: each row its nearest records, or each record its nearest rows."""
+    """Side that chooses: each row its nearest records, or each record its nearest rows."""
 
     links_per_record: int | None = None
     """m, the most rows that a record may be linked to; None for no cap."""
@@ -100,7 +90,7 @@ class LinkRoles:
 
     primary: str
     secondaries: tuple[str, ...]
-    """In the order of their ranks."""
+    """Secondaries in the order of their ranks."""
 
     helpers: Mapping[str, str] = field(default_factory=dict)
     """Parties without a table by role, in the order of their ranks."""
@@ -161,12 +151,6 @@ class LinkSpec:
     written: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The ``[linkage]`` table as it was written: kept links belong to one such text."""
 
-    @property
-    def cell_units(self) -> int:
-        """Width of a grid cell in units of quantised keys; 0 without cells."""
-        cell = self.hiding.cell
-        return 0 if cell is None else max(1, round(cell / self.keys.key_range().step))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinkedPrimary:
@@ -176,13 +160,13 @@ class LinkedPrimary:
     """The primary's keys as a model takes them."""
 
     key_scale: KeyScale | None = None
-    """How they were scaled; None for texts."""
+    """Scaling of these keys; None for texts."""
 
     similarities: Float32[np.ndarray, "rows secondaries links"] | None = None
-    """One a link, NaN where a slot holds no record; None if the family reads none."""
+    """Similarity of each link, NaN where a slot holds no record; None if the family reads none."""
 
     announced: Mapping[str, int] | None = None
-    """How many keys each secondary announced in private set intersection."""
+    """Number of keys that each secondary announced; None where none does."""
 
     alignment: Alignment | None = None
     """Linked rows at each secondary; None where no model needs them."""
@@ -193,16 +177,16 @@ class LinkedSecondary:
     """Result of linking at one secondary."""
 
     source: LinkSource
-    """Where a round's links come from."""
+    """Source of the links of a round."""
 
     keys: Float32[np.ndarray, "records dimension"]
     """The secondary's keys as a model takes them, scaled as the primary's are."""
 
     key_scale: KeyScale | None = None
-    """How they were scaled; None for texts."""
+    """Scaling of these keys; None for texts."""
 
     primary_rows: int
-    """How many rows the primary has; links may be asked for no others."""
+    """Number of the primary's rows; links may be asked for no others."""
 
     similarities: Float32[np.ndarray, "rows links"] | None = None
     """Similarities for the primary, in the order of the links; None if the family reads none."""
@@ -218,7 +202,7 @@ class LinkedSecondary:
     """True if numeric keys of both parties have common ranges, where this party sees both."""
 
     counts: LinksCounted | None = None
-    """How many rows and records are linked; None where links are not counted."""
+    """Counts of linked rows and records; None where links are not counted."""
 
     figures: Mapping[str, Any]
     """Figures of the links for the party's log: counts, never a row or a record."""

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.sections import PartySettings
-from securevfl.core.checks import MOST_KEYS
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, Stage, Warned, unheard
@@ -33,11 +32,11 @@ from securevfl.federation.session.membership import absent_names, in_blocks
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.tasks import Metrics
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
-from securevfl.stages.psi.psi import most_keys
 
 # New rows, as a request takes them.
 
@@ -165,18 +164,19 @@ def prediction_spec(
 ) -> LinkSpec:
     """Return how a party links new rows: as in training, scaled as then, and kept nowhere.
 
-    A few new rows say nothing of how many keys a secondary may announce: rows of training do.
-
     Args:
         config: The federation file.
         model: The party's.
         active: Ranks of the secondaries that take part; None: all.
     """
     spec = link_spec(config)
-    trained = MOST_KEYS if model.primary is None else most_keys(model.primary.rows)
+    settings = protection_of(spec).settings_for_new_rows(
+        spec.hiding.settings,
+        trained_rows=None if model.primary is None else model.primary.rows,
+    )
     return replace(
         spec,
-        hiding=replace(spec.hiding, most_keys=spec.hiding.most_keys or trained),
+        hiding=replace(spec.hiding, settings=settings),
         choice=replace(spec.choice, counted=False),
         roles=replace(spec.roles, absent=frozenset(absent_names(config, active))),
         key_scale=model.key_scale,

@@ -41,7 +41,9 @@ def used(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Attribute):
             yield node.attr
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from re.findall(r"\w+", node.value) if re.fullmatch(r"[\w.]+", node.value) else ()
+            yield from (
+                re.findall(r"\w+", node.value) if re.fullmatch(r"[\w.:]+", node.value) else ()
+            )
 
 
 def test_nothing_is_there_for_tests_alone() -> None:

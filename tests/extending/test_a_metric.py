@@ -60,7 +60,7 @@ class JaroWinkler(Metric):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the package, this is the line in linkage/stage/linking.py.
+    # In the package, this is the line in linkage/stage/linkage_parts.py.
     monkeypatch.setitem(METRICS, JaroWinkler.name, JaroWinkler())
 
 
@@ -98,7 +98,9 @@ def test_a_federation_file_links_by_it(tmp_path: Path) -> None:
 
 def test_protections_ask_the_metric_what_they_need(tmp_path: Path) -> None:
     """Shares need numbers, and say so in the words that every other metric of texts gets."""
-    with pytest.raises(ConfigError, match=r"'shares' computes Euclidean.*'jaro-winkler' goes with"):
+    with pytest.raises(
+        ConfigError, match=r'"shares" computes Euclidean.*jaro-winkler. goes with "none" or "bloom"'
+    ):
         read_federation(write(tmp_path, protection="shares"), only_linkage=True)
 
 

@@ -77,7 +77,7 @@ def data_party(
         spec=spec,
         keys=keys,
         rows=rows,
-        lines=lines,
+        channels=lines,
         session=SESSION,
         secret=secret if protection_of(spec).needs_secret else None,
         cache=LinkCache(folder),
@@ -119,7 +119,7 @@ def link_as_threads(
     for role in hides.helpers:
         name = spec.roles.helpers[role]
         helper = LinkageHelper(
-            spec=spec, rows=rows, lines=wires.of(name), cache=LinkCache(folder(name)), take=take
+            spec=spec, rows=rows, channels=wires.of(name), cache=LinkCache(folder(name)), take=take
         )
         lives[name] = lambda role=role, helper=helper: hides.help_to_link(role, helper)
     return run_all(lives), wires

@@ -41,7 +41,7 @@ class Dialect:
     skipped: int
     """Lines before the header that are no part of the table."""
     names: tuple[str, ...]
-    """Its columns, in the order of the file."""
+    """Columns in the order of the file."""
     skips_first: bool
     """True if the first line is the header, not a row."""
     gaps: Mapping[str, str]

@@ -25,16 +25,16 @@ class Wanted:
     """Columns to read of a table; others are never in memory."""
 
     columns: Sequence[str] | None = None
-    """These alone, in this order; None: all that there are."""
+    """Columns to read, in this order; None: all that there are."""
 
     if_there: Collection[str] = ()
-    """With ``columns``, these too, as far as they are there."""
+    """Columns to read besides ``columns``, as far as they are there."""
 
     exclude: Collection[str] = ()
-    """Without these, which must be there nevertheless."""
+    """Columns that are not read, but must be there."""
 
     needed: Collection[str] = ()
-    """These must be there."""
+    """Columns that must be there."""
 
     expected: Collection[str] = ()
     """More columns that identify the header of a text file."""
@@ -130,7 +130,7 @@ class Reading:
     """Mark between thousands; a space stands for no-break spaces too."""
 
     encoding: str | None = None
-    """As Python names it."""
+    """Name of the encoding in Python."""
 
     skip_lines: int | None = None
     """Lines before the header that are no part of the table."""
@@ -142,7 +142,7 @@ class Reading:
     """Cells without a value; default as pandas. Where ``NA`` is a word, write ``empty = [""]``."""
 
     dates: str | None = None
-    """How dates are written, in ``strptime``'s letters: ``"%d.%m.%Y"`` reads 31.12.2020."""
+    """Form of dates in ``strptime``'s letters: ``"%d.%m.%Y"`` reads 31.12.2020."""
 
     table: str | None = None
     """A database's table or view, ``name`` or ``schema.name``; a workbook's sheet."""

@@ -108,8 +108,8 @@ def _in_iso_form(values: "pd.Series[Any]", form: str, *, where: str) -> "pd.Seri
         row = int(unread.to_numpy().argmax())
         raise DataError(
             f"{where}, row {row_text(present.index[row])}: {present.iloc[row][:40]!r} "
-            f"is no date of the form {form!r} that reading.dates names; correct or empty that cell, or exclude "
-            f"the column"
+            f"is no date of the form {form!r} that reading.dates names; correct or empty that "
+            f"cell, or exclude the column"
         )
     timed = bool((dates != dates.dt.normalize()).any())
     texts = dates.dt.strftime("%Y-%m-%dT%H:%M:%S.%f" if timed else "%Y-%m-%d")

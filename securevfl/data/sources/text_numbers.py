@@ -125,7 +125,7 @@ def read_numbers(values: "pd.Series[Any]", reading: Reading, *, where: str) -> "
         return _with_sign(plain, signs.pop(), reading)
     stripped = texts.str.strip()
     if reading.thousands is not None:
-        return _without_thousands(values, stripped, reading, where=where)
+        return _without_thousands(values, stripped, reading.thousands, reading, where=where)
     marked = [(row, cell) for row, cell in stripped.items() if not _WHOLE.fullmatch(cell)]
     if marked:
         raise DataError(f"{where}{_question(marked, reading)}")
@@ -147,17 +147,21 @@ def _with_sign(numbers: "pd.Series[Any]", sign: str, reading: Reading) -> "pd.Se
 
 
 def _without_thousands(
-    values: "pd.Series[Any]", stripped: "pd.Series[Any]", reading: Reading, *, where: str
+    values: "pd.Series[Any]",
+    stripped: "pd.Series[Any]",
+    thousands: str,
+    reading: Reading,
+    *,
+    where: str,
 ) -> "pd.Series[Any]":
-    assert reading.thousands is not None
-    marks = _SPACES if reading.thousands == " " else reading.thousands
+    marks = _SPACES if thousands == " " else thousands
     decimal = reading.decimal or "."
     form = re.compile(rf"[+-]?(?:\d{{1,3}}(?:[{marks}]\d{{3}})+|\d+)(?:{re.escape(decimal)}\d+)?")
     for row, cell in stripped.items():
         if not form.fullmatch(cell):
             raise DataError(
                 f"{where}, row {row_text(row)}: {cell[:40]!r} is no number with the decimal mark "
-                f"{decimal!r} and {reading.thousands!r} between thousands"
+                f"{decimal!r} and {thousands!r} between thousands"
             )
     plain = stripped.str.replace(rf"[{marks}]", "", regex=True).str.replace(decimal, ".")
     numbers = pd.to_numeric(plain)

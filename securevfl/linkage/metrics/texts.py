@@ -32,7 +32,9 @@ from securevfl.linkage.metrics.metric import Columns, ComparedKeys, KeyKind, Key
 from securevfl.linkage.nearest import batches, nearest_by_block
 from securevfl.linkage.text import checked_texts, joined_texts, normalise_text, trimmed_text
 
-_MISSING = -1
+_MISSING: Final = -1
+# Nearest texts that differ in more than this share of their letters are other people's.
+_FAR: Final = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -299,6 +301,14 @@ class Levenshtein(Metric):
         """Read the rules that block."""
         if isinstance(spec.blocking, tuple):
             blocking_rules.BlockingRules.parse(spec.blocking, spec.kinds)
+
+    def far_distance(self, keys: Keys) -> float:
+        """Return a quarter of the letters of a usual key."""
+        lengths = [
+            sum(len(str(value)) for value in row if value is not None)
+            for row in zip(*keys.columns.values(), strict=True)
+        ]
+        return _FAR * float(np.median(lengths))
 
     def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> TextKeys:
         """Join each row's columns; with ``blocking``, say what leaving pairs out loses."""

@@ -19,7 +19,7 @@ from securevfl.linkage.stage.candidates import find_candidates, source_of_metric
 from securevfl.linkage.stage.link_cache import LinkCache, links_key, links_to_cache
 from securevfl.linkage.stage.messages import Linked, LinkingKind, OwnSimilarities
 from securevfl.linkage.stage.noised_similarities import similar_links
-from securevfl.linkage.stage.party_keys import key_scaler
+from securevfl.linkage.stage.party_keys import key_scaler, number_scaler
 from securevfl.transport.message import Message, TypedMessage
 
 _MISSING: Final = -1
@@ -102,8 +102,7 @@ def _require_sound(spec: LinkSpec, keys: KeyTable, scaler: KeyScaler) -> None:
         spec.keys.metric.compare(spec.keys, keys, keys, neighbours=1)
     except DataError as error:
         raise ProtocolError(f"{keys.name}: sent impossible keys: {error}") from None
-    fitted_scaler = key_scaler(spec, keys)
-    assert fitted_scaler is not None, "numbers have a scaler"
+    fitted_scaler = number_scaler(spec, keys)
     # Another processor may add in another order.
     near = 1e-6 * fitted_scaler.width + 1e-9 * np.abs(fitted_scaler.centre)
     apart = np.maximum(
@@ -156,9 +155,9 @@ class Plaintext(KeysAsTheyAre):
         Reveals:
             To every secondary: the primary's keys, their mean and deviation.
         """
-        spec, names, lines = party.spec, party.spec.roles.present, party.lines
+        spec, names, channels = party.spec, party.spec.roles.present, party.channels
         scaler = key_scaler(spec, party.keys)
-        lines.send(LinkKeys(keys=party.keys, scaler=scaler).to_message(), *names)
+        channels.send(LinkKeys(keys=party.keys, scaler=scaler).to_message(), *names)
         parts, linked = [], []
         for name in names:
             done, rows = self.await_done(party, name)
@@ -178,7 +177,7 @@ class Plaintext(KeysAsTheyAre):
             and, where the file asks for it, which rows are linked.
         """
         spec = party.spec
-        message = party.lines.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
+        message = party.channels.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
         received = LinkKeys.from_message(message, spec=spec.keys, rows=party.rows)
         if received.scaler is not None:
             _require_sound(spec, received.keys, received.scaler)
@@ -205,10 +204,9 @@ class Plaintext(KeysAsTheyAre):
             source: LinkSource = FixedLinks(table=kept.ranked_links)
         else:
             source = source_of_metric(spec, metric)
-            if spec.similarities is not None:
-                assert isinstance(source, FixedLinks), "checked with the federation file"
+            if isinstance(source, FixedLinks):
                 similar = similar_links(spec, source.table)
-                source = FixedLinks(table=similar.links)
+                source = source if similar is None else FixedLinks(table=similar.links)
         made = {} if similar is None else {"similarities": similar.figures()}
         return protection.linked_secondary(
             own,

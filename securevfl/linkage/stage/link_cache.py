@@ -24,8 +24,7 @@ from securevfl.core.checks import strict_json
 from securevfl.core.errors import DataError
 from securevfl.core.files import require_unpackable, write_arrays, write_bytes
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.nearest import SimilarityScale
+from securevfl.linkage.links import NO_RECORD, LinkTable, SimilarityScale
 from securevfl.linkage.sampling import most_pairs
 from securevfl.linkage.spec import CACHE_FOLDER, LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, tells_apart
@@ -58,7 +57,7 @@ class LinkCache:
     """Files of kept links in one folder."""
 
     folder: Path | None
-    """Where links are kept; None keeps none."""
+    """Folder of the links; None keeps none."""
 
     @classmethod
     def of_party(
@@ -107,9 +106,7 @@ def links_to_cache(spec: LinkSpec, find: Callable[[], Candidates]) -> CachedLink
     """
     # Links of all rows are cached, with or without samples later.
     links = find().links(None, spec.choice.neighbours)
-    return CachedLinks(
-        links=links, similar=similar_links(spec, links) if spec.similarities is not None else None
-    )
+    return CachedLinks(links=links, similar=similar_links(spec, links))
 
 
 def coordinate(

@@ -3,43 +3,21 @@
 import math
 from typing import Final
 
+from securevfl.core.stages import Parts
 from securevfl.linkage.metrics.metric import Metric
 from securevfl.linkage.metrics.points import Euclidean, GreatCircle
 from securevfl.linkage.metrics.texts import Exact, Levenshtein
 from securevfl.linkage.protections.plaintext import Plaintext
 from securevfl.linkage.protections.protection import Protection
 from securevfl.linkage.spec import LinkSpec
-from securevfl.stages.bloom.code_keys import Bloom
-from securevfl.stages.bloom.hashes import BloomProtection, Hashes
-from securevfl.stages.encrypted_linkage.paillier import Paillier
-from securevfl.stages.encrypted_linkage.shares import Shares
-from securevfl.stages.mixed_keys.mixed import Mixed
-from securevfl.stages.psi.psi import Psi
 
-METRICS: Final[dict[str, Metric]] = {
-    metric.name: metric
-    for metric in (
-        Euclidean(),
-        GreatCircle(),
-        Levenshtein(),
-        Mixed(),
-        Bloom(),
-        Exact(),
-    )
-}
+METRICS: Final = Parts[Metric](
+    "metrics",
+    {metric.name: metric for metric in (Euclidean(), GreatCircle(), Levenshtein(), Exact())},
+)
 """Metrics by their value of ``linkage.metric``."""
 
-PROTECTIONS: Final[dict[str, Protection]] = {
-    protection.name: protection
-    for protection in (
-        Plaintext(),
-        Psi(),
-        BloomProtection(),
-        Hashes(),
-        Shares(),
-        Paillier(),
-    )
-}
+PROTECTIONS: Final = Parts[Protection]("protections", {Plaintext.name: Plaintext()})
 """Protections by their value of ``linkage.protection``."""
 
 

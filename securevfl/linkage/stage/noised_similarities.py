@@ -9,9 +9,8 @@ from jaxtyping import Float32, Int64
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import split_rows
 from securevfl.dp import sensitivity
-from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.nearest import SimilarityScale, noised_similarities
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.links import NO_RECORD, LinkTable, SimilarityScale, noised_similarities
+from securevfl.linkage.spec import LinkSpec, SimilaritySpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -19,10 +18,10 @@ class SimilarLinks:
     """One secondary's links and their similarities, both in the order of the similarities."""
 
     links: LinkTable
-    """For the secondary."""
+    """Links in the noised order, for the secondary."""
 
     values: Float32[np.ndarray, "rows links"]
-    """For the primary: NaN where a slot holds no record."""
+    """Similarities for the primary; NaN where a slot holds no record."""
 
     scale: SimilarityScale
     """mu_0 and sigma_0."""
@@ -75,8 +74,11 @@ def scaling_rows(spec: LinkSpec, rows: int) -> Int64[np.ndarray, " scaling"]:
     ).train
 
 
-def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks:
+def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks | None:
     """Scale and noise the links of all primary rows, and put them into the noised order.
+
+    Returns:
+        Similarities; None if the family reads none.
 
     Raises:
         DataError: If no training row has a link.
@@ -86,10 +88,12 @@ def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks:
         To the primary, once sent: K numbers a row in falling order. It is not differential
         privacy; tau, where it applies, bounds one greedy attacker.
     """
+    if spec.similarities is None:
+        return None
     scale = spec.similarity_scale or SimilarityScale.fit(
         links.take(scaling_rows(spec, links.num_rows))
     )
-    noise_std = _noise_std(spec, scale)
+    noise_std = _noise_std(spec, spec.similarities, scale)
     noised = noised_similarities(links, scale, noise_std=noise_std)
     # Missing links are least similar of all; equal ones keep their order by record number.
     order = np.argsort(np.where(links.present, -noised, np.inf), axis=1, kind="stable")
@@ -106,9 +110,7 @@ def similar_links(spec: LinkSpec, links: LinkTable) -> SimilarLinks:
     )
 
 
-def _noise_std(spec: LinkSpec, scale: SimilarityScale) -> float:
-    wanted = spec.similarities
-    assert wanted is not None, "asked only where similarities are wanted"
+def _noise_std(spec: LinkSpec, wanted: SimilaritySpec, scale: SimilarityScale) -> float:
     if wanted.tau is None:
         return wanted.noise or 0.0
     if not scale.whole_distances:

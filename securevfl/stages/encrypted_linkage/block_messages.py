@@ -8,8 +8,35 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.transport.message import DeclaredMessage, Message, TypedMessage, wire
+from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
+
+
+class BlockKind(MessageKind):
+    """Kinds of message of linkage block by block."""
+
+    LINK_TURN = 22
+    """Whose turn in a protected linkage: numbers of rows and records. Reveals nothing else."""
+
+    LINK_DEALING = 23
+    """Dealer to a data party: uniformly random masks for one block."""
+
+    LINK_MASKED = 24
+    """Data party to data party: its keys under a mask that the other does not know."""
+
+    LINK_SHARE = 25
+    """Data party to coordinator: its share of one block's squared distances."""
+
+    LINK_CIPHERS = 26
+    """Primary to a secondary: its keys, encrypted; back: masked distances, encrypted."""
+
+    LINK_CELLS = 29
+    """Primary to a secondary: a random shift of the grid. Data party to coordinator: the grid cell
+    of each of its keys, shifted. Only where ``linkage.cell`` says so."""
+
+    LINK_BLOCK = 30
+    """Coordinator to primary: numbers of its rows to compare next, with how many records. To a
+    secondary: numbers of its records to compare next, with how many rows. Without
+    ``linkage.cell`` it reveals nothing but sizes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -96,44 +123,44 @@ ShareWords = UInt64[np.ndarray, "_ _"]
 class Shift(DeclaredMessage):
     """A random shift of the grid that ``linkage.cell`` asks for, unknown to the coordinator."""
 
-    KIND = LinkingKind.LINK_CELLS
+    KIND = BlockKind.LINK_CELLS
     WAY = "primary to every secondary"
     COVERS: ClassVar = {"no record": "shift lengths"}
 
     shift: Int64[np.ndarray, " key_dim"]
-    """In units of quantised keys."""
+    """Shift in units of quantised keys."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Cells(DeclaredMessage):
     """The grid cell of each of a party's keys, shifted, where ``linkage.cell`` asks for cells."""
 
-    KIND = LinkingKind.LINK_CELLS
+    KIND = BlockKind.LINK_CELLS
     WAY = "data party to coordinator"
     COVERS: ClassVar = {"linkage": "cells", "record counts": "lengths"}
 
     cells: Int64[np.ndarray, "count key_dim"]
-    """One a row or record."""
+    """A cell for each row or record."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Offer(DeclaredMessage):
     """How many records a secondary has, and a tag by which its table is known again."""
 
-    KIND = LinkingKind.LINK_TURN
+    KIND = BlockKind.LINK_TURN
     WAY = "secondary to primary and coordinator"
     COVERS: ClassVar = {"record counts": "records", "kept links": "tag", "no record": "lengths"}
 
     records: int
     tag: str
-    """The same in every run for the same keys, where links are kept."""
+    """Name of the keys, equal in every run where links are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Turn(TypedMessage):
     """How many records a secondary has, and tags by which both tables are known again."""
 
-    KIND = LinkingKind.LINK_TURN
+    KIND = BlockKind.LINK_TURN
     WAY = "primary to coordinator"
     COVERS: ClassVar = {"record counts": "records", "kept links": "tags", "no record": "lengths"}
 
@@ -195,7 +222,7 @@ class Turn(TypedMessage):
 class RowBlocks(DeclaredMessage):
     """Numbers of the primary's rows to compare next, block by block, and with how many records."""
 
-    KIND = LinkingKind.LINK_BLOCK
+    KIND = BlockKind.LINK_BLOCK
     WAY = "coordinator to primary"
     COVERS: ClassVar = {
         "record counts": "sizes done of lengths",
@@ -203,28 +230,28 @@ class RowBlocks(DeclaredMessage):
     }
 
     rows: Int64[np.ndarray, " _all_rows"] = wire(below="num_rows")
-    """Those of the first block, then those of the second; a row may be in several."""
+    """Rows of the first block, then those of the second; a row may be in several."""
 
     sizes: Int64[np.ndarray, "_blocks 2"]
     """Rows and records of each block (:class:`Shapes`); no block ends the secondary's turn."""
 
     done: int
-    """How many rows (records, where those seek) were in blocks before these."""
+    """Number of rows (records, where those seek) in blocks before these."""
 
     of: int
-    """How many will be in any block, as far as is known."""
+    """Number of them in any block, as far as is known."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class RecordBlocks(DeclaredMessage):
     """Numbers of a secondary's records to compare next, block by block, and with how many rows."""
 
-    KIND = LinkingKind.LINK_BLOCK
+    KIND = BlockKind.LINK_BLOCK
     WAY = "coordinator to a secondary"
     COVERS: ClassVar = {"linkage": "records sizes due", "sizes and times": "lengths"}
 
     records: Int64[np.ndarray, " _all_records"] = wire(below="num_records")
-    """Those of the first block, then those of the second; a record may be in several."""
+    """Records of the first block, then those of the second; a record may be in several."""
 
     sizes: Int64[np.ndarray, "_blocks 2"]
     """Rows and records of each block (:class:`Shapes`)."""
@@ -237,7 +264,7 @@ class RecordBlocks(DeclaredMessage):
 class DistanceShare(DeclaredMessage):
     """A party's share of the squared distances of all blocks of an exchange."""
 
-    KIND = LinkingKind.LINK_SHARE
+    KIND = BlockKind.LINK_SHARE
     WAY = "data party to coordinator"
     COVERS: ClassVar = {"linkage": "share", "record counts": "lengths"}
 

@@ -33,6 +33,7 @@ from securevfl.linkage.stage.candidates import Candidates, ranked_length
 from securevfl.stages.encrypted_linkage.block_messages import Shapes, flat
 from securevfl.stages.encrypted_linkage.grid_cells import (
     CellBlock,
+    cell_units,
     cells_of,
     links_by_cell,
     links_from_shares,
@@ -53,10 +54,10 @@ class BlockExchange:
     blocks: Sequence[CellBlock]
 
     done: int
-    """How many of those who seek (rows, or records under a cap) were in blocks before these."""
+    """Number of those who seek (rows, or records under a cap) in blocks before these."""
 
     of: int
-    """How many will be in any block, as far as is known."""
+    """Number of them in any block, as far as is known."""
 
     due: int
     """Ciphertexts of these blocks and those after them, as far as is known; 0 without any."""
@@ -123,7 +124,7 @@ class Search:
             DataError: If shares do not belong together.
         """
         spec, cap = self._spec, self._spec.choice.links_per_record
-        width = spec.cell_units
+        width = cell_units(spec)
         if cells is None:
             # One cell holds everything.
             cells, width = (_one_cell(self._rows), _one_cell(self._records)), 1
@@ -237,7 +238,7 @@ def search_in_clear(
             yield block_shares
 
     search = Search(spec, rows=len(mine), records=len(theirs), lanes=lanes, ask=ask)
-    width = spec.cell_units
+    width = cell_units(spec)
     search.run((cells_of(mine, width), cells_of(theirs, width)) if width else None)
     return search
 
@@ -260,7 +261,7 @@ def comparing_cost(
         lanes: How many rows of a block share one ciphertext; 0 without any.
     """
     pairs = len(mine) * len(theirs)
-    if not spec.cell_units:
+    if not cell_units(spec):
         everything = ciphertexts(len(mine), len(theirs), lanes=lanes)
         return {"pairs": pairs, "share_of_pairs": 1.0, "ciphertexts": everything}
     search = search_in_clear(spec, mine, theirs, lanes=lanes)

@@ -12,6 +12,7 @@ from securevfl.core.errors import DataError
 from securevfl.linkage.links import Chosen, LinkTable
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.nearest import eligible_ids, nearest_in_block
+from securevfl.linkage.spec import LinkSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -29,6 +30,12 @@ PassLinker = Callable[[Sequence[CellBlock], int], Iterable[LinkTable]]
 """Links the rows of each block to the block's records: for each row the given number of links, or
 one to every record if the block has fewer. Yields one table a block, in which a record is numbered
 by its place in the block, and distances are in units of quantised keys."""
+
+
+def cell_units(spec: LinkSpec) -> int:
+    """Return the width of a grid cell in units of quantised keys; 0 without cells."""
+    width: float | None = spec.hiding.settings.get("cell")
+    return 0 if width is None else max(1, round(width / spec.keys.key_range().step))
 
 
 def cells_of(units: Int64[np.ndarray, "own key_dim"], width: int) -> Int64[np.ndarray, "own _"]:

@@ -28,7 +28,8 @@ from securevfl.linkage.cores import Apply, parts_of
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.stages.encrypted_linkage import blockwise
 
-_FEWEST_KEY_BITS: Final = 2048
+FEWEST_KEY_BITS: Final = 2048
+"""Fewest bits of a modulus that nobody factors."""
 
 # A lane's mask is uniform over 2^40 times the values it hides: their distributions differ by at
 # most 2^-40.
@@ -96,7 +97,7 @@ class PackedRows:
 class Keyholder:
     """The primary's side: it alone can decrypt."""
 
-    def __init__(self, *, bits: int = _FEWEST_KEY_BITS, insecure_short_key: bool = False) -> None:
+    def __init__(self, *, bits: int = FEWEST_KEY_BITS, insecure_short_key: bool = False) -> None:
         """Make a fresh key.
 
         Args:
@@ -106,7 +107,7 @@ class Keyholder:
         Raises:
             ConfigError: If phe is not installed or the key is too short.
         """
-        checks.at_least(256 if insecure_short_key else _FEWEST_KEY_BITS, bits=bits)
+        checks.at_least(256 if insecure_short_key else FEWEST_KEY_BITS, bits=bits)
         self._public, self._private = _phe().generate_paillier_keypair(n_length=bits)
 
     @property

@@ -21,15 +21,19 @@ References:
 
 import math
 import secrets
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final
 
 from securevfl.core import checks
+from securevfl.core.progress import Pace
 from securevfl.linkage.cores import Apply
 from securevfl.stages.encrypted_linkage.homomorphic import obfuscators
 
+# Obfuscators that are made together: their generators then cost a fifteenth of them.
+_BATCH: Final = 2**15
 _DIGIT_BITS: Final = 8
 
 # 2^-64 of uniform takes twice 64 bits more than the group has.
@@ -122,3 +126,41 @@ def _number() -> Any:
         return import_module("gmpy2").mpz
     except ImportError:
         return int
+
+
+class FreshObfuscators:
+    """Paillier's randomness of one key as it is used up, made a batch at a time.
+
+    Args:
+        modulus: n, the public key.
+        apply: Does the work, perhaps on several cores.
+        pace: Reports while a batch is made.
+    """
+
+    def __init__(self, modulus: int, apply: Apply, pace: Pace) -> None:
+        self.modulus = modulus
+        """n, the public key."""
+        self._apply = apply
+        self._pace = pace
+        self._stock: deque[int] = deque()
+        self._made = 0
+
+    def take(self, count: int, *, due: int) -> Iterator[int]:
+        """Yield fresh obfuscators; none is used twice.
+
+        Args:
+            count: How many.
+            due: How many will be wanted from now on, as far as is known.
+        """
+        if len(self._stock) < count:
+            # A large batch costs less each: its generators cost as much as 2,000 of them.
+            missing = max(count, due) - len(self._stock)
+            size = max(count - len(self._stock), min(missing, _BATCH))
+            before, self._made = self._made, self._made + size
+            self._stock += prepared_obfuscators(
+                self.modulus,
+                size,
+                apply=self._apply,
+                progress=lambda made: self._pace(before + made, before + missing),
+            )
+        return (self._stock.popleft() for _ in range(count))

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,23 +12,20 @@ from jaxtyping import UInt8
 
 from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import CiphertextsMade, Pace
-from securevfl.linkage.cores import Apply, on_cores
+from securevfl.linkage.cores import on_cores
 from securevfl.linkage.protections.protection import DataParty
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.stages.encrypted_linkage import blockwise
-from securevfl.stages.encrypted_linkage.block_messages import Shapes, ShareWords
+from securevfl.stages.encrypted_linkage.block_messages import BlockKind, Shapes, ShareWords
 from securevfl.stages.encrypted_linkage.homomorphic import (
+    FEWEST_KEY_BITS,
     Keyholder,
     Lanes,
     PackedRows,
     masked_distances,
 )
-from securevfl.stages.encrypted_linkage.obfuscators import prepared_obfuscators
+from securevfl.stages.encrypted_linkage.obfuscators import FreshObfuscators
 from securevfl.transport.message import Message, TypedMessage
-
-# Obfuscators that are made together: their generators then cost a fifteenth of them.
-_BATCH: Final = 2**15
 
 # Tasks of about 0.2 s that take less time than it takes to start a process on every core.
 _IN_PLACE_TASKS: Final = 32
@@ -39,12 +35,12 @@ _IN_PLACE_TASKS: Final = 32
 class EncryptedRows(TypedMessage):
     """The primary's keys of an exchange's blocks, encrypted, and its public key."""
 
-    KIND = LinkingKind.LINK_CIPHERS
+    KIND = BlockKind.LINK_CIPHERS
     WAY = "primary to a secondary"
     COVERS: ClassVar = {"masks": "blocks", "sizes and times": "lengths"}
 
     blocks: list[PackedRows]
-    """Those of each block; at least one, all of one key."""
+    """Encrypted rows of each block; at least one, all of one key."""
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
@@ -105,12 +101,12 @@ class EncryptedRows(TypedMessage):
 class EncryptedDistances(TypedMessage):
     """Masked distances of an exchange's blocks, encrypted."""
 
-    KIND = LinkingKind.LINK_CIPHERS
+    KIND = BlockKind.LINK_CIPHERS
     WAY = "secondary to primary"
     COVERS: ClassVar = {"masks": "blocks", "no record": "modulus", "record counts": "lengths"}
 
     blocks: list[list[list[int]]]
-    """For each block and each of its packs of rows, a ciphertext a record."""
+    """Ciphertexts by block, pack of rows and record."""
 
     modulus: int
     """n, the primary's public key."""
@@ -149,6 +145,12 @@ class EncryptedDistances(TypedMessage):
         )
 
 
+def _key_bits(spec: LinkSpec) -> int:
+    """Return the bits of the modulus."""
+    bits: int = spec.hiding.settings.get("key_bits", FEWEST_KEY_BITS)
+    return bits
+
+
 class Paillier(blockwise.Blockwise):
     """The primary alone can decrypt; the secondary computes under encryption."""
 
@@ -164,9 +166,11 @@ class Paillier(blockwise.Blockwise):
         *(EncryptedRows, EncryptedDistances),
     )
 
+    reads: ClassVar[frozenset[str]] = blockwise.Blockwise.reads | {"key_bits"}
+
     def lanes(self, spec: LinkSpec) -> int:
         """Return how many rows share one ciphertext."""
-        return Lanes(key_dim=len(spec.keys.columns), key_bits=spec.hiding.key_bits).count
+        return Lanes(key_dim=len(spec.keys.columns), key_bits=_key_bits(spec)).count
 
     @contextmanager
     def primary_shares(
@@ -177,9 +181,9 @@ class Paillier(blockwise.Blockwise):
         Reveals:
             To the secondary: ciphertexts, and the public key.
         """
-        lines, holder = party.lines, Keyholder(bits=party.spec.hiding.key_bits)
+        channels, holder = party.channels, Keyholder(bits=_key_bits(party.spec))
         encrypted: dict[bytes, PackedRows] = {}
-        with on_cores(-1, after=_IN_PLACE_TASKS, check=lines.check) as apply:
+        with on_cores(-1, after=_IN_PLACE_TASKS, check=channels.check) as apply:
 
             def share(
                 name: str, shapes: Shapes, rows: list[np.ndarray], tell: blockwise.Progress
@@ -190,9 +194,9 @@ class Paillier(blockwise.Blockwise):
                 made = holder.encrypt(list(new.values()), apply=apply)
                 encrypted.update(zip(new, made, strict=True))
                 packed = [encrypted[chosen.tobytes()] for chosen in rows]
-                lines.send(EncryptedRows(blocks=packed).to_message(), name)
+                channels.send(EncryptedRows(blocks=packed).to_message(), name)
                 answers = EncryptedDistances.from_message(
-                    lines.receive(name, LinkingKind.LINK_CIPHERS),
+                    channels.receive(name, BlockKind.LINK_CIPHERS),
                     packs=[len(block.packs) for block in packed],
                     records=shapes.records.tolist(),
                     modulus=holder.modulus,
@@ -212,18 +216,18 @@ class Paillier(blockwise.Blockwise):
         Reveals:
             To the primary: masked distances, encrypted under its key.
         """
-        spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
+        spec, channels, primary = party.spec, party.channels, party.spec.roles.primary
         fresh: FreshObfuscators | None = None
 
-        with on_cores(-1, after=_IN_PLACE_TASKS, check=lines.check) as apply:
+        with on_cores(-1, after=_IN_PLACE_TASKS, check=channels.check) as apply:
 
             def share(shapes: Shapes, records: list[np.ndarray], due: int) -> list[ShareWords]:
                 nonlocal fresh
                 sent = EncryptedRows.from_message(
-                    lines.receive(primary, LinkingKind.LINK_CIPHERS),
+                    channels.receive(primary, BlockKind.LINK_CIPHERS),
                     rows=shapes.rows.tolist(),
                     key_dim=units.shape[1],
-                    key_bits=spec.hiding.key_bits,
+                    key_bits=_key_bits(spec),
                 )
                 if fresh is None:
                     pace = Pace(party.observe, CiphertextsMade, name=party.keys.name)
@@ -238,48 +242,10 @@ class Paillier(blockwise.Blockwise):
                     blocks=[block_answers for block_answers, _ in masked_blocks],
                     modulus=sent.modulus,
                 )
-                lines.send(answer.to_message(), primary)
+                channels.send(answer.to_message(), primary)
                 return [words for _, words in masked_blocks]
 
             yield share
-
-
-class FreshObfuscators:
-    """Paillier's randomness of one key as it is used up, made a batch at a time.
-
-    Args:
-        modulus: n, the public key.
-        apply: Does the work, perhaps on several cores.
-        pace: Reports while a batch is made.
-    """
-
-    def __init__(self, modulus: int, apply: Apply, pace: Pace) -> None:
-        self.modulus = modulus
-        """n, the public key."""
-        self._apply = apply
-        self._pace = pace
-        self._stock: deque[int] = deque()
-        self._made = 0
-
-    def take(self, count: int, *, due: int) -> Iterator[int]:
-        """Yield fresh obfuscators; none is used twice.
-
-        Args:
-            count: How many.
-            due: How many will be wanted from now on, as far as is known.
-        """
-        if len(self._stock) < count:
-            # A large batch costs less each: its generators cost as much as 2,000 of them.
-            missing = max(count, due) - len(self._stock)
-            size = max(count - len(self._stock), min(missing, _BATCH))
-            before, self._made = self._made, self._made + size
-            self._stock += prepared_obfuscators(
-                self.modulus,
-                size,
-                apply=self._apply,
-                progress=lambda made: self._pace(before + made, before + missing),
-            )
-        return (self._stock.popleft() for _ in range(count))
 
 
 def pack_numbers(rows: Sequence[Sequence[int]], modulus: int) -> UInt8[np.ndarray, "packs n width"]:

@@ -24,6 +24,7 @@ from securevfl.linkage.nearest import nearest_by_block
 from securevfl.linkage.text import present_texts
 
 _CHUNK_CELLS: Final = 2**21
+_FAR: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,6 +129,10 @@ class Mixed(Metric):
         if isinstance(spec.blocking, tuple):
             BlockingRules.parse(spec.blocking, spec.kinds)
 
+    def far_distance(self, keys: Keys) -> float:
+        """Return half of the largest distance."""
+        return _FAR
+
     def compare(
         self,
         spec: KeySpec,
@@ -231,8 +236,7 @@ def _alike(
     edits: Callable[[Sequence[str], Sequence[str]], np.ndarray],
 ) -> Float64[np.ndarray, "*joint"]:
     """Return similarities of values that broadcast to one another, of which ``edits`` knows how."""
-    if field.kind == "number":
-        assert field.scale is not None
+    if field.scale is not None:  # of numbers alone
         return np.maximum(0, 1 - np.abs(mine - theirs) / field.scale)
     if field.kind == "exact":
         return np.asarray(mine == theirs, dtype=np.float64)

@@ -43,17 +43,17 @@ import secrets
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import UInt8
 
 from securevfl.core.checks import MOST_KEYS
-from securevfl.core.errors import DataError, ProtocolError
+from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.progress import CiphertextsMade, KeysAnnounced, Pace
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.cores import Apply, on_cores, parts_of
-from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
+from securevfl.linkage.metrics.metric import ComparedKeys, Metric
 from securevfl.linkage.metrics.texts import exact_texts, numbered_keys
 from securevfl.linkage.protections import protection
 from securevfl.linkage.protections.plaintext import KeysAsTheyAre
@@ -61,7 +61,7 @@ from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.messages import Linked, LinkingKind
+from securevfl.linkage.stage.messages import Linked
 from securevfl.stages.psi.oprf import (
     POINT_BYTES,
     VALUE_BYTES,
@@ -73,7 +73,7 @@ from securevfl.stages.psi.oprf import (
     unblind,
 )
 from securevfl.transport.channels import receive_from
-from securevfl.transport.message import DeclaredMessage, TypedMessage, wire
+from securevfl.transport.message import Cover, DeclaredMessage, MessageKind, TypedMessage, wire
 
 _LABEL: Final = b"securevfl/linkage/psi/v2"
 
@@ -102,11 +102,19 @@ def most_keys(rows: int) -> int:
     return max(100_000, 100 * rows)
 
 
+class PsiKind(MessageKind):
+    """The kind of message of private set intersection."""
+
+    LINK_POINTS = 62
+    """Between the primary and a secondary: a pseudorandom function's values at the primary's keys;
+    a secondary's keys as blinded points of a group, and these times the function's key."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class RowValues(DeclaredMessage):
     """The function's values at some of the primary's keys, 16 bytes each."""
 
-    KIND = LinkingKind.LINK_POINTS
+    KIND = PsiKind.LINK_POINTS
     WAY = "primary to a secondary"
     COVERS: ClassVar = {"linkage": "values", "sizes and times": "lengths"}
 
@@ -117,7 +125,7 @@ class RowValues(DeclaredMessage):
 class BlindedPoints(DeclaredMessage):
     """Some of a secondary's different keys as points, shuffled, each under a blind of its own."""
 
-    KIND = LinkingKind.LINK_POINTS
+    KIND = PsiKind.LINK_POINTS
     WAY = "secondary to primary"
     COVERS: ClassVar = {"record counts": "count lengths", "masks": "points"}
 
@@ -131,7 +139,7 @@ class BlindedPoints(DeclaredMessage):
 class EvaluatedPoints(DeclaredMessage):
     """A secondary's points, in the order in which they came, times the primary's key."""
 
-    KIND = LinkingKind.LINK_POINTS
+    KIND = PsiKind.LINK_POINTS
     WAY = "primary to the secondary"
     COVERS: ClassVar = {"masks": "points", "record counts": "lengths"}
 
@@ -166,9 +174,28 @@ class Psi(KeysAsTheyAre):
         Linked,
     )
 
-    def check(self, keys: KeySpec) -> None:
-        """Ask for a metric of equal keys alone."""
-        self.require_equal_only(keys)
+    reads: ClassVar[frozenset[str]] = frozenset({"pad_to", "most_keys"})
+    changeable: ClassVar[frozenset[str]] = frozenset({"most_keys"})
+
+    def objection_to(self, metric: Metric) -> str | None:
+        """Return that only equal keys have equal values."""
+        return None if metric.equal_only else "finds equal keys alone"
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Refuse a bound beside the number itself."""
+        if None not in (settings["pad_to"], settings["most_keys"]):
+            raise ConfigError("most_keys: pad_to is the number itself; give one of them")
+
+    def settings_for_new_rows(
+        self, settings: Mapping[str, Any], *, trained_rows: int | None
+    ) -> Mapping[str, Any]:
+        """Bound announced keys by the rows of training: a few new rows say nothing of them."""
+        trained = MOST_KEYS if trained_rows is None else most_keys(trained_rows)
+        return {**settings, "most_keys": settings["most_keys"] or trained}
+
+    def closed_channels(self, settings: Mapping[str, Any]) -> frozenset[Cover]:
+        """Return that padded numbers of keys are no counts of records."""
+        return frozenset() if settings["pad_to"] is None else frozenset({"record counts"})
 
     def link_in_process(
         self,
@@ -190,17 +217,17 @@ class Psi(KeysAsTheyAre):
             To every secondary: values that show it which rows have one of its keys, and which rows
             have equal keys.
         """
-        spec, lines, names = party.spec, party.lines, party.spec.roles.present
+        spec, channels, names = party.spec, party.channels, party.spec.roles.present
         parts = parts_of(exact_texts(spec.keys, party.keys), _BLOCK)
         announced, linked = dict[str, int](), []
         # A secondary whose keys were evaluated before in this session asks for no more.
         keys = {n: party.memory[n][0] if n in party.memory else fresh_scalar() for n in names}
-        with on_cores(-1, after=_IN_PLACE, check=lines.check) as apply:
+        with on_cores(-1, after=_IN_PLACE, check=channels.check) as apply:
             for name, key in keys.items():
                 pace = Pace(party.observe, CiphertextsMade, name=name)
                 tasks = [(key, _context(party, name), part) for part in parts]
                 for number, values in enumerate(apply(evaluate, tasks), 1):
-                    lines.send(RowValues(values=_array(values, VALUE_BYTES)).to_message(), name)
+                    channels.send(RowValues(values=_array(values, VALUE_BYTES)).to_message(), name)
                     pace(min(number * _BLOCK, party.rows), party.rows)
             for name, key in keys.items():
                 if name not in party.memory:
@@ -217,7 +244,7 @@ class Psi(KeysAsTheyAre):
             ProtocolError: If it announces more than was agreed on, sends another number than it
                 announced, or what is no point.
         """
-        came = receive_from(party.lines, name, BlindedPoints)
+        came = receive_from(party.channels, name, BlindedPoints)
         count, done = came.count, 0
         if (refusal := _not_agreed(party.spec, count, rows=party.rows)) is not None:
             raise ProtocolError(f"{name}: announces {count:,} keys, and {refusal}")
@@ -226,13 +253,13 @@ class Psi(KeysAsTheyAre):
         for sizes in parts_of(_sizes(count), _BATCH):
             tasks = list[tuple[bytes, bytes]]()
             for size in sizes:
-                block = receive_from(party.lines, name, BlindedPoints) if done or tasks else came
+                block = receive_from(party.channels, name, BlindedPoints) if done or tasks else came
                 if (block.count, len(block.points)) != (count, size):
                     raise ProtocolError(f"{name}: sent other points than it announced")
                 tasks.append((key, block.points.tobytes()))
             for points in apply(evaluate_blinded, tasks):
                 answer = EvaluatedPoints(points=_array(points, POINT_BYTES))
-                party.lines.send(answer.to_message(), name)
+                party.channels.send(answer.to_message(), name)
                 pace(done := done + len(answer.points), count)
         return count
 
@@ -243,11 +270,11 @@ class Psi(KeysAsTheyAre):
             To the primary: how many different keys there are, or ``linkage.pad_to``; that linkage
             is done; and, where the file asks for it, which rows are linked.
         """
-        spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
+        spec, channels, primary = party.spec, party.channels, party.spec.roles.primary
         texts = exact_texts(spec.keys, party.keys)
         rows = list[bytes]()
         for size in _sizes(party.rows):
-            block = receive_from(lines, primary, RowValues, values=size)
+            block = receive_from(channels, primary, RowValues, values=size)
             rows += cut_bytes(block.values.tobytes(), VALUE_BYTES)
         if primary not in party.memory:
             party.memory[primary] = self._evaluate_keys(party)
@@ -262,9 +289,9 @@ class Psi(KeysAsTheyAre):
             DataError: If there are more than may be announced.
             ProtocolError: If what comes back is not as many points.
         """
-        spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
+        spec, channels, primary = party.spec, party.channels, party.spec.roles.primary
         keys = _different(spec, party.keys, rows=party.rows)
-        padding = max(1, spec.hiding.pad_to or len(keys)) - len(keys)
+        padding = max(1, spec.hiding.settings.get("pad_to") or len(keys)) - len(keys)
         sent: list[str | None] = [*keys, *[None] * padding]
         secrets.SystemRandom().shuffle(sent)
         context, parts = _context(party, party.keys.name), parts_of(sent, _BLOCK)
@@ -273,16 +300,16 @@ class Psi(KeysAsTheyAre):
 
         def take_answer() -> None:
             size = len(parts[len(answers)])
-            block = receive_from(lines, primary, EvaluatedPoints, points=size)
+            block = receive_from(channels, primary, EvaluatedPoints, points=size)
             answers.append(block.points.tobytes())
             pace(min(len(answers) * _BLOCK, len(sent)), 2 * len(sent))
 
-        with on_cores(-1, after=_IN_PLACE, check=lines.check) as apply:
+        with on_cores(-1, after=_IN_PLACE, check=channels.check) as apply:
             for points, inverse in apply(blind, [(context, part) for part in parts]):
                 if len(inverses) == len(answers) + _AHEAD:
                     take_answer()
                 block = BlindedPoints(count=len(sent), points=_array(points, POINT_BYTES))
-                lines.send(block.to_message(), primary)
+                channels.send(block.to_message(), primary)
                 inverses.append(inverse)
             while len(answers) < len(parts):
                 take_answer()
@@ -300,7 +327,8 @@ class Psi(KeysAsTheyAre):
 
 def _not_agreed(spec: LinkSpec, count: int, *, rows: int) -> str | None:
     """Return which setting a number of announced keys breaks, and how; None if none."""
-    agreed, most = spec.hiding.pad_to, spec.hiding.most_keys or most_keys(rows)
+    agreed = spec.hiding.settings.get("pad_to")
+    most = spec.hiding.settings.get("most_keys") or most_keys(rows)
     if agreed is not None:
         return None if count == agreed else f"linkage.pad_to is {agreed:,}"
     allows = f"linkage.most_keys allows {most:,} for {rows:,} rows; agree on another, or on pad_to"
@@ -314,7 +342,7 @@ def _different(spec: LinkSpec, own: KeyTable, *, rows: int) -> list[str]:
         DataError: If there are more than may be announced.
     """
     keys = list(dict.fromkeys(text for text in exact_texts(spec.keys, own) if text is not None))
-    agreed, count = spec.hiding.pad_to, len(keys)
+    agreed, count = spec.hiding.settings.get("pad_to"), len(keys)
     if count > MOST_KEYS:
         refusal: str | None = f"one run takes {MOST_KEYS:,}"
     elif agreed is not None and count > agreed:

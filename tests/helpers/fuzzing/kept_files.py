@@ -27,8 +27,7 @@ from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.saved_model import SavedModel, load_model
 from securevfl.federation.session.membership import Presence, absences_in_words
 from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.links import LinkTable
-from securevfl.linkage.nearest import SimilarityScale
+from securevfl.linkage.links import LinkTable, SimilarityScale
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache
 from securevfl.linkage.stage.noised_similarities import SimilarLinks

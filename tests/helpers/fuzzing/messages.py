@@ -42,7 +42,7 @@ from securevfl.linkage.stage.messages import (
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.mpc.dealt_tuples import TupleRequest
 from securevfl.stages.assist.assisted_boosting import ModelFitted, Residuals, Step
-from securevfl.stages.bloom.hashes import Codes
+from securevfl.stages.bloom.by_codes import Codes
 from securevfl.stages.class_means.class_means_stage import (
     ClassMeansCall,
     ClassMeansDealing,

@@ -37,7 +37,7 @@ from securevfl.linkage.spec import LinkRoles
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.models.registry import FAMILIES
 from securevfl.runtime.run_tables import read_tables
-from securevfl.stages.encrypted_linkage import homomorphic
+from securevfl.stages.encrypted_linkage import homomorphic, paillier
 from securevfl.transport.message import (
     DeclaredMessage,
     Message,

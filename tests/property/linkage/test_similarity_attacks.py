@@ -6,8 +6,7 @@ from helpers.nearest import nearest_records
 from scipy.optimize import least_squares
 from scipy.spatial import cKDTree
 
-from securevfl.linkage.links import LinkTable
-from securevfl.linkage.nearest import SimilarityScale, noised_similarities
+from securevfl.linkage.links import LinkTable, SimilarityScale, noised_similarities
 
 RECORDS, PLACES, ROWS, K, SIGMA = 150, 1500, 800, 20, 0.4
 

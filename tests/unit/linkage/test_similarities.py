@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import LinkTable
-from securevfl.linkage.nearest import SimilarityScale, noised_similarities
+from securevfl.linkage.links import LinkTable, SimilarityScale, noised_similarities
 
 LINKS = LinkTable(
     indices=np.array([[3, 1], [0, -1]]), distances=np.array([[1.0, 2.0], [6.0, np.inf]])

@@ -26,7 +26,7 @@ from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.stages.encrypted_linkage import homomorphic
+from securevfl.stages.encrypted_linkage import homomorphic, paillier
 
 FIELDS = (Field(name="lon", kind="text", weight=2.0), Field(name="lat", kind="exact"))
 METRICS: dict[str, tuple[dict[str, Any], float]] = {

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric
 from securevfl.linkage.metrics.texts import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
 from securevfl.linkage.secret import LinkageSecret
@@ -23,22 +23,30 @@ from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSim
 from securevfl.linkage.stage.noised_similarities import SimilarLinks
 from securevfl.stages.bloom.code_keys import Bloom as CodeMetric
 from securevfl.stages.bloom.code_keys import CodeKeys, code_bytes, encode, require_coded_ranges
-from securevfl.transport.message import DeclaredMessage, Message, TypedMessage
+from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
 
 Bytes = UInt8[np.ndarray, "_ code_bytes"]
 """Codes, one a row or record."""
+
+
+class CodeKind(MessageKind):
+    """The kind of message of keys as codes."""
+
+    LINK_CODES = 21
+    """Data party to coordinator: codes of its keys under the linkage secret, and a value that
+    reveals whether two secrets are equal."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Codes(DeclaredMessage):
     """A party's keys as codes under the linkage secret, and whether two secrets are equal."""
 
-    KIND = LinkingKind.LINK_CODES
+    KIND = CodeKind.LINK_CODES
     WAY = "data party to coordinator"
     COVERS: ClassVar = {"linkage": "codes", "record counts": "lengths", "no record": "check"}
 
     codes: UInt8[np.ndarray, "_rows code_bytes"]
-    """One a row."""
+    """A code for each row."""
 
     check: str
     """Equal to another party's if and only if their secrets are."""
@@ -90,7 +98,9 @@ class ByCodes(Coordinated):
     def at_secondary(self, party: DataParty) -> Message:
         """Send the secondary's codes and wait for its lists."""
         self._send(party)
-        return party.lines.receive(party.spec.roles.helpers["coordinator"], LinkingKind.LINK_LISTS)
+        return party.channels.receive(
+            party.spec.roles.helpers["coordinator"], LinkingKind.LINK_LISTS
+        )
 
     def receive_primary(self, helper: LinkageHelper) -> Codes:
         """Return the primary's codes."""
@@ -122,10 +132,10 @@ class ByCodes(Coordinated):
             codes=self.encode(party.spec, party.keys, party.secret),
             check=party.secret.check_value(party.session.hex()),
         )
-        party.lines.send(codes.to_message(), party.spec.roles.helpers["coordinator"])
+        party.channels.send(codes.to_message(), party.spec.roles.helpers["coordinator"])
 
     def _receive(self, helper: LinkageHelper, name: str, **known: int) -> Codes:
-        message = helper.lines.receive(name, LinkingKind.LINK_CODES)
+        message = helper.channels.receive(name, CodeKind.LINK_CODES)
         return Codes.from_message(message, code_bytes=self.code_bytes(helper.spec), **known)
 
 
@@ -142,19 +152,19 @@ class BloomProtection(ByCodes):
         "a few known rows, much more. Without the linkage secret it cannot encode guesses",
     }
 
-    def check(self, keys: KeySpec) -> None:
-        """Ask for a metric that codes follow, and for ranges of numbers."""
-        metric = keys.metric
+    def objection_to(self, metric: Metric) -> str | None:
+        """Return whether codes show more than equal keys, or do not follow the metric."""
         if metric.equal_only:
-            raise ConfigError(
-                f'linkage.protection: "{self.name}" links similar keys; with metric = '
-                f'"{metric.name}" use "hashes", which reveals equal keys alone'
-            )
+            return "links similar keys, and would reveal more than equal ones"
         if not metric.coded:
-            raise ConfigError(
-                f'linkage.metric: "{metric.name}" has no Bloom-filter code; use "euclidean" with '
-                f"ranges of one width, or project the keys first"
+            return (
+                "has no Bloom-filter code for such keys (project them first, and use "
+                'metric = "euclidean" with ranges of one width)'
             )
+        return None
+
+    def check(self, keys: KeySpec) -> None:
+        """Ask for ranges of numbers."""
         super().check(keys)
         require_coded_ranges(keys)
 
@@ -194,10 +204,9 @@ class Hashes(ByCodes):
         "each occurs; nothing else of a key. Without the linkage secret it cannot hash guesses",
     }
 
-    def check(self, keys: KeySpec) -> None:
-        """Ask for a metric of equal keys alone."""
-        self.require_equal_only(keys)
-        super().check(keys)
+    def objection_to(self, metric: Metric) -> str | None:
+        """Return that only equal keys have equal hashes."""
+        return None if metric.equal_only else "finds equal keys alone"
 
     def encode(self, spec: LinkSpec, keys: KeyTable, secret: LinkageSecret) -> Bytes:
         """Return a hash a row; that of a missing key equals no other, and looks like any."""

@@ -12,13 +12,11 @@ from securevfl.core.files import require_unpackable
 from securevfl.data.sources.dialects import empty_cells
 from securevfl.data.sources.pieces import Pieces
 from securevfl.data.sources.settings import Reading, Wanted, reading_entry, require_names
+from securevfl.data.sources.table_source import IN_ROWS, TableSource
 from securevfl.data.sources.text_files import with_dates
 
 if TYPE_CHECKING:
     from openpyxl.workbook import Workbook
-
-WORKBOOK_SUFFIXES: Final = (".xlsx", ".xlsm")
-"""Workbooks of Excel, as it writes them since 2007."""
 
 _MOST_UNPACKED: Final = 512 * 2**20
 _CELLS_OF_A_PIECE: Final = 200_000
@@ -155,3 +153,7 @@ def _text(cell: Any) -> str:
     if isinstance(cell, datetime.datetime):
         return cell.date().isoformat() if cell.time() == datetime.time() else cell.isoformat()
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+WORKBOOK: Final = TableSource(kind="workbook", settings=("table", *IN_ROWS), read=read_workbook)
+"""Workbooks of Excel, as it writes them since 2007."""

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.sources import workbooks
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import OwnReading, Wanted
 from securevfl.desk.setup.init import look_at
 from securevfl.desk.setup.proposed_columns import Declared
+from securevfl.stages.workbooks import workbooks
 
 openpyxl = pytest.importorskip("openpyxl")
 

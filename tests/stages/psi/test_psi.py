@@ -25,8 +25,8 @@ from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import Linked, LinkingKind
-from securevfl.stages.psi import oprf
-from securevfl.stages.psi.psi import BlindedPoints, EvaluatedPoints, RowValues
+from securevfl.stages.psi import oprf, psi
+from securevfl.stages.psi.psi import BlindedPoints, EvaluatedPoints, PsiKind, RowValues
 from securevfl.transport.message import Message
 
 rbcl = pytest.importorskip("rbcl")
@@ -56,15 +56,14 @@ def of_bank(*, neighbours: int = 1, pad_to: int | None = None) -> LinkSpec:
 
 
 def psi_spec(*, pad_to: int | None = None, **changes: Any) -> LinkSpec:
-    spec = hidden_spec("psi", metric="exact", ranges=None, **changes)
-    return replace(spec, hiding=replace(spec.hiding, pad_to=pad_to))
+    return hidden_spec("psi", metric="exact", ranges=None, pad_to=pad_to, **changes)
 
 
 def sent(wires: Wires, sender: str, receiver: str) -> list[Message]:
     return [
         message
         for one, other, message in wires.travelled
-        if (one, other, message.kind) == (sender, receiver, LinkingKind.LINK_POINTS)
+        if (one, other, message.kind) == (sender, receiver, PsiKind.LINK_POINTS)
     ]
 
 
@@ -119,7 +118,7 @@ def test_the_primary_gets_a_number_of_points_and_nothing_else() -> None:
             spec, {"agency": keys("agency", "abc"), "bank": keys("bank", list(theirs))}
         )
         came = [one for sender, _, one in wires.travelled if sender == "bank"]
-        assert {one.kind for one in came} == {LinkingKind.LINK_POINTS, LinkingKind.LINKED}
+        assert {one.kind for one in came} == {PsiKind.LINK_POINTS, LinkingKind.LINKED}
         points = points_of(sent(wires, "bank", "agency"))
         assert len(set(points)) == 8
         sizes.add(
@@ -215,7 +214,7 @@ def test_a_hand_made_primary_meets_a_secondary() -> None:
         lines = wires.of("agency")
         rows = np.frombuffer(value("b") + value("zz"), dtype=np.uint8).reshape(-1, 16)
         lines.send(RowValues(values=rows).to_message(), "bank")
-        came = points_of([lines.receive("bank", LinkingKind.LINK_POINTS)])
+        came = points_of([lines.receive("bank", PsiKind.LINK_POINTS)])
         lines.send(EvaluatedPoints(points=array([power(one) for one in came])).to_message(), "bank")
         lines.receive("bank", LinkingKind.LINKED)
         return len(came)
@@ -258,7 +257,7 @@ def told_by(spec: LinkSpec, sent_by_bank: list[BlindedPoints], ids: str = "abc")
 
     def secondary() -> None:
         lines = wires.of("bank")
-        lines.receive("agency", LinkingKind.LINK_POINTS)
+        lines.receive("agency", PsiKind.LINK_POINTS)
         for one in sent_by_bank:
             lines.send(one.to_message(), "agency")
         lines.send(Linked().to_message(), "agency")
@@ -325,7 +324,7 @@ def test_a_secondary_announces_what_was_agreed(
 ) -> None:
     """It is refused by its name, with the setting and both numbers, before anything goes back."""
     spec = of_bank()
-    spec = replace(spec, hiding=replace(spec.hiding, **changes))
+    spec = replace(spec, hiding=replace(spec.hiding, settings=changes))
     points = random_points(min(count, 10))
     told, wires = told_by(spec, [BlindedPoints(count=count, points=array(points))])
     if message is None:
@@ -354,7 +353,7 @@ def test_a_primary_that_lies_is_refused(lie: str, at: int) -> None:
         lines = wires.of("agency")
         rows = np.zeros((2 if lie == "fewer rows" else 3, 16), dtype=np.uint8)
         lines.send(RowValues(values=rows).to_message(), "bank")
-        lines.receive("bank", LinkingKind.LINK_POINTS)
+        lines.receive("bank", PsiKind.LINK_POINTS)
         points = random_points(3 if lie == "fewer points" else 4)
         if lie in ("neutral", "no point"):
             points[at] = NEUTRAL if lie == "neutral" else b"\xff" * 32
@@ -379,7 +378,7 @@ def test_wrong_answers_link_nobody() -> None:
         values = oprf.evaluate((key, context, ["1:a1:1", "1:b1:1"]))
         rows = np.frombuffer(values, dtype=np.uint8).reshape(-1, 16)
         lines.send(RowValues(values=rows).to_message(), "bank")
-        came = points_of([lines.receive("bank", LinkingKind.LINK_POINTS)])
+        came = points_of([lines.receive("bank", PsiKind.LINK_POINTS)])
         answers = oprf.multiply_points([key] * 2, came)[::-1]
         lines.send(EvaluatedPoints(points=array(answers)).to_message(), "bank")
         lines.receive("bank", LinkingKind.LINKED)
@@ -404,7 +403,7 @@ def test_a_long_table_is_answered_while_it_is_sent(monkeypatch: pytest.MonkeyPat
     assert found["bank"].source.link(np.arange(61)).indices[:, 0].tolist() == [*range(60, -1, -1)]
     ahead, most = 0, 0
     for sender, _, message in wires.travelled:
-        if message.kind is LinkingKind.LINK_POINTS and "points" in message.tensors:
+        if message.kind is PsiKind.LINK_POINTS and "points" in message.tensors:
             ahead += 1 if sender == "bank" else -1
             most = max(most, ahead)
     assert most <= 4
@@ -428,7 +427,7 @@ def test_more_keys_than_a_run_takes_are_refused_without_a_setting_that_nobody_wr
 
 def test_an_honest_table_over_the_bound_says_so_itself_and_so_does_a_simulation() -> None:
     spec = psi_spec()
-    spec = replace(spec, hiding=replace(spec.hiding, most_keys=10))
+    spec = replace(spec, hiding=replace(spec.hiding, settings={"most_keys": 10}))
     found, wires = link_as_threads(spec, tables())
     assert isinstance(found["bank"], DataError)
     assert "11 are different, and linkage.most_keys allows 10 for 22 rows" in str(found["bank"])

@@ -22,17 +22,12 @@ import pandas as pd
 
 from securevfl.core.errors import DataError, of_an_extra
 from securevfl.data.sources.pieces import Pieces, to_pandas
-from securevfl.data.sources.settings import OwnReading, Reading, Wanted, require_names
+from securevfl.data.sources.settings import OwnReading, Reading, Source, Wanted, require_names
+from securevfl.data.sources.table_source import ReadTable, TableSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import sqlalchemy
-
-DUCKDB_SUFFIXES: Final = (".duckdb", ".ddb")
-"""Files of DuckDB."""
-
-SQLITE_SUFFIXES: Final = (".sqlite", ".sqlite3", ".db")
-"""Files of SQLite."""
 
 _ROWS_OF_A_PIECE: Final = 1 << 16
 _QUOTED: Final = re.compile(
@@ -104,7 +99,36 @@ def read_duckdb(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> 
         raise DataError(f"{where}: can't be read: {_reason(error)}") from None
 
 
-def read_url(
+def read_sqlite(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> pd.DataFrame:
+    """Read a table or a query's rows of an SQLite file; see :func:`read_server`."""
+    return _read_url(f"sqlite:///{path.name}", reading, wanted, folder=path.parent, where=where)
+
+
+def read_server(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> pd.DataFrame:
+    """Read a table or a query's rows of the database at a source file's address.
+
+    Args:
+        path: The source file; a relative path of an SQLite file starts in its folder.
+        reading: Its content: the address, and which table or query.
+        wanted: Which columns.
+        where: Name of the source in messages; neither address nor password is in them.
+
+    Raises:
+        DataError: If the driver is not installed, or the database refuses.
+        OSError: If there is no such SQLite file.
+    """
+    assert isinstance(reading, Source), "an address stands in a source file alone"
+    return _read_url(
+        str(reading.url),
+        reading,
+        wanted,
+        folder=path.parent,
+        where=where,
+        password_env=reading.password_env,
+    )
+
+
+def _read_url(
     url: str,
     reading: Reading,
     wanted: Wanted,
@@ -120,7 +144,7 @@ def read_url(
         reading: Which table or query.
         wanted: Which columns.
         folder: Where a relative path of an SQLite file starts.
-        where: What messages call the source; neither address nor password is in them.
+        where: Name of the source in messages; neither address nor password is in them.
         password_env: The environment variable that holds the password; None leaves it to the
             driver.
 
@@ -420,3 +444,17 @@ def _collect_columns(
         table = pa.table({name: by_name[name] for name in columns})
         collected.add(to_pandas(table, as_text=wanted.as_text))
     return collected.frame()[columns]
+
+
+def _database(read: ReadTable) -> TableSource:
+    return TableSource(kind="database", settings=("table", "query", "timeout_s"), read=read)
+
+
+DUCKDB: Final = _database(read_duckdb)
+"""Files of DuckDB."""
+
+SQLITE: Final = _database(read_sqlite)
+"""Files of SQLite."""
+
+SERVER: Final = _database(read_server)
+"""Databases at an address."""

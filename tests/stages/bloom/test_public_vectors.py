@@ -4,7 +4,7 @@ Coinciding: clkhash's bigrams, and anonlink's similarities of given bit vectors,
 Hamming distances and counts of ones. Not coinciding, hence not compared: the places that a q-gram
 sets. clkhash draws them from BLAKE2b slices of 16 bits with a salt, or by double hashing with HMACs
 of SHA-1 and MD5; ours are slices of 32 bits, and fewer for longer texts, as FEDERAL balances them.
-phe's example is in ``tests/property/linkage/test_paillier_distances.py``.
+phe's example is in ``tests/stages/encrypted_linkage/test_paillier_distances.py``.
 """
 
 import numpy as np

@@ -24,8 +24,16 @@ from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import protection_of, reveals_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.stages.encrypted_linkage import blockwise, homomorphic, paillier
+from securevfl.stages.bloom.by_codes import CodeKind
+from securevfl.stages.encrypted_linkage import (
+    block_search,
+    blockwise,
+    homomorphic,
+    obfuscators,
+    paillier,
+)
 from securevfl.stages.encrypted_linkage.block_messages import (
+    BlockKind,
     DistanceShare,
     Offer,
     RowBlocks,
@@ -90,8 +98,8 @@ def test_links_are_those_of_one_process(
     protection: str, cap: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two secondaries, blocks smaller than the tables, with and without a record-side cap."""
-    monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
-    monkeypatch.setattr(search, "_BLOCK_ANSWERS", 1)
+    monkeypatch.setattr(block_search, "_BLOCK_PAIRS", 700)
+    monkeypatch.setattr(block_search, "_BLOCK_ANSWERS", 1)
     spec = hidden_spec(protection, links_per_record=cap)
     keys, heard = tables(), Heard()
     found, _ = link_as_threads(spec, keys, take=heard)
@@ -107,7 +115,7 @@ def test_links_are_those_of_one_process(
 @pytest.mark.parametrize("protection", ["none", "bloom", "shares", "paillier"])
 def test_an_absent_secondary_is_left_out(protection: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of two: the other keeps its rank, and has the links that it always has."""
-    monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
+    monkeypatch.setattr(block_search, "_BLOCK_PAIRS", 700)
     spec, keys = hidden_spec(protection, links_per_record=3, key_bits=SHORT_KEY), tables()
     wanted = in_process(spec, keys)["shop"]
     spec = replace(spec, roles=replace(spec.roles, absent=frozenset({"bank"})))
@@ -134,8 +142,8 @@ def test_cells_leave_links_as_they_are(
     protection: str, cap: int | None, cell: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of few pairs in narrow cells, with wider ones to follow, and of many in wide ones."""
-    monkeypatch.setattr(search, "_BLOCK_PAIRS", 50)
-    monkeypatch.setattr(search, "_BLOCK_ANSWERS", 4)
+    monkeypatch.setattr(block_search, "_BLOCK_PAIRS", 50)
+    monkeypatch.setattr(block_search, "_BLOCK_ANSWERS", 4)
     monkeypatch.setattr(blockwise, "fresh_shift", lambda key_dim: np.zeros(key_dim, int))
     spec = hidden_spec(protection, links_per_record=cap, cell=cell, key_bits=SHORT_KEY)
     sizes = {"agency": 60, "bank": 40} if protection == "shares" else {"agency": 30, "bank": 12}
@@ -144,7 +152,7 @@ def test_cells_leave_links_as_they_are(
     heard = Heard()
     found, wires = link_as_threads(spec, keys, take=heard)
     heard.require_shown(spec, keys)
-    shares = [m for a, b, m in wires.travelled if m.kind is LinkingKind.LINK_SHARE and a == "bank"]
+    shares = [m for a, b, m in wires.travelled if m.kind is BlockKind.LINK_SHARE and a == "bank"]
     rows = np.arange(sizes["agency"])
 
     wanted = in_process(spec, keys)["bank"]
@@ -169,7 +177,7 @@ def test_small_cells_are_compared_in_few_exchanges(protection: str) -> None:
         asked = [
             message
             for sender, receiver, message in wires.travelled
-            if receiver == name and message.kind is LinkingKind.LINK_BLOCK
+            if receiver == name and message.kind is BlockKind.LINK_BLOCK
         ]
         assert found[name].source.link(np.arange(30)).present.all()
         assert len(asked) == 2
@@ -180,7 +188,7 @@ def test_a_coordinator_asks_for_the_next_blocks_before_the_last_are_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A data party that answers the first exchange when it has the second is no deadlock."""
-    monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
+    monkeypatch.setattr(block_search, "_BLOCK_PAIRS", 700)
     spec = hidden_spec("shares")
     wires, mine, theirs = Wires(), np.arange(60), np.arange(40)
 
@@ -189,17 +197,19 @@ def test_a_coordinator_asks_for_the_next_blocks_before_the_last_are_done(
         agency.send(Turn(records=40, tags=("", "")).to_message(), "coordinator")
         bank.send(Offer(records=40, tag="").to_message(), "coordinator")
         exchanges = -(-60 // (700 // 40))
-        waiting = [agency.receive("coordinator", LinkingKind.LINK_BLOCK)]
+        waiting = [agency.receive("coordinator", BlockKind.LINK_BLOCK)]
         for number in range(exchanges):
             if number + 1 < exchanges:
-                waiting.append(agency.receive("coordinator", LinkingKind.LINK_BLOCK))
+                waiting.append(agency.receive("coordinator", BlockKind.LINK_BLOCK))
             asked = RowBlocks.from_message(waiting.pop(0), num_rows=60)
             squared = ((mine[asked.rows, None] - theirs[None]) ** 2).astype(np.uint64)
             for party, words in ((agency, squared), (bank, np.zeros_like(squared))):
                 party.send(DistanceShare(share=words.ravel()).to_message(), "coordinator")
         return exchanges
 
-    helper = LinkageHelper(spec=spec, rows=60, lines=wires.of("coordinator"), cache=LinkCache(None))
+    helper = LinkageHelper(
+        spec=spec, rows=60, channels=wires.of("coordinator"), cache=LinkCache(None)
+    )
     lives = {
         "data parties": data_parties,
         "coordinator": lambda: protection_of(spec).find(helper, "bank", None),
@@ -217,7 +227,7 @@ def test_cells_do_not_say_where() -> None:
     seen = []
     for _ in range(3):
         _, wires = link_as_threads(spec, keys)
-        sent = [(a, b, m) for a, b, m in wires.travelled if m.kind is LinkingKind.LINK_CELLS]
+        sent = [(a, b, m) for a, b, m in wires.travelled if m.kind is BlockKind.LINK_CELLS]
         assert {b for _, b, m in sent if "shift" in m.tensors} == {"bank", "shop"}
         cells = {a: m.tensors["cells"] for a, b, m in sent if b == "coordinator"}
         assert set(cells) == set(keys)
@@ -243,7 +253,7 @@ def test_links_of_another_session_need_no_comparing(tmp_path: Path) -> None:
     first, _ = link_as_threads(spec, keys, cache=tmp_path)
     again, wires = link_as_threads(spec, keys, cache=tmp_path)
 
-    assert not any(m.kind is LinkingKind.LINK_SHARE for _, _, m in wires.travelled)
+    assert not any(m.kind is BlockKind.LINK_SHARE for _, _, m in wires.travelled)
     rows = np.arange(60)
     links = [found["bank"].source.link(rows).indices for found in (first, again)]
     assert np.array_equal(*links)
@@ -277,7 +287,7 @@ def test_a_coordinator_has_a_table_s_size_and_tag_from_its_owner(turn: Turn, tex
     wires.of("agency").send(turn.to_message(), "coordinator")
     wires.of("bank").send(Offer(records=40, tag="theirs").to_message(), "coordinator")
     lines, cache = wires.of("coordinator"), LinkCache(None)
-    helper = LinkageHelper(spec=spec, rows=60, lines=lines, cache=cache)
+    helper = LinkageHelper(spec=spec, rows=60, channels=lines, cache=cache)
     with pytest.raises(ProtocolError, match=f"agency: .*{text}.*nothing was compared"):
         protection_of(spec).find(helper, "bank", None)
 
@@ -297,9 +307,9 @@ def test_a_block_of_rows_that_there_are_not_is_refused(number: int) -> None:
 
 def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each secondary of its ciphertexts and the primary of its rows, both to the very end."""
-    monkeypatch.setattr(search, "_BLOCK_ANSWERS", 1)
-    monkeypatch.setattr(paillier, "_BATCH", 8)
-    monkeypatch.setattr(paillier, "_CIPHERTEXTS_A_TASK", 2)
+    monkeypatch.setattr(block_search, "_BLOCK_ANSWERS", 1)
+    monkeypatch.setattr(obfuscators, "_BATCH", 8)
+    monkeypatch.setattr(homomorphic, "_CIPHERTEXTS_A_TASK", 2)
     asked: list[tuple[int, int]] = []
 
     @contextmanager
@@ -349,7 +359,7 @@ def test_a_key_that_changes_between_blocks_is_refused() -> None:
 
 def test_secret_samples_work_on_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a rate below 1 the coordinator ranks more, and only the secondary knows the sample."""
-    monkeypatch.setattr(search, "_BLOCK_PAIRS", 700)
+    monkeypatch.setattr(block_search, "_BLOCK_PAIRS", 700)
     spec = hidden_spec("shares", sampling_rate=0.5)
     found, wires = link_as_threads(spec, tables())
     links = found["bank"].source.link(np.arange(60))
@@ -452,13 +462,13 @@ class TestSealedLine:
 
     def message(self, value: int) -> Message:
         tensors = {"codes": np.full((3, 40_000), value, dtype=np.uint8)}
-        return Message(kind=LinkingKind.LINK_CODES, meta={"check": "x"}, tensors=tensors)
+        return Message(kind=CodeKind.LINK_CODES, meta={"check": "x"}, tensors=tensors)
 
     def test_messages_come_out_as_they_went_in(self) -> None:
         one, other = self.lines()
         for value in (1, 2):
             opened = other.open(one.seal(self.message(value)))
-            assert opened.kind is LinkingKind.LINK_CODES
+            assert opened.kind is CodeKind.LINK_CODES
             assert opened.sender == "a"
             assert (opened.tensors["codes"] == value).all()
         back = one.open(other.seal(self.message(3)))
