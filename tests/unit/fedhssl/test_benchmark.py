@@ -12,7 +12,7 @@ from securevfl.lab.datasets import data_folder
 
 
 def tables() -> Any:
-    spec = importlib.util.spec_from_file_location("tables", SCRIPTS / "fedhssl_tables.py")
+    spec = importlib.util.spec_from_file_location("tables", SCRIPTS / "fedhssl" / "tables.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -100,7 +100,7 @@ def test_shares_of_rows_are_measured_from_the_same_labels(tmp_path: Path) -> Non
     command = ["samples", "--set", "fate_breast", "--seeds", 1, "--labelled", 20]
     if data_folder() is None:
         pytest.skip("SECUREVFL_DATA is not set")
-    run_script("fedhssl.py", *command, "--results", results)
+    run_script("fedhssl/fedhssl.py", *command, "--results", results)
     found = [json.loads(line) for line in results.read_text().splitlines()]
     assert {(line["method"], line["samples"]) for line in found} == {
         (method, share) for method in ("fedlocalssl", "fedcssl") for share in (0.2, 0.4, 1.0)
@@ -119,7 +119,7 @@ def test_forms_are_held_against_the_defaults_by_seed(
         found += lines("fedhssl", 0.5, 0.6, 0.7, form="defaults", **of_set)
         found += lines("fedhssl", *better, form="views = apart", **of_set)
     results.write_text("".join(json.dumps(line) + "\n" for line in found))
-    run_script("fedhssl_forms.py", "tables", "--results", results, "--mean")
+    run_script("fedhssl/forms.py", "tables", "--results", results, "--mean")
     shown = capsys.readouterr().out.splitlines()
     assert shown[2:] == [
         "| views = apart | defaults | fedhssl, simsiam | digits and mfeat | +4.0 ± 2.5 |  |  |"
@@ -131,7 +131,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     command = ["run", "--set", "digits", "--seeds", 1, "--labelled", 20, "--results", results]
     for _ in range(2):
-        run_script("fedhssl.py", *command, "--method", "fedsplitnn", "boosting")
+        run_script("fedhssl/fedhssl.py", *command, "--method", "fedsplitnn", "boosting")
     found = {line["method"]: line for line in map(json.loads, results.read_text().splitlines())}
     assert found.keys() == {"fedsplitnn", "boosting"}
     assert len(results.read_text().splitlines()) == 2

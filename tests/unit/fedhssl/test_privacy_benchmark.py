@@ -12,7 +12,7 @@ from helpers.scripts import SCRIPTS, run_script
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    spec = importlib.util.spec_from_file_location("privacy", SCRIPTS / "fedhssl_privacy.py")
+    spec = importlib.util.spec_from_file_location("privacy", SCRIPTS / "fedhssl" / "privacy.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -87,5 +87,5 @@ def test_the_figure_of_measured_strengths_is_printed(capsys: pytest.CaptureFixtu
     command = ["cap"]
     for point in (("1", "0.538", "0.471"), ("5", "0.519", "0.449"), ("25", "0.503", "0.443")):
         command += ["--point", *point]
-    run_script("fedhssl_privacy.py", *command)
+    run_script("fedhssl/privacy.py", *command)
     assert capsys.readouterr().out.strip() == "0.284"

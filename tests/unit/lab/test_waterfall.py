@@ -1,4 +1,4 @@
-"""Steps from pooled trees to a release (``benchmarks/waterfall.py``): links and full length."""
+"""Steps from pooled trees to a release (``research/frontier/waterfall.py``): links, full length."""
 
 import runpy
 from typing import Any
@@ -14,7 +14,7 @@ from securevfl.data.tables import PartyTable
 def script() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPTS))
-        return runpy.run_path(str(SCRIPTS / "waterfall.py"))
+        return runpy.run_path(str(SCRIPTS / "frontier" / "waterfall.py"))
 
 
 def places(keys: list[float], entities: list[int]) -> PartyTable:

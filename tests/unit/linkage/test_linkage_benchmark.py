@@ -11,7 +11,7 @@ pytest.importorskip("faiss", reason="faiss is an optional dependency")
 
 from securevfl.config.reading import parse_federation
 
-SCRIPTS = Path(__file__).parents[3] / "benchmarks"
+SCRIPTS = Path(__file__).parents[3] / "research" / "linkage"
 
 
 def load(name: str) -> Any:
@@ -41,7 +41,7 @@ def test_what_is_timed_is_equal(name: str) -> None:
 
 def test_every_protection_is_compared_on_one_federation() -> None:
     """The files of the downstream comparison are valid and differ in protection alone."""
-    compared = load("protected_linkage")
+    compared = load("protected")
     for data in compared.RANGES:
         for family in compared.FAMILIES:
             sources = [
@@ -55,7 +55,7 @@ def test_every_protection_is_compared_on_one_federation() -> None:
             assert all(source == sources[0] for source in sources)
 
 
-SCALE = load("linking_scale")
+SCALE = load("large_tables")
 
 
 @pytest.mark.parametrize("kind", ["numbers", "texts", "ids"])

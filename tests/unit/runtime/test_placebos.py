@@ -18,7 +18,7 @@ from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "null_partners.py"
+SCRIPT = Path(__file__).parents[3] / "research" / "local_baseline" / "null_partners.py"
 NULL = runpy.run_path(str(SCRIPT))
 
 
