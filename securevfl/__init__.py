@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from securevfl.config.sections import PredictionSettings, TrainingSettings
     from securevfl.core import progress
     from securevfl.core.errors import SecureVflError
-    from securevfl.estimators.federated import FederatedClassifier, FederatedRegressor
+    from securevfl.desk.estimators import FederatedClassifier, FederatedRegressor
     from securevfl.lab import datasets
     from securevfl.lab.audit.audit_report import audit
     from securevfl.lab.audit.settings import AuditSettings
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from securevfl.lab.study import StudyOptions
     from securevfl.models.family import PretrainingSettings
     from securevfl.runtime.entry import simulate, train
-    from securevfl.runtime.party_program import ThisParty, party_program
     from securevfl.runtime.predictions import Predictions
     from securevfl.runtime.simulation import RunResult
     from securevfl.runtime.trained_run import features, predict
+    from securevfl.stages.programs.party_program import ThisParty, party_program
 
 __all__ = [
     "AuditSettings",

@@ -41,7 +41,7 @@ from helpers.federations import write_federation  # noqa: E402
 from helpers.undisturbed import undisturbed  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-from securevfl.report.plots import BLUE, GREY, ORANGE, SIZE, svg, titled  # noqa: E402
+from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, svg, titled  # noqa: E402
 
 _ROWS: Final = 60
 _FIGURES: Final = ("train", "validation", "test", "epochs", "best_epoch")

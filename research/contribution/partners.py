@@ -15,8 +15,8 @@ from pathlib import Path
 
 import securevfl as sv
 from securevfl.config.reading import parse_federation
+from securevfl.desk.report.page import write_report
 from securevfl.lab.digits import digits_federation, digits_tables, write_tables
-from securevfl.report.page import write_report
 from securevfl.runtime.entry import simulate_from_file
 from securevfl.runtime.kept_run import Estimate
 from securevfl.runtime.run_options import RunOptions

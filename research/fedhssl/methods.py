@@ -1,6 +1,6 @@
 """The methods of FedHSSL's Table IV on aligned views: pretrain once, fine-tune on few labels.
 
-Pretraining is the package's own (``securevfl.federation.pretraining``), all parties in one process.
+Pretraining is the package's own (``securevfl.stages.pretraining``), all parties in one process.
 Fine-tuning is the package's split network (``securevfl.models.fedhssl.family``) with the plain
 average that SplitAvg computes, without clipping (unless asked for) and without noise: what is
 compared is what the encoders are worth, not what privacy costs.
@@ -20,13 +20,6 @@ from research.common.aligned.views import AlignedViews, ScarceRows
 from securevfl.config.methods import BoostingConfig
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.pretraining.pretraining_secondary import (
-    LearnerWithRecords,
-    PretrainingRows,
-    PretrainingSecondary,
-    PretrainingValidator,
-)
-from securevfl.federation.pretraining.pretraining_stage import PretrainingRun, projection_mechanism
 from securevfl.federation.rounds.cut import with_iso_noise
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import RoundCounter, new_run
@@ -48,6 +41,13 @@ from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
+from securevfl.stages.pretraining.pretraining_secondary import (
+    LearnerWithRecords,
+    PretrainingRows,
+    PretrainingSecondary,
+    PretrainingValidator,
+)
+from securevfl.stages.pretraining.pretraining_stage import PretrainingRun, projection_mechanism
 
 PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
 SUPERVISED = ("boosting", "fedsplitnn", "untrained")

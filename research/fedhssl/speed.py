@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from securevfl.federation.pretraining.pretraining_secondary import even_batches
 from securevfl.lab.datasets import load_full
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.augment import CorruptedFeatures
 from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fedhssl.learner import PartyLearner, simsiam_loss, unit
+from securevfl.stages.pretraining.pretraining_secondary import even_batches
 
 CORRUPTION = 0.3
 

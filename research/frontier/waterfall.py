@@ -14,10 +14,10 @@ from research.common.linked_tables import Tables
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import own_inputs, targets_of, task_head
-from securevfl.federation.class_means.class_labels import classes_among_alike
 from securevfl.federation.run_plan import run_facts
 from securevfl.models.alone.choice import fit_alone
 from securevfl.models.alone.margins import OwnInputs
+from securevfl.stages.class_means.class_labels import classes_among_alike
 
 
 class Enlarged:

@@ -231,10 +231,10 @@ def protected(fast: bool) -> dict[str, Any]:
 def coded(rows: int) -> float:
     """Return how many points of 2,048 bits are encoded in a second."""
     from securevfl.data.tables import KeyTable
-    from securevfl.linkage.metrics.bloom import encode
     from securevfl.linkage.metrics.metric import KeySpec
     from securevfl.linkage.metrics.points import Euclidean
     from securevfl.linkage.spec import LinkageSecret
+    from securevfl.stages.bloom.bloom import encode
 
     points = np.random.default_rng(SEED).random((2, rows))
     keys = KeyTable(name="shop", columns={"x": points[0], "y": points[1]})
@@ -248,8 +248,8 @@ def compared_by_cell(rows: int, held: int) -> dict[str, float]:
     """Count what is compared if a cell holds so many records: per row, whatever the rows are."""
     from securevfl.linkage.links import LinkTable
     from securevfl.linkage.metrics.points import EuclideanKeys
-    from securevfl.linkage.protections.blocks import CellBlock, cells_of, links_by_cell
-    from securevfl.linkage.protections.paillier import Lanes
+    from securevfl.stages.encrypted_linkage.blocks import CellBlock, cells_of, links_by_cell
+    from securevfl.stages.encrypted_linkage.paillier import Lanes
 
     rng = np.random.default_rng(SEED)
     mine, theirs = (rng.integers(0, 2**16, (rows, 2)) for _ in range(2))

@@ -23,18 +23,27 @@ from typing import Any
 import numpy as np
 
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.bloom import CodeKeys
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys, gram_matrix
-from securevfl.linkage.protections.blocks import (
+from securevfl.linkage.sampling import PoissonSampler, RoundLinker
+from securevfl.stages.bloom.bloom import CodeKeys
+from securevfl.stages.encrypted_linkage.blocks import (
     CellBlock,
     cells_of,
     links_by_cell,
     links_from_shares,
 )
-from securevfl.linkage.protections.paillier import Keyholder, masked_distances, prepared_obfuscators
-from securevfl.linkage.protections.shares import deal, masked_keys, primary_share, secondary_share
-from securevfl.linkage.sampling import PoissonSampler, RoundLinker
+from securevfl.stages.encrypted_linkage.paillier import (
+    Keyholder,
+    masked_distances,
+    prepared_obfuscators,
+)
+from securevfl.stages.encrypted_linkage.shares import (
+    deal,
+    masked_keys,
+    primary_share,
+    secondary_share,
+)
 
 SEED = 0
 K = 50

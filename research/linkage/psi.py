@@ -21,7 +21,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from securevfl.linkage.protections import psi
+from securevfl.stages.psi import psi
 
 T = TypeVar("T")
 

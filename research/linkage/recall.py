@@ -20,7 +20,11 @@ import pandas as pd
 
 from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.bloom import (
+from securevfl.linkage.metrics.metric import Field
+from securevfl.linkage.metrics.points import EuclideanKeys
+from securevfl.linkage.metrics.texts import TextKeys
+from securevfl.linkage.spec import LinkageSecret
+from securevfl.stages.bloom.bloom import (
     Code,
     CodeKeys,
     NumberCode,
@@ -28,11 +32,7 @@ from securevfl.linkage.metrics.bloom import (
     TextCode,
     encode_keys,
 )
-from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.metrics.mixed import MixedKeys
-from securevfl.linkage.metrics.points import EuclideanKeys
-from securevfl.linkage.metrics.texts import TextKeys
-from securevfl.linkage.spec import LinkageSecret
+from securevfl.stages.mixed_keys.mixed import MixedKeys
 
 K = 50
 SECRETS = tuple(LinkageSecret(bytes([byte]) * 32) for byte in range(3))

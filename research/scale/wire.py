@@ -60,7 +60,7 @@ class WiredRun:
     average_every: int
     """T_pe; 0 never averages."""
     best_epochs: Sequence[bool]
-    """Of each epoch, whether it was the best so far; as many as there were."""
+    """One flag for each epoch that ran: True if it was the best so far."""
 
     @property
     def ranks(self) -> list[int]:

@@ -43,7 +43,7 @@ class SplitAvgBenchmark:
     """Noise of each secondary, in units of the clip norm."""
 
     keeps_memory: bool = True
-    """Whether all variants, CrypTen's too, keep freed memory as every party of a run does
+    """True if all variants, CrypTen's too, keep freed memory as every party of a run does
     (:mod:`securevfl.core.memory`); without that, fresh blocks cost page faults each time."""
 
     timeout_s: float = 900.0

@@ -56,7 +56,7 @@ class Measured:
     """Bytes."""
 
     max_error: float = 0.0
-    """Of the mean, at the primary; 0 elsewhere."""
+    """Largest error of the mean, at the primary; 0 elsewhere."""
 
 
 # Bytes that this process has sent and received over TCP, as the kernel counts them.

@@ -222,8 +222,8 @@ def _draw(budget: "Budget", *, path: Path, around: float) -> None:
     from matplotlib.figure import Figure
 
     from securevfl.core.files import write_text
+    from securevfl.desk.report.plots import GREY, svg
     from securevfl.lab.accountants import curves
-    from securevfl.report.plots import GREY, svg
 
     if path.suffix != ".svg":
         raise ConfigError(f"--plot: the file's name must end in .svg, got {path}")

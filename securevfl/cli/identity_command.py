@@ -73,7 +73,7 @@ def provision(
     as_json: AsJson = False,
 ) -> None:
     """Write a folder for a party's IT: key, certificate, README, compose and systemd files."""
-    from securevfl.setup import kit
+    from securevfl.desk.setup import kit
 
     text = kit.provision(federation, name, out, days=days, renew=renew)
     if as_json:
@@ -97,7 +97,7 @@ def join(
     as_json: AsJson = False,
 ) -> None:
     """Take in other parties' certificates, and pin all keys in the federation file."""
-    from securevfl.setup import kit
+    from securevfl.desk.setup import kit
 
     joined = kit.join(federation, name, identity, certificates, replace=replace)
     if as_json:

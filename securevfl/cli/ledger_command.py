@@ -19,8 +19,8 @@ from securevfl.core.formatting import epsilon_in_words
 from securevfl.core.memory import loading
 
 if TYPE_CHECKING:
+    from securevfl.desk.report.verify import Finding
     from securevfl.ledger.ledger import Book, LabelsSpent, LedgerSummary, UnitSpent
-    from securevfl.report.verify import Finding
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -188,7 +188,7 @@ def verify(
     that it made; and nothing against all parties together, who can write and sign all of it anew.
     """
     with loading():
-        from securevfl.report.verify import verify_run
+        from securevfl.desk.report.verify import verify_run
 
     findings = verify_run(run)
     bad = [one for one in findings if one.good is False]

@@ -49,7 +49,7 @@ class _Commands(TyperGroup):
 
 
 _UsageError: Final[Any] = typer.BadParameter.__base__
-"""What Typer raises for a command line that is wrong; some versions bring their own Click."""
+"""Error that Typer raises for a wrong command line; some versions bring their own Click."""
 
 
 def _arguments(ctx: Any) -> set[str]:

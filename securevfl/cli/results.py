@@ -214,7 +214,7 @@ def write_page(folder: Path, config: FederationConfig | None = None) -> None:
     """Write a finished run's report; without what draws it one line says so, and nothing ends."""
     # Loaded here: plots take most of a second to load, in every party's process.
     try:
-        from securevfl.report.page import write_report
+        from securevfl.desk.report.page import write_report
     except ImportError as error:
         lacks = missing_extra(error)
         if lacks is None:
@@ -229,7 +229,7 @@ def write_pictures(party: Path) -> None:
     from securevfl.runtime.run_folder import EXPLANATION
 
     if (party / EXPLANATION).exists():
-        from securevfl.report.page import write_pictures
+        from securevfl.desk.report.page import write_pictures
 
         path = write_pictures(party)
         print(f"securevfl: what its model learned, for you alone: {path}", file=sys.stderr)
@@ -241,7 +241,7 @@ def write_own_page(party: Path) -> None:
 
     if not own_folders(party):
         return
-    from securevfl.report.secondary_page import write_secondary_page
+    from securevfl.desk.report.secondary_page import write_secondary_page
 
     try:
         path = write_secondary_page(party)

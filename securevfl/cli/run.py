@@ -105,12 +105,12 @@ def _pretrained(
     with loading():
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
-        from securevfl.federation.pretraining import pretraining_stage
         from securevfl.runtime.launching import pretrain_in_processes
         from securevfl.runtime.run_folder import run_folder_for
         from securevfl.runtime.run_options import RunOptions, device_named
         from securevfl.runtime.run_tables import read_tables
         from securevfl.runtime.simulation import simulate_federation
+        from securevfl.stages.pretraining import pretraining_stage
 
     if not pretraining_stage.wants_pretraining(config):
         raise pretraining_stage.nothing_to_pretrain()
@@ -191,7 +191,7 @@ def party(
         agreed = None
         if program is not None:
             with loading():
-                from securevfl.runtime.programs import with_program
+                from securevfl.stages.programs.programs import with_program
             agreed = Program.of(program, function)
             config = with_program(config, agreed)
         if serve and out is None:
@@ -288,8 +288,8 @@ def mpc(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core.shown_progress import RunProgress
-        from securevfl.runtime import programs
         from securevfl.runtime.run_folder import run_folder_for
+        from securevfl.stages.programs import programs
 
     config = read_federation(federation, only_linkage=True)
     folder = run_folder_for(config, out, resume=False)
@@ -334,7 +334,7 @@ def predict(
         from securevfl.cli.results import metric_name, print_predictions
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
-        from securevfl.report.secondary_page import least_left, write_secondary_pages
+        from securevfl.desk.report.secondary_page import least_left, write_secondary_pages
         from securevfl.runtime.run_folder import federation_of_run
         from securevfl.runtime.trained_run import predict as predict_rows
 
@@ -370,8 +370,8 @@ def report(
 ) -> None:
     """Write a run's self-contained HTML report."""
     with loading():
-        from securevfl.report.page import write_report
-        from securevfl.report.secondary_page import write_secondary_pages
+        from securevfl.desk.report.page import write_report
+        from securevfl.desk.report.secondary_page import write_secondary_pages
 
     # A run folder on a secondary's own machine has no figures of the run.
     own = [] if (run / "metrics.json").exists() else write_secondary_pages(run)

@@ -18,8 +18,8 @@ from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.memory import loading
 
 if TYPE_CHECKING:
-    from securevfl.setup.check import Check, PartyCheck
-    from securevfl.setup.proposal import Proposal
+    from securevfl.desk.setup.check import Check, PartyCheck
+    from securevfl.desk.setup.proposal import Proposal
 
 app = typer.Typer()
 
@@ -162,8 +162,8 @@ def init(
     with loading():
         from securevfl.core import checks, files
         from securevfl.core.conventions import TASKS
-        from securevfl.setup.init import declared_by_options, own_files, propose_file
-        from securevfl.setup.proposal import Wishes
+        from securevfl.desk.setup.init import declared_by_options, own_files, propose_file
+        from securevfl.desk.setup.proposal import Wishes
 
     def require_free(file: Path, option: str = "") -> None:
         if file.exists() and not overwrite:
@@ -268,9 +268,9 @@ def columns(
     with loading():
         import dataclasses
 
-        from securevfl.setup.init import declared_by_options, look_at
-        from securevfl.setup.proposal import excluded_because
-        from securevfl.setup.proposed_columns import require_columns, write_column_list
+        from securevfl.desk.setup.init import declared_by_options, look_at
+        from securevfl.desk.setup.proposal import excluded_because
+        from securevfl.desk.setup.proposed_columns import require_columns, write_column_list
 
     declared = declared_by_options(bounds, words, missing, exclude, reading, tables=[table])
     described = look_at(table, declared=declared, root=table.parent)
@@ -358,7 +358,7 @@ def check(
         _check_peers(federation, name, identity, listen, wait_s, as_json=as_json)
         return
     with loading():
-        from securevfl.setup.check import check_federation
+        from securevfl.desk.setup.check import check_federation
 
     show = partial(print, file=sys.stderr, flush=True)
     found = check_federation(federation, name=name, data_root=data_root, show=show)
@@ -382,7 +382,7 @@ def _check_peers(
 ) -> None:
     with loading():
         from securevfl.config.reading import read_federation
-        from securevfl.setup.before_run import looked
+        from securevfl.desk.setup.before_run import looked
 
     console, found = Console(), []
     config = read_federation(federation)

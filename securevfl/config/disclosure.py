@@ -31,7 +31,7 @@ class Channel:
     """Who learns what."""
 
     guarantee: str
-    """What covers it, if anything does."""
+    """Statement of the promise that covers it, if any does."""
 
     whose: Literal["secondaries", "primary", "all"]
     """Whose rows, records or weights are learned about."""

@@ -47,7 +47,7 @@ class FederationConfig:
     source: Mapping[str, Any] = field(repr=False)
     """The parsed file, for the hash that parties compare; what ``auto`` chose is written out."""
     chosen: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What ``auto`` has chosen, by ``table.name``; empty where the file says all."""
+    """Settings that ``auto`` has chosen, by ``table.name``; empty where the file says all."""
 
     @property
     def primary(self) -> sections.PartySettings:

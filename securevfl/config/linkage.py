@@ -72,9 +72,9 @@ class LinkageSettings:
     """Text keys such as 28.03.1956 or 03/28/1956 equal 1956-03-28."""
 
     blocking: float | tuple[str, ...] | None = None
-    """Which pairs are compared, by default all. Rules over key columns (``levenshtein``, ``mixed``;
-    needs ``securevfl[sql]``), or the least cosine of q-gram sets (``levenshtein``). What is lost is
-    measured and reported."""
+    """Pairs to compare, by default all. Rules over key columns (``levenshtein``, ``mixed``; needs
+    ``securevfl[sql]``), or the least cosine of q-gram sets (``levenshtein``). Losses are measured
+    and reported."""
 
     code_bits: int | None = None
     """Bits of a code (``bloom``): 1024 for texts and for each field, 2048 for a point."""

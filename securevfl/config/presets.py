@@ -37,7 +37,7 @@ class TopEstimator:
     Python can hand over."""
 
     described: str | None = None
-    """Of ``python``: the estimator's class and parameters."""
+    """Class and parameters of the estimator, for ``python``."""
 
     @property
     def corrects(self) -> bool:

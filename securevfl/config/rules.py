@@ -7,8 +7,8 @@ from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import SMALLEST_EPSILON
 from securevfl.linkage.stage.linking import PROTECTIONS
-from securevfl.models.assist import AssistConfig
 from securevfl.models.task_metrics import metrics_of
+from securevfl.stages.assist.assist import AssistConfig
 
 LARGEST_COMPLETE: Final = 16
 """Up to so many secondaries all share masks with all: key streams are a few milliseconds then."""

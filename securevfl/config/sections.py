@@ -16,10 +16,10 @@ from securevfl.models.optimisers import Schedule
 from securevfl.models.tasks import Rule
 
 OWN = "python"
-"""What stands in a federation file for an estimator that only Python can hand over."""
+"""Value in a federation file for an estimator that only Python can pass in."""
 
 IN_MEMORY = "in memory"
-"""What stands in a federation file for a table that only Python can hand over."""
+"""Value in a federation file for a table that only Python can pass in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class BaseSettings:
     an estimator given to :func:`securevfl.simulate` or :func:`securevfl.train`."""
 
     described: str | None = None
-    """Of ``python``: the estimator's class and parameters."""
+    """Class and parameters of the estimator, for ``python``."""
 
     def __post_init__(self) -> None:
         if (self.estimator == OWN) != (self.described is not None):
@@ -134,8 +134,8 @@ class TrainingSettings:
     """Decoupled weight decay."""
 
     precision: devices.Precision = "float32"
-    """Of networks' matrix products; ``bfloat16`` is for GPUs. All else, frozen encoders and exports
-    stay float32."""
+    """Precision of networks' matrix products; ``bfloat16`` is for GPUs. All else, frozen encoders
+    and exports stay float32."""
 
     metric: str | None = None
     """The metric that chooses the best epoch and stands first in results. Default: rmse, auc
@@ -154,8 +154,8 @@ class TrainingSettings:
     """Longest gradient of a row's loss that leaves. A heuristic."""
 
     marvell: checks.NonNegative = 0.0
-    """Of two classes: mean square length of Marvell's noise on gradients, over the squared distance
-    of their means. A heuristic."""
+    """Marvell's noise on gradients, for two classes: its mean square length over the squared
+    distance of the classes' mean gradients. A heuristic."""
 
     distance_correlation: checks.NonNegative = 0.0
     """Weight of NoPeek's loss: how distances of records and of what leaves correlate. A
@@ -245,7 +245,7 @@ class MpcSettings:
     """The ``[mpc]`` table: what parties compute on shares, and with what."""
 
     engine: Literal["masked", "crypten"] = "masked"
-    """What averages rows. ``masked``: words under pairwise masks, which CrypTen adds up.
+    """Engine that averages rows. ``masked``: words under pairwise masks, which CrypTen adds up.
     ``crypten``: secondaries share words as CrypTen tensors and add up shares; the same sum."""
 
     programs: Literal["unpromised", "always"] = "unpromised"
@@ -365,7 +365,7 @@ class PartySettings:
     """Most frequent words that become features where no list is given; the rest is ``other``."""
 
     missing: Literal["fill", "refuse"] = "fill"
-    """What an empty cell becomes. ``fill``: a feature says so, and the middle of the declared
+    """Treatment of empty cells. ``fill``: a feature flags them, and the middle of the declared
     bounds stands in, else the median; 0 for words and places in the year, 0.5 for truth values.
     ``refuse``: the table is refused."""
 

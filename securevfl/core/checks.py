@@ -78,7 +78,7 @@ class NumberCheck:
     """A check of named numbers: ``positive(epsilon=8.0)``."""
 
     rule: str
-    """What a number must be or do."""
+    """Requirement on a number, worded to follow "must"."""
 
     limits: Mapping[str, float]
     """The ends, by the words of JSON Schema."""

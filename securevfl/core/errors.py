@@ -61,7 +61,7 @@ class SecureVflError(Exception):
     exit_code: ClassVar[int] = 1
 
     TOLD: ClassVar[str | None] = ""
-    """What other parties are sent instead of the text; None sends the text if it names nothing of
+    """Text sent to other parties instead of the error's own; None sends that if it names nothing of
     this machine."""
 
     def __str__(self) -> str:

@@ -301,7 +301,7 @@ def _require_honest(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> None:
 # One process at a time at a file that is open: by the system's own lock, or a file next to it.
 
 LOCKS_ITSELF: bool
-"""Whether the system locks an open file itself."""
+"""True if the system locks an open file itself."""
 try:
     import fcntl
 except ImportError:  # Windows

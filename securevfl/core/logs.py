@@ -18,7 +18,7 @@ from securevfl.core import progress
 from securevfl.core.errors import SecureVflError, StorageError
 
 LOGGER: Final = logging.getLogger("securevfl")
-"""What programs attach handlers to."""
+"""Logger that programs attach handlers to."""
 
 LOGGER.addHandler(logging.NullHandler())
 

@@ -25,7 +25,7 @@ _KEEP_BYTES: Final = 32 << 20
 RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
 _THRESHOLDS: Final = (700, 1, 1)
-"""Of new objects, and of smaller collections before a larger one."""
+"""Collection thresholds: new objects, and smaller collections before a larger one."""
 
 # Whether :func:`loading` has put objects out of the collector's sight. To count them walks all.
 _has_frozen = False

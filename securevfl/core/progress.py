@@ -29,12 +29,12 @@ class SpendingPlanned:
     delta: float
     runs_before: int
     epsilon: float | None = None
-    """Of this run, when all that is planned is released."""
+    """This run's epsilon when all that is planned is released."""
     total_before: float | None = None
     total: float | None = None
-    """Of this run and all before it."""
+    """Epsilon of this run and all before it."""
     limit: float | None = None
-    """What the owner of the table lets all runs spend together; None: everything."""
+    """Epsilon that the table's owner lets all runs spend together; None: no limit."""
     limit_delta: float | None = None
 
 
@@ -146,9 +146,10 @@ class LinksCounted:
     repeated_records: int
     """Records whose key another record has too."""
     median_distance: float | None = None
-    """Of each linked row's nearest record; None where no data party knows distances."""
+    """Median distance of linked rows to their nearest record; None where no data party knows
+    distances."""
     unit: str
-    """Of that distance."""
+    """Unit of ``median_distance``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

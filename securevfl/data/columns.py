@@ -78,10 +78,10 @@ class ColumnKind:
     """Why it can't be a feature as it is, and what to do; to be put behind the column's name."""
 
     sign: str = ""
-    """Of texts that are numbers with one sign, such as ``%`` or ``€``: that sign."""
+    """Sign of a column of texts that are numbers with one sign, such as ``%`` or ``€``."""
 
     timed: bool = False
-    """Of dates: whether any has a time of day."""
+    """True if any date has a time of day."""
 
 
 def is_row_number(name: str) -> bool:
@@ -334,7 +334,7 @@ class _ColumnOfFeatures:
     """The column's name."""
 
     flagged: bool
-    """Whether a feature flags missing values."""
+    """True if a feature flags missing values."""
 
     @property
     def own_features(self) -> tuple[str, ...]:
@@ -472,7 +472,7 @@ class DateColumn(_ColumnOfFeatures):
     origin: float
     """Date that becomes 0, in days since 1970-01-01."""
     timed: bool
-    """Whether the time of day is a feature."""
+    """True if the time of day is a feature."""
     fill: float | None
     """Value for a missing date, in days after the origin; None: missing dates are refused."""
     kind: Literal["date"] = "date"
@@ -614,7 +614,7 @@ class _Fit:
     where: str
     flagged: bool
     taken: list[Dependence] = field(default_factory=list)
-    """What was taken from the cells so far."""
+    """Statistics taken from the cells so far."""
 
     def takes(self, what: str, declare: str) -> None:
         """Note a statistic of the cells, and the setting that would replace it."""

@@ -40,7 +40,7 @@ class ColumnRoles:
     """Numeric key columns, in the order that all parties agreed on; none if keys are texts."""
 
     task: Task
-    """What the label is."""
+    """Kind of label: regression, binary or multiclass."""
 
     label: str | None = None
     """The label column, at the primary; None at a secondary."""
@@ -58,7 +58,7 @@ class ColumnRoles:
     """A column with the number of the true entity, for linkage quality only."""
 
     keys_are_inputs: bool = False
-    """Whether models read the key, even if it is an identifier."""
+    """Let models read the key, even if it is an identifier."""
 
     def features_of(self, frame: pd.DataFrame, *, where: str) -> list[str]:
         """Return the feature columns of a table.
@@ -114,7 +114,7 @@ class FittedTable:
     """Their features, shape (rows, features)."""
 
     unfit: Sequence[str] = ()
-    """What is wrong with the others, one line each."""
+    """Problems of columns that cannot be features, one line each."""
 
     table: PartyTable | None = None
     """None where anything is wrong."""

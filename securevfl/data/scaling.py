@@ -32,7 +32,7 @@ DEVIATIONS: Final = 5.0
 
 
 MAX_CATEGORIES: Final = 50
-"""Of a column of words, so many get a 0/1 column each; the others share one. More would let a model
+"""Most words of a column that get a 0/1 column each; the others share one. More would let a model
 memorise rows."""
 
 Pair = tuple[float, float]
@@ -49,19 +49,19 @@ class ColumnSettings:
     """``[low, high]`` of every column of numbers, or such a pair by column, of dates as texts."""
 
     missing: Literal["fill", "refuse"] = "fill"
-    """Whether missing values are filled in or refused."""
+    """Treatment of missing values: filled in or refused."""
 
     missing_columns: Sequence[str] = ()
     """Columns declared to have missing values, without looking at the data."""
 
     empty_labels: bool = False
-    """Whether a row may lack its label; it is then marked so."""
+    """Accept a row without a label; it is then marked so."""
 
     max_categories: int = MAX_CATEGORIES
     """Words of a column without a list that get a feature of their own."""
 
     own_statistics: bool = True
-    """Whether a missing value may be filled in with the table's own median; not under a promise."""
+    """Allow the table's own median in place of a missing value; not under a promise."""
 
     def pair(self, column: str) -> Sequence[float | str] | None:
         """Return the declared bounds of a column."""
@@ -121,10 +121,10 @@ class FeatureScaler:
     """``(features - centre) / width``, clamped to [-limit, limit] if there is a limit."""
 
     centre: Float64[np.ndarray, " features"]
-    """What becomes 0, in the feature's unit."""
+    """Values that become 0, in the feature's unit."""
 
     width: Float64[np.ndarray, " features"]
-    """What becomes 1, in the feature's unit, > 0."""
+    """Widths that become 1, in the feature's unit, > 0."""
 
     limit: float | None
     """Largest absolute scaled value; None does not clamp."""
@@ -239,10 +239,10 @@ class KeyScaler:
     """
 
     centre: Float64[np.ndarray, " key_dim"]
-    """What becomes 0, in the key's unit."""
+    """Values that become 0, in the key's unit."""
 
     width: Float64[np.ndarray, " key_dim"]
-    """What becomes 1, in the key's unit, > 0."""
+    """Widths that become 1, in the key's unit, > 0."""
 
     @classmethod
     def fit(cls, keys: Float64[np.ndarray, "rows key_dim"]) -> "KeyScaler":

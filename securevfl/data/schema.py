@@ -58,7 +58,7 @@ class KeyColumn:
     """Dates are keys as days since 1970-01-01."""
 
     is_id: bool = False
-    """Whether it is an identifier and no place: different whole numbers in the primary's only key
+    """True for an identifier, not a place: different whole numbers in the primary's only key
     column. It links, and is no input of the primary's local models."""
 
 
@@ -70,7 +70,7 @@ class LabelColumn:
     """The column's name."""
 
     task: Task
-    """What the label is."""
+    """Kind of label: regression, binary or multiclass."""
 
     classes: tuple[str | bool | int | float, ...] | None
     """The original value of each class number; None for regression."""
@@ -84,7 +84,7 @@ class TableSchema:
     """Feature columns, in the order of their features."""
 
     missing: Literal["fill", "refuse"]
-    """Whether missing values are filled in or refused."""
+    """Treatment of missing values: filled in or refused."""
 
     data_dependent: tuple[Dependence, ...] = ()
     """Statistics taken from the records of the table that it was fitted to."""

@@ -75,7 +75,7 @@ class PartyTable:
     """float64 for regression, class numbers from 0 otherwise; None at a secondary."""
 
     labelled: Bool[np.ndarray, " rows"] | None = None
-    """Which rows have a label (others hold a placeholder that must not be read); None: all."""
+    """Mask of rows with a label (others hold a placeholder that must not be read); None: all."""
 
     split_by: Int64[np.ndarray, " rows"] | None = None
     """Numbers of groups or places in time, where the primary's rows are split by a column."""
@@ -95,7 +95,7 @@ class PartyTable:
     columns. None: parties link by ``keys``."""
 
     unknown_words: Mapping[str, int] = field(default_factory=dict)
-    """Of new rows: how many cells hold words that the schema does not know, by column."""
+    """Number of cells in new rows with words that the schema does not know, by column."""
 
     notes: tuple[str, ...] = ()
     """Remarks on its columns for its owner, one sentence each."""

@@ -74,17 +74,17 @@ class Budget:
     rounds; ``fixed-size`` samples are refused."""
 
     sampling_secret: bool = True
-    """Whether the primary never learns which records were sampled."""
+    """True if the primary never learns which records were sampled."""
 
     batches_per_epoch: checks.Count = 1
     """Rounds of an epoch; a row is in one of them. For linked rows whose encoder is not
     ``trained``, and for ``per-epoch`` sampling."""
 
     neighbouring: NeighbouringName = "add-remove"
-    """Whether a unit is there or not, or is exchanged for another."""
+    """Difference of neighbouring tables: one unit is there or not, or is exchanged for another."""
 
     rows_mix: bool = False
-    """Whether one row's representation depends on other rows of its batch, as with BatchNorm in a
+    """True if one row's representation depends on other rows of its batch, as with BatchNorm in a
     bottom model. Refused: one record then moves every row."""
 
     gradient_noise_multiplier: checks.Positive | None = None
@@ -99,8 +99,7 @@ class Budget:
     """``auto``, ``pld`` or ``rdp``."""
 
     counts_links: bool = False
-    """Whether each secondary also says, behind noise and once, how many rows are linked, as runs
-    do."""
+    """True if each secondary also releases its linked-row count, once and noised, as in runs."""
 
     def __post_init__(self) -> None:
         checks.require_limits(self)

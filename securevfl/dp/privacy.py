@@ -33,7 +33,7 @@ class Privacy:
     """C: largest L2 norm of a row's representation at one secondary."""
 
     unit: UnitName = "secondary-record"
-    """What is hidden: one record of one secondary, one entity's records at every secondary, or all
+    """Protected unit: one record of one secondary, one entity's records at every secondary, or all
     links of one row."""
 
     encoder: Encoder = "trained"

@@ -126,11 +126,11 @@ class ReleasePlan:
     function of one record alone (and of the row's key); empty slots are zero."""
 
     contested: bool = True
-    """Whether a pooled row keeps its K nearest eligible records, so that another one takes the
+    """True if a pooled row keeps its K nearest eligible records, so that another one takes the
     place of a removed one; else it is the sum of all eligible ones, drawn back to norm C."""
 
     disjoint: bool = False
-    """Whether every secondary writes into coordinates of the sum that are its own, which only
+    """True if every secondary writes into coordinates of the sum that are its own, which only
     frozen encoders hold to."""
 
     rounding: checks.NonNegative = 0.0
@@ -138,7 +138,7 @@ class ReleasePlan:
     :func:`securevfl.dp.sensitivity.row_change`."""
 
     fitting: FittingPlan | None = None
-    """What every secondary's fitting of a frozen encoder takes; None fits nothing."""
+    """Plan of every secondary's fitting of a frozen encoder; None fits nothing."""
 
     linked_rows: checks.Count | None = None
     """Number of the primary's rows, where every secondary sends once, behind noise of its own, how

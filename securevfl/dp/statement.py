@@ -54,7 +54,7 @@ class Statement:
     """The adversary; None without a guarantee."""
 
     hides: str | None
-    """What the adversary tries to find out; None without a guarantee."""
+    """Fact that the adversary tries to find out; None without a guarantee."""
 
     odds_factor: float | None
     """``e^epsilon`` of this run, the largest change of odds. None without a guarantee, and if it

@@ -33,7 +33,7 @@ class Format(ABC):
     name: ClassVar[str]
     """As ``--format`` says it."""
     suffix: ClassVar[str]
-    """Of its files."""
+    """Suffix of its files."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Packages that are not everywhere."""
 

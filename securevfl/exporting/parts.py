@@ -36,13 +36,13 @@ class Port:
     """An input or an output of a part."""
 
     name: str
-    """What it is called."""
+    """Name of the input or output."""
     shape: tuple[str | int, ...]
     """Its sizes; ``"batch"`` is any number of rows."""
     dtype: Literal["float32", "float64", "bool"]
-    """Of its numbers."""
+    """Type of its numbers."""
     what: str
-    """What it holds."""
+    """Content, in words."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the port for the description file."""

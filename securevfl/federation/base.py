@@ -188,7 +188,7 @@ class Base:
     model: Model
     """Fitted to all labelled training rows."""
     margins: Float[Tensor, "rows outputs"] = field(repr=False)
-    """Of all rows, out of fold on training rows."""
+    """Margins of all rows, out of fold on training rows."""
     fitted_to: str
     """A digest of the rows that fitted and chose it."""
     alone: Alone | None = None
@@ -292,15 +292,15 @@ class Choice:
     """Who answers: the joint model, or the best model of the primary alone."""
 
     base: Model
-    """What the joint model is averaged with."""
+    """Model that the joint model is averaged with."""
     alone: Alone
     decision: Decision
     validation: Metrics
-    """Of the model that answers, every metric of the validation rows."""
+    """Every metric of the validation rows, for the model that answers."""
     threshold: float
-    """Of the model that answers, of a binary task."""
+    """Decision threshold of the model that answers, for a binary task."""
     margins: Float[Tensor, "rows outputs"] = field(repr=False)
-    """Of the primary alone, of all rows."""
+    """The local baseline's margins for all rows."""
     own: Primary | None = field(default=None, repr=False)
     """The primary's own network without partners, weighed with the base by its own lambda; None
     where the family has none."""

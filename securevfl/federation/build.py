@@ -20,7 +20,6 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation import base
-from securevfl.federation.assisted_boosting import AssistPrimary, AssistSecondary, AssistValidator
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import (
     ClassMeansFitting,
@@ -39,7 +38,6 @@ from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
-from securevfl.models.assist import AssistBottom
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
 from securevfl.models.fitted_top import CodeReader, FittedTop, MixedTop, TiedTop
 from securevfl.models.frozen import DirectionBottom, sums_of_codes
@@ -47,6 +45,12 @@ from securevfl.models.layers import initialise
 from securevfl.models.optimisers import PacedOptimizer, build_optimizer
 from securevfl.models.registry import is_built_in
 from securevfl.models.tasks import Metrics, TaskHead
+from securevfl.stages.assist.assist import AssistBottom
+from securevfl.stages.assist.assisted_boosting import (
+    AssistPrimary,
+    AssistSecondary,
+    AssistValidator,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +60,7 @@ class BottomAtWork:
     bottom: nn.Module
     features: Float32[np.ndarray, "records features"]
     row_by_row: bool
-    """Whether each row passes it alone."""
+    """True if the bottom model takes one row at a time."""
 
 
 def bottom_at_work(

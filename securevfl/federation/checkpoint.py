@@ -20,7 +20,7 @@ from securevfl.core.errors import ConfigError, SecureVflError, StorageError
 from securevfl.core.files import require_unpackable
 
 PRESENCE: Final = "presence.pt"
-"""Which secondaries took part, as the primary remembers it."""
+"""File in which the primary keeps which secondaries took part."""
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 _KINDS: Final = ("run", "presence", "epoch-*", "best-*", "pretraining-*", "release", "labels")
 

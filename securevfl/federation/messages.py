@@ -15,7 +15,7 @@ from securevfl.mpc.masks import PUBLIC_BYTES
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
 PROTOCOL_VERSION: Final = 15
-"""What callers and primary must have in common beyond frames: the order and meaning of messages."""
+"""Version of the order and meaning of messages, which callers and primary share beyond frames."""
 
 SIGNATURE_BYTES: Final = 64
 RUN_ID: Final = re.compile(f"[0-9a-f]{{{RUN_ID_DIGITS}}}")
@@ -202,7 +202,7 @@ class RoundPlan(DeclaredMessage):
     """Ranks of the secondaries that take part; the others compute nothing (party dropout)."""
 
     purpose: Purpose
-    """What the primary does with the aggregate; every purpose is charged alike."""
+    """Use that the primary makes of the aggregate; every purpose is charged alike."""
 
     rows: Int64[np.ndarray, " some_rows"] = wire(repr=False)
     """Primary row ids of the batch, shape (B,)."""
@@ -326,7 +326,7 @@ class Rejoin(DeclaredMessage):
     COVERS: ClassVar = {"who takes part": "ranks lengths"}
 
     ranks: tuple[int, ...]
-    """Of those who are back, ascending."""
+    """Ranks of the secondaries that are back, ascending."""
 
     @classmethod
     def from_message(cls, message: Message, **known: Any) -> "Rejoin":

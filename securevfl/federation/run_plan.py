@@ -60,12 +60,12 @@ class PredictionBudget:
 
     party: str
     unit: str
-    """What the epsilon protects."""
+    """Unit that the epsilon protects."""
     delta: float
     spent: float | None
     """Epsilon; None: no bound."""
     budget: float | None
-    """What may be spent; None: no limit was set."""
+    """Epsilon that may be spent; None: no limit was set."""
     rows: int
     """Rows that were asked for."""
     most_rows: int | None
@@ -148,7 +148,7 @@ class RunFacts:
     """Training rows whose labels are missing or not used."""
 
     predicts: bool = False
-    """Whether a kept model is asked for predictions, and nothing is trained. Rows come with every
+    """True if a saved model is asked for predictions, and nothing is trained. Rows come with every
     request (:mod:`securevfl.runtime.predicting`); there are none before the first."""
 
     predicted_rows: int = 0

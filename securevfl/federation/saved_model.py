@@ -34,7 +34,7 @@ from securevfl.models.tasks import HALF, TaskHead
 from securevfl.version import __version__
 
 FORMAT: Final = 10
-"""Of the files that this program writes, and the only one that it reads."""
+"""Format number of the files that this program writes, and the only one that it reads."""
 
 FOLDER: Final = "model"
 _DESCRIPTION: Final = "model.json"
@@ -58,11 +58,11 @@ class PrimaryPart:
     threshold: float = HALF
     """Above which probability a row counts as one of the second class, of two."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    """Of the test rows of training."""
+    """Metrics on the test rows of training."""
     rows: int
     """Rows of the training table."""
     base: Model | None = None
-    """What the top model's outputs are added to; None where there is no base."""
+    """Model whose outputs the top model's are added to; None where there is no base."""
     alone: Model | None = None
     """The best model of the primary alone; None where there is no base."""
     scale: float = 1.0
@@ -96,7 +96,7 @@ class Described:
     key_scale: KeyScale | None
     """How keys are scaled for models; None for texts."""
     similarity_scale: SimilarityScale | None
-    """What similarities are scaled by, where this party makes them."""
+    """Scale of similarities, where this party makes them."""
     noise_share_std: float
     """``tau`` of training, in the units of the representation."""
     ledger_head: str

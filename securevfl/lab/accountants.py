@@ -97,7 +97,7 @@ class AccountantFigure:
     """Description for tables and plots, one line."""
 
     sound: bool
-    """Whether the figure is a guarantee."""
+    """True if the figure is a guarantee."""
 
     epsilon: float | None
     """Epsilon in nats at the plan's delta; None where the accountant does not cover the plan."""

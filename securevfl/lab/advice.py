@@ -32,7 +32,7 @@ CLEAR: Final = 2.0
 """Standard errors, or deviations, from zero at which a gain is called clear."""
 
 EXPLAINED: Final = 0.01
-"""Of what the primary's own columns leave open, the share that :func:`rows_to_see` asks about."""
+"""Share that :func:`rows_to_see` asks about, of what the primary's own columns leave open."""
 
 _MOST_PARTNERS: Final = 10_000
 
@@ -181,7 +181,7 @@ def rows_to_see(share: float, *, explained: float = EXPLAINED) -> int | None:
 # What a promise leaves of partners' information, before anybody spends anything.
 
 Outcome = Literal["clear", "unclear", "none", "loss"]
-"""Of rehearsed gains: above zero by two deviations, by one, by less, or below it by one."""
+"""Rehearsed gain: above zero by two deviations, by one, by less, or below it by one."""
 
 NO_PROMISE: Final = (
     "A rehearsal is no promise. It shows what partners with columns like those set aside would "
@@ -198,7 +198,7 @@ class Bound:
     """None: without noise."""
 
     noise: float
-    """Of one number of the sum, over the length of one record in it."""
+    """Noise of one number of the sum, over the length of one record in it."""
 
     blocks: float
     """Share of the signal that survives, in coordinates of a secondary's own; all of a record's
@@ -219,7 +219,7 @@ class Bound:
     open without noise; in the layout of the settings. None: no number is enough."""
 
     settings: Mapping[str, Any]
-    """What it would run by."""
+    """Settings that a run would use at this epsilon."""
 
     refused: str | None
     """Why the file as it stands would be refused at this epsilon; None: it would not."""
@@ -241,7 +241,7 @@ class Rehearsed:
     """Mean over seeds, counted so that positive is better."""
 
     deviation: float | None
-    """Of the gain over seeds; None with one seed."""
+    """Standard deviation of the gain over seeds; None with one seed."""
 
     gains: tuple[float, ...]
     """By seed."""

@@ -373,9 +373,9 @@ def contribution(
     with loading():
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
+        from securevfl.desk.report.page import write_report
+        from securevfl.desk.report.plots import contribution_plot
         from securevfl.lab.contribution import contribution as measure
-        from securevfl.report.page import write_report
-        from securevfl.report.plots import contribution_plot
         from securevfl.runtime.run_folder import CONTRIBUTION, read_figures
 
     if plot is not None:
@@ -404,7 +404,7 @@ def contribution(
 
 
 def _print_contribution(measured: dict[str, Any]) -> None:
-    from securevfl.report.page import readings, sampled_in_words
+    from securevfl.desk.report.page import readings, sampled_in_words
 
     better = "higher" if measured["higher_is_better"] else "lower"
     for reading in readings(measured):

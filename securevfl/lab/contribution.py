@@ -63,7 +63,7 @@ LEAST_PERMUTATIONS: Final = 4
 """Two with their reverses, the fewest that give an error."""
 
 Method = Literal["exact", "sampled"]
-"""Of Shapley values: from all coalitions, or from permutations that were drawn."""
+"""Basis of Shapley values: all coalitions, or permutations that were drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ class Worth:
     all: Figures
     """The metric itself with all partners."""
     none: Figures
-    """Of the primary alone."""
+    """The metric itself of the primary alone."""
     gain: Figures
     """The one less the other; positive is better. Shapley values add up to it."""
     values: Mapping[Coalition, Figures] = field(repr=False)
@@ -448,18 +448,18 @@ class Contribution(Summarised):
     rows: int
     """Test rows."""
     seed: int
-    """Of permutations and of resamples."""
+    """Seed of permutations and of resamples."""
     threshold: float
-    """Of the primary alone, of a binary task."""
+    """Decision threshold of the primary alone, for a binary task."""
     gone: Worth
     """If it is gone tomorrow: the kept model answers without it."""
     again: Worth | None
     """If it leaves, and the model is trained again without it; None where that would take another
     run."""
     cost: str
-    """What measuring this cost, in words."""
+    """Cost of measuring this, in words."""
     notes: tuple[str, ...]
-    """What a reader must know."""
+    """Notes that a reader must know."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
         """Return what was measured on how many rows; the figures are in :meth:`as_json`."""

@@ -309,7 +309,7 @@ class FullTable:
     """A table that is not split between parties yet."""
 
     name: str
-    """What the table is called."""
+    """The table's name."""
 
     X: Float64[np.ndarray, "rows features"]
     """Features."""
@@ -318,7 +318,7 @@ class FullTable:
     """Labels."""
 
     task: Task
-    """What the label is."""
+    """Kind of label: regression, binary or multiclass."""
 
     views: Mapping[str, tuple[int, ...]]
     """Columns that come from one source each; empty if all come from the same."""

@@ -60,13 +60,13 @@ class RunObservers:
     """Callbacks of a study's runs."""
 
     tell: Tell
-    """Of progress."""
+    """Called with a run and each of its progress events."""
 
     done: Done
-    """Of each result, as soon as it is there."""
+    """Called with a run and its result, as soon as it is there."""
 
     failed: Callable[[Run, RunFailure], None]
-    """Of each run without one."""
+    """Called with each run without a result, and its failure."""
 
 
 @runtime_checkable

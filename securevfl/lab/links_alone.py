@@ -242,7 +242,7 @@ class LinkStudy(Summarised):
     """What ``securevfl link`` found."""
 
     figures: dict[str, Any]
-    """What ``links.json`` holds: figures by secondary, never a row or a record."""
+    """Content of ``links.json``: figures by secondary, never a row or a record."""
 
     curves: dict[str, list[float]]
     """By secondary, the similarities of its links (negative distances) in falling order."""

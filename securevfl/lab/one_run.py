@@ -41,7 +41,7 @@ _KEPT: Final = (
     "best_epoch",
     "placebos",
 )
-"""What of a simulated run's figures stands in its result, as every method's does."""
+"""Names of a simulated run's figures that stand in its result, as in every method's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class Run:
     """One run of a study."""
 
     name: str
-    """What is trained: a method of a comparison, or settings of a sweep. A folder is called so."""
+    """Name of a comparison's method or of a sweep's settings, and of the run's folder."""
 
     seed: int
     """Run seed: of the split into training, validation and test rows, of initialisation, of
@@ -123,13 +123,13 @@ class Task:
     """A run that is still to be trained, with all that it needs but the tables."""
 
     run: Run
-    """Which run."""
+    """Run to train."""
 
     recipe: Recipe
-    """What it trains."""
+    """Recipe of the run."""
 
     digest: str
-    """Of all that its result depends on: settings and tables."""
+    """Digest of all that its result depends on: settings and tables."""
 
     tables: str
     """Digest of the tables that it is handed."""
@@ -143,14 +143,14 @@ class LeftOut:
     """A method, or settings, without figures."""
 
     name: str
-    """What its runs are called."""
+    """Name of its runs."""
 
     status: str
     """``"skipped"``: it does not fit the file or the tables, so nothing was trained; ``"failed"``:
     a run of it ended in an error."""
 
     reason: str
-    """What people read."""
+    """Reason, for people to read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +158,7 @@ class RunFailure:
     """Why a run has no result."""
 
     reason: str
-    """What people read."""
+    """Reason, for people to read."""
 
     trace: str | None = None
     """Where it is no error of ours, and so a defect here or in another package: its trace."""

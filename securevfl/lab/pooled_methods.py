@@ -46,9 +46,9 @@ class MethodFigures:
     best_epoch: int
     """The epoch whose model is measured."""
     chosen: str | None = None
-    """Which model the primary alone is; None of other methods."""
+    """Name of the primary's chosen local model; None for other methods."""
     candidates: Mapping[str, Metrics] | None = None
-    """Of the primary alone, each model's metrics of the test rows; None of other methods."""
+    """Test metrics of each local model of the primary; None for other methods."""
 
 
 def solo_inputs(
@@ -297,7 +297,7 @@ class BoostingResult:
     """Rounds after which boosting ended."""
 
     outputs: Float[Tensor, "test_rows outputs"]
-    """What :class:`TaskHead` reads of the test rows."""
+    """Outputs on the test rows, as :class:`TaskHead` reads them."""
 
 
 def fit_boosting(

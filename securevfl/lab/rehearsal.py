@@ -95,7 +95,7 @@ class Cast:
     """Who plays what: one draw of columns, with the tables that follow from it."""
 
     seed: int
-    """What columns, orders and the keys' noise were drawn by."""
+    """Seed of columns, orders and the keys' noise."""
 
     tables: Mapping[str, PartyTable]
     """By party; the primary's has the columns that were left to it."""
@@ -126,7 +126,7 @@ class Played:
     """None: without noise."""
 
     metric: str
-    """What ``alone`` and ``test`` are figures of."""
+    """Metric of ``alone`` and ``test``."""
 
     alone: float
     """Test figure of the primary alone, on the columns that were left to it."""
@@ -135,7 +135,7 @@ class Played:
     """Test figure of the model that answers: the joint one, or alone's where that was chosen."""
 
     gain: float
-    """What partners bring, positive is better: of ``test`` over ``alone`` and over every placebo,
+    """Gain from partners, positive is better: of ``test`` over ``alone`` and over every placebo,
     whichever is less."""
 
     used: str

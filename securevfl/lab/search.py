@@ -43,10 +43,10 @@ class SearchResult:
     """Whose validation metric is best."""
 
     results: list[dict[str, Any]]
-    """Of every run: the primary alone, and each point that has all of its runs."""
+    """Results of every run: of the primary alone, and of each point that has all of its runs."""
 
     left_out: Mapping[str, LeftOut]
-    """What has no figures, by name."""
+    """Settings or methods without figures, by name."""
 
 
 def search(

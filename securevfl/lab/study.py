@@ -125,7 +125,7 @@ class StudyOptions:
     """Runs at a time, with one thread each; default: one, and on Ray as many as it has room for."""
 
     address: str | None = None
-    """Of the Ray cluster, ``"auto"`` or ``"HOST:PORT"``; default: one of this machine alone."""
+    """Ray cluster address, ``"auto"`` or ``"HOST:PORT"``; default: one on this machine alone."""
 
     gpus_per_run: float | None = None
     """GPUs that a run takes of a Ray node, such as 0.25; default: 1 with ``device="cuda"``."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from securevfl.report.plots import BLUE, GREY, ORANGE, SIZE, by_count, new_axes, svg
+from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, by_count, new_axes, svg
 
 _LOG_FROM: Final = 20
 """Least ratio of a setting's values from which its axis is logarithmic."""

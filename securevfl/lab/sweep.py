@@ -131,7 +131,7 @@ def _with_party(source: Mapping[str, Any], path: list[str], name: str, value: An
 # A grid of settings in the simulator, on equal rows and seeds; finished runs are kept.
 
 ALONE: Final = "alone"
-"""What runs of the primary alone are called."""
+"""Name of the runs of the primary alone."""
 
 _MOST_POINTS: Final = 10_000
 
@@ -144,7 +144,7 @@ class Sweep:
     """The federation file."""
 
     tried: tuple[Setting, ...]
-    """What is tried, ``federation.seed`` among it."""
+    """Settings to try, ``federation.seed`` among them."""
 
     data_root: Path
     """Where relative data paths start."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from securevfl.core.errors import ConfigError
 
 SEED: Final = "federation.seed"
-"""What ``seed`` is short for."""
+"""Full name of the setting ``seed``."""
 
 _MOST_VALUES: Final = 10_000
 _NUMBER: Final = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
@@ -27,7 +27,7 @@ _ROWS: Final = (
     "training.rows",
     "training.empty_labels",
 )
-"""Which rows train, validate and test."""
+"""Settings that decide which rows train, validate and test."""
 
 _OF_ALONE: Final = (*_ROWS, "training.threshold", "linkage.metric", "linkage.fields")
 
@@ -39,7 +39,7 @@ class Range:
     low: float
     high: float
     log: bool = False
-    """Whether a search takes them evenly by their logarithm."""
+    """True if a search samples uniformly on a logarithmic scale."""
 
     @property
     def whole(self) -> bool:

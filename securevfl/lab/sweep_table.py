@@ -15,7 +15,7 @@ from securevfl.version import __version__
 # A grid's figures: mean and deviation over seeds of every point, and the primary alone.
 
 _COLUMNS_ON_A_SCREEN: Final = 3
-"""Of settings and of further metrics."""
+"""Most columns of settings and further metrics together."""
 
 _CSV_FIELDS: Final = (
     "seed",

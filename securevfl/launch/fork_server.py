@@ -61,7 +61,7 @@ class ChildFiles:
     """Its standard input, which ends with the launcher."""
 
     log: int
-    """What it prints."""
+    """The child's standard output and error."""
 
     events: int
     """Its reports."""

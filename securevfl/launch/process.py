@@ -55,7 +55,7 @@ class PartyFailure:
     """One sentence."""
 
     exit_code: int
-    """What a command that reports it should exit with."""
+    """Exit code for a command that reports the failure."""
 
     def error(self) -> errors.SecureVflError:
         """Return an exception of the kind that carries :attr:`exit_code`."""
@@ -82,10 +82,10 @@ class PartyCommand:
     """The party."""
 
     arguments: Sequence[str]
-    """What follows the program, or begins with it; never a shell line."""
+    """Arguments after the program, or starting with it; never a shell line."""
 
     program: Sequence[str] = ()
-    """What is started, where no fork server forks it."""
+    """Program to start, where no fork server forks it."""
 
     fork_server: str | None = None
     """A module that forks what the program would be, and gives it the arguments, where the system

@@ -95,10 +95,10 @@ def ranges_from(written: Iterable[Iterable[int]], *, rows: int) -> list[tuple[in
 # What the lines of a ledger say: sessions, runs, what they cost together, and the owner's limit.
 
 VERSION: Final = 5
-"""Of the lines that this program writes, and the only one that it reads."""
+"""Format version of the lines that this program writes, and the only one that it reads."""
 
 _TEXTS: Final = ("run", "federation", "settings", "party", "time")
-"""What the line that opens a session says of it in words."""
+"""Text fields of the line that opens a session."""
 
 
 @dataclass(kw_only=True)
@@ -112,7 +112,7 @@ class Session:
     settings: str
     """Digest of the federation file's settings."""
     party: str
-    """What the federation calls the table's party."""
+    """Name of the table's party in the federation."""
     time: str
     """When it began, in UTC."""
     plan: ReleasePlan
@@ -129,7 +129,7 @@ class Session:
     link_counts: int = 0
     """Answers on how many rows are linked."""
     linked_rows: int | None = None
-    """What a secondary has answered; None before that, and at the primary."""
+    """Linked-row count that a secondary has reported; None before that, and at the primary."""
     rounds: int = 0
     row_releases: int = 0
     passes: int = 0
@@ -143,8 +143,8 @@ class Session:
     labels: list[LabelRelease] = field(default_factory=list)
     """Releases of the primary's labels to secondaries: another promise, never in epsilon."""
     lost: bool = False
-    """Whether it stands for all that may have been released of a run or a model and is in no line:
-    its ledger was restored from a copy."""
+    """True if the session stands for all that a run or a model may have released without a line,
+    as its ledger was restored from a copy."""
     _known: tuple[tuple[int, ...], list[Release]] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -321,7 +321,7 @@ class ProgramUse:
     federation: str
     """Its federation's name."""
     party: str
-    """What the federation calls the table's party."""
+    """Name of the table's party in the federation."""
     program: str
     """Digest of the program."""
     peers: Mapping[str, str]
@@ -339,16 +339,16 @@ class Outlook:
     """What a run may spend, and what was spent on the same table before it."""
 
     epsilon: float
-    """Of the run, when all that is planned is released; infinite: no bound."""
+    """Epsilon of the run when all that is planned is released; infinite: no bound."""
     total_before: float
-    """Of the earlier runs on the table, for the same unit and at the same delta."""
+    """Total epsilon of earlier runs on the table, for the same unit and at the same delta."""
     runs_before: int
     total: float
-    """Of all of them and this one."""
+    """Total epsilon of the earlier runs and this one."""
     unit: str
     delta: float
     limit: Limit | None
-    """What the table's owner allows for this unit; None allows everything."""
+    """Limit of the table's owner for this unit; None allows everything."""
 
 
 class LedgerBook:
@@ -608,7 +608,7 @@ _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
     COUNTERSIGNED: LedgerBook._of_others,
     FORGOTTEN: LedgerBook._of_others,
 }
-"""What each kind of line adds to a book."""
+"""Method that adds each kind of line to a book."""
 
 _FIRST: Final = ("open", "limit", PROGRAM, "programs", RESTORED)
 """Kinds that are no part of a run before them, as a ledger's first line is; they carry the format's

@@ -42,7 +42,7 @@ HASH_BYTES: Final = 32
 
 _SALT_BYTES: Final = 16
 MOST_LEVELS: Final = 16
-"""Of lists and objects within one another, in a line."""
+"""Most levels of nested lists and objects in a line."""
 MOST_LINE_BYTES: Final = 64 * 2**20
 """Bytes of a line: the ids of the rows of a round, or of the records released in it."""
 _TORN: Final = re.compile(rb'\{(?:"[ -~]*)?')

@@ -375,7 +375,7 @@ class Countersigner:
     session: bytes
     """The transport's id of the session."""
     known: InitVar[Mapping[str, Remembered]]
-    """What the ledger remembers of each other party of the federation."""
+    """The ledger's memory of each other party of the federation."""
     _meeting: str = field(default="", init=False)
     _since: int = field(default=0, init=False)
     _own: Memory | None = field(default=None, init=False)
@@ -584,7 +584,7 @@ class Countersigning:
     log: Log
     """This party's."""
     frozen: InitVar[bool] = False
-    """Whether all rows are released at once, which the primary may mark."""
+    """True if all rows are released at once, which the primary may mark."""
     clock: Callable[[], float] = time.monotonic
     """Seconds."""
 

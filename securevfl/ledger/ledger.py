@@ -806,7 +806,7 @@ class RunSpent:
     run: str
     federation: str
     party: str
-    """What the federation calls the table's party."""
+    """Name of the table's party in the federation."""
     began: str
     """In UTC."""
     sessions: int
@@ -818,7 +818,7 @@ class RunSpent:
     releases: int
     row_releases: int
     lost: bool
-    """Whether a promise is in it whose releases are in no line: the ledger was restored."""
+    """True if some promise of the run has releases in no line, as the ledger was restored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -834,7 +834,7 @@ class UnitSpent:
     limit: float | None
     """None: the owner has set none."""
     left: float | None
-    """Of the limit; programs that the owner allows take nothing of it."""
+    """Epsilon left of the limit; programs that the owner allows take nothing of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -848,9 +848,9 @@ class LedgerSummary:
     programs: tuple[ProgramUse, ...]
     """Programs that have read the table, in the order in which they ran."""
     programs_allowed: bool
-    """Whether the owner lets the next one read it."""
+    """True if the owner lets the next program read the table."""
     labels: LabelsSpent | None
-    """Of the table's own labels, which only a primary has; None where none was released."""
+    """Releases of the table's own labels, which only a primary has; None where there was none."""
     head: str
     """Hash of the last line."""
 

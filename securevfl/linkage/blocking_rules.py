@@ -80,10 +80,10 @@ class CandidatePairs(ABC):
     """Which pairs are compared, decided by the keys of a pair alone."""
 
     primary: Any
-    """What decides of the primary's keys."""
+    """Blocking data of the primary's keys."""
 
     records: Any
-    """What decides of the secondary's."""
+    """Blocking data of the secondary's keys."""
 
     @abstractmethod
     def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[Pairs]:
@@ -133,10 +133,10 @@ class PairwiseKeys(ComparedKeys):
     """
 
     candidates: CandidatePairs | None = None
-    """Which pairs are compared; None compares all."""
+    """Pairs to compare; None compares all."""
 
     quality: BlockingQuality | None = None
-    """What blocking loses; also of the swapped keys, as candidates are symmetric."""
+    """Quality of the blocking; also of the swapped keys, as candidates are symmetric."""
 
     @abstractmethod
     def distances(
@@ -235,7 +235,7 @@ FUNCTIONS: Final = frozenset(
         "upper",
     }
 )
-"""What a term may call, each a function of its arguments alone."""
+"""Functions that a term may call; each depends on its arguments alone."""
 
 _OPERATORS: Final = frozenset(("||", "+", "-", "*", "/", "//", "%"))
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?")
@@ -267,7 +267,7 @@ class BlockingRules:
     """Each rule's terms, as expressions of the columns ``c0``, ``c1``, ..."""
 
     kinds: Mapping[str, KeyKind]
-    """What each key column holds, in order."""
+    """Kind of each key column, in order."""
 
     @classmethod
     def parse(cls, rules: Sequence[str], kinds: Mapping[str, KeyKind]) -> "BlockingRules":
@@ -337,7 +337,7 @@ class RuleCandidates(CandidatePairs):
     """
 
     rules: BlockingRules
-    """Which pairs are compared."""
+    """Rules that select the pairs to compare."""
 
     @classmethod
     def of(cls, rules: BlockingRules, primary: Columns, records: Columns) -> "RuleCandidates":

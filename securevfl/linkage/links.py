@@ -27,7 +27,7 @@ Chosen: TypeAlias = Int64[np.ndarray, " chosen"]
 """Numbers of some rows or records."""
 
 Sample: TypeAlias = Bool[np.ndarray, " records"]
-"""Which records may be linked."""
+"""Mask of the records that may be linked."""
 
 NO_RECORD: Final = -1
 """Stands where a row has fewer than K links; its distance is infinite."""
@@ -216,7 +216,7 @@ class Alignment:
     """The secondaries, by rank."""
 
     linked: Bool[np.ndarray, "rows secondaries"]
-    """Whether a row has a link at a secondary."""
+    """Mask of the rows that have a link at each secondary."""
 
     apart: Sequence[str]
     """Secondaries at which some row's nearest record has another key, and no largest distance says
@@ -423,7 +423,7 @@ class SimilarityScale:
     """sigma_0, their standard deviation, > 0."""
 
     whole_distances: bool
-    """Whether all distances were whole numbers, as of Bloom filters: tau speaks of no others."""
+    """True if all distances were whole numbers, as of Bloom filters; tau applies to no others."""
 
     def __post_init__(self) -> None:
         checks.positive(deviation=self.deviation)

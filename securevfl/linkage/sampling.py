@@ -312,7 +312,7 @@ class FixedLinks:
     """Links of all primary rows."""
 
     unsampled: npt.NDArray[np.bool_] | None = None
-    """Which rows would have a link with every record, where ``table`` is of a secret sample."""
+    """Mask of rows that would have a link with every record; for a ``table`` of a secret sample."""
 
     def link(self, rows: npt.NDArray[np.int64]) -> LinkTable:
         """Return the links of the given primary rows."""
@@ -324,7 +324,7 @@ class PickedLinks:
     """All records that picked a row: as many slots as the fullest row of the batch needs."""
 
     pairs: EligiblePairs
-    """Which records picked which row."""
+    """Pairs of a row and a record that picked it."""
 
     sample: npt.NDArray[np.bool_]
     """The secret sample; drawn once, for one pass over all rows."""

@@ -110,7 +110,7 @@ class HidingSpec:
     """Protection of keys while they are compared."""
 
     protection: str = "none"
-    """Which protection."""
+    """Name of the protection."""
 
     cell: float | None = None
     """Width of a grid cell, in the keys' unit; None compares all pairs."""
@@ -142,14 +142,14 @@ class ChoiceSpec:
     """q, the probability with which a record is in a secret sample."""
 
     once: bool = False
-    """Whether all rows are linked once, in one sample, as frozen encoders ask for."""
+    """Link all rows once, in one sample, as frozen encoders require."""
 
     max_distance: float = math.inf
     """The farthest that a record may be linked, in the unit of what is compared."""
 
     counted: bool = False
-    """Whether each secondary counts its links for its own operator, as in runs; for predictions it
-    does not, where a row may well have no link."""
+    """True if each secondary counts its links for its own operator, as in runs; false for
+    predictions, where a row may well have no link."""
 
     @property
     def fixed(self) -> bool:
@@ -236,7 +236,7 @@ class LinkSpec:
     """mu_0 and sigma_0 of a kept model; None takes them from the links of training rows."""
 
     tells_rows: bool = False
-    """Whether every secondary reports to the primary which rows have a link."""
+    """True if every secondary reports to the primary which rows have a link."""
 
     wait: Wait = field(default_factory=lambda: Wait(primary_s=3600.0, for_primary_s=3720.0))
     """Bounds of the wait for another party's next message."""
@@ -271,7 +271,7 @@ class LinkedPrimary:
     """How many keys each secondary announced in private set intersection."""
 
     alignment: Alignment | None = None
-    """Which rows are linked, at which secondary; None where no model needs it."""
+    """Linked rows at each secondary; None where no model needs them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -291,17 +291,17 @@ class LinkedSecondary:
     """How many rows the primary has; links may be asked for no others."""
 
     similarities: Float32[np.ndarray, "rows links"] | None = None
-    """What the primary gets, in the order of the links; None if the family reads none."""
+    """Similarities for the primary, in the order of the links; None if the family reads none."""
 
     similarity_scale: SimilarityScale | None = None
-    """What similarities were scaled by, where this party has made them."""
+    """Scale of the similarities, where this party has computed them."""
 
     apart: bool = False
-    """Whether some row's first link has another key than the row, where that decides what counts as
+    """True if some row's first link has another key than the row, where that decides what counts as
     aligned: where rows are reported and no largest distance is set."""
 
     meet: bool = True
-    """Whether numeric keys of both parties have common ranges, where this party sees both."""
+    """True if numeric keys of both parties have common ranges, where this party sees both."""
 
     counts: LinksCounted | None = None
     """How many rows and records are linked; None where links are not counted."""

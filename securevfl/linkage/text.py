@@ -118,10 +118,10 @@ class Spelling:
     """What counts in a key of text."""
 
     strip_zeros: bool = False
-    """Whether leading zeros are left out: 00025 becomes 25."""
+    """Remove leading zeros: 00025 becomes 25."""
 
     digits_only: bool = False
-    """Whether all but digits is left out: C-123 becomes 123."""
+    """Remove all but digits: C-123 becomes 123."""
 
     dates: DateOrder | None = None
     """The order in which dates such as 28.03.1956 are written; they become 1956-03-28."""

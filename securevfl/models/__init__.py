@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from securevfl.core.lazy_names import on_first_use
 
 if TYPE_CHECKING:
-    from securevfl.models.assist import AssistConfig as Assist
     from securevfl.models.family import Bottom, Family, FamilySettings, Top
     from securevfl.models.fedhssl.encoders import FedCSSLConfig as FedCSSL
     from securevfl.models.fedhssl.encoders import FedGSSLConfig as FedGSSL
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from securevfl.models.pairs import Top1SimConfig as Top1Sim
     from securevfl.models.registry import register
     from securevfl.models.split import split_model
+    from securevfl.stages.assist.assist import AssistConfig as Assist
 
 __all__ = [
     "Assist",

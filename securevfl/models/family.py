@@ -39,7 +39,7 @@ class Bottom(Protocol):
     """Positional encoding; parties may average its parameters, if there are any."""
 
     recordwise: bool
-    """Whether position j depends only on link j's record. Then L = K, and absent links are zero.
+    """True if position j depends only on link j's record. Then L = K, and absent links are zero.
 
     Only such a model may be pooled after clipping each record, which bounds one record's influence
     on a row by 2C/K instead of 2C.
@@ -205,10 +205,10 @@ class PretrainingSettings:
     """Decoupled weight decay."""
 
     momentum: checks.Fraction | None = None
-    """Of the target's moving average; default 0.995 for byol, 0.99 for moco."""
+    """Momentum of the target's moving average; default 0.995 for byol, 0.99 for moco."""
 
     temperature: checks.Positive = 0.5
-    """Of moco's InfoNCE loss."""
+    """Temperature of moco's InfoNCE loss."""
 
     queue: checks.Times | None = None
     """Negatives in each moco queue; default 4096, or half of a party's records."""
@@ -450,7 +450,7 @@ class Family(ABC, Generic[S]):
     """A frozen dataclass, see :class:`FamilySettings`."""
 
     links_to_one: ClassVar[bool] = False
-    """Whether a row has exactly one link, so that K is fixed."""
+    """True if a row has exactly one link, so that K is fixed."""
 
     max_distance: ClassVar[float] = math.inf
     """Largest distance of a link, in the units of the linkage's metric; 0 links equal keys only."""
@@ -466,7 +466,7 @@ class Family(ABC, Generic[S]):
     """Default of ``training.learning_rate``, for every party's optimizer."""
 
     assisted: ClassVar[bool] = False
-    """Whether secondaries fit local models to residuals, one round an epoch, instead of learning
+    """True if secondaries fit local models to residuals, one round an epoch, instead of learning
     from gradients. Only true for ``assist``."""
 
     def __repr__(self) -> str:

@@ -28,8 +28,9 @@ PAPER_TRAINING: Final[Mapping[str, Any]] = MappingProxyType(
         "test_fraction": 0.2,
     }
 )
-"""What [FedSim] trains all methods with (section 6.1, "Training"). It picks the step size from
-3e-4 to 1e-2 and the decay from 1e-5 and 1e-4 for each table (its first version, appendix C)."""
+"""Training settings of all methods in [FedSim] (section 6.1, "Training"). The paper picks the step
+size from 3e-4 to 1e-2 and the decay from 1e-5 and 1e-4 for each table (its first version,
+appendix C)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

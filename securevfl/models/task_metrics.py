@@ -54,7 +54,7 @@ class TaskMetric:
     """Condition on the rows under which it is defined."""
 
     defined: Callable[[Targets, int], bool] = lambda targets, _classes: len(targets) > 0
-    """Whether it is defined for labels, given the number of outputs."""
+    """Called with labels and the number of outputs; returns whether the metric is defined."""
 
     measure: Callable[[Outputs, Targets, float], Resampled]
     """Returns it as a function of resamples, by scikit-learn's definition; the last argument is the

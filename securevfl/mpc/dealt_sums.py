@@ -63,13 +63,13 @@ class DealtFor:
     """Rank of the party that brings the vectors."""
 
     rows: int
-    """Of the primary."""
+    """Rows of the primary."""
 
     bins: int
     """That its rows fall into, >= 1."""
 
     numbers: int
-    """Of a vector, >= 1."""
+    """Numbers in a vector, >= 1."""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -50,7 +50,7 @@ class TupleRequest:
     sizes: tuple[tuple[int, ...], ...]
     """Shapes of the independent numbers."""
     operation: str = ""
-    """Of a triple: the function of torch that makes its product."""
+    """Torch function that computes a triple's product."""
     options: str = "{}"
     """The function's keyword arguments, as JSON."""
 
@@ -134,7 +134,7 @@ class SeedOfMember:
 
     seed: bytes
     context: bytes
-    """What runs: session, run and program, the same at all members."""
+    """Context of the computation: session, run and program, the same at all members."""
 
     def independent(self, request: TupleRequest, world: Sequence[int]) -> list[Tensor]:
         """Return this member's shares of the independent numbers."""

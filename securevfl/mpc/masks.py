@@ -220,7 +220,7 @@ _ROUND_LABEL: Final = b"securevfl/mpc/round-key/v2"
 _NO_TRANSCRIPT: Final = bytes(32)
 
 _Streams = list[tuple[int, CipherContext]]
-"""Of each neighbour: its rank, and the key stream of the round."""
+"""Rank of each neighbour, and its key stream of the round."""
 
 
 class PairwiseMasks:

@@ -84,7 +84,7 @@ class Seat:
     pair_keys: Mapping[int, bytes]
     """32 bytes that it shares with each other one, by rank."""
     context: bytes
-    """What runs: session, run and program, the same at all members."""
+    """Context of the computation: session, run and program, the same at all members."""
     lines: Lines | None = None
     """To the others; None where nothing is opened."""
     dealer: DealerLine | None = None

@@ -283,7 +283,7 @@ class RunSettings(TypedDict, total=False):
     """Keyword arguments of :func:`simulate` and :func:`train` in addition to tables."""
 
     privacy: Privacy
-    """What is promised; ``Privacy(mechanism="none")`` promises nothing."""
+    """Privacy guarantee; ``Privacy(mechanism="none")`` gives none."""
     encoder: EncoderSettings | Literal["auto"] | None
     """How frozen encoders are made; default: as the family does. ``"auto"`` takes, with tables, a
     promise and what else is given, the settings of :mod:`securevfl.config.encoder`; then ``model``
@@ -296,16 +296,16 @@ class RunSettings(TypedDict, total=False):
     """Who chooses links, and by what; default: each row its K nearest records, with the primary's
     keys shown to every secondary."""
     prediction: sections.PredictionSettings | None
-    """What predictions of the model may spend in addition to training."""
+    """Limits of what predictions of the model may spend in addition to training."""
     base: Any
-    """What the joint model is averaged with: ``"boosting"``, ``"linear"``, ``"best"`` of these and
-    a perceptron (the default), any estimator of scikit-learn (a classifier needs
+    """Base model that is averaged with the joint one: ``"boosting"``, ``"linear"``, ``"best"`` of
+    these and a perceptron (the default), any estimator of scikit-learn (a classifier needs
     ``predict_proba``), or ``"none"``, as in the papers."""
     top: Any
     """With frozen encoders, an estimator in place of the family's top network, fitted to own
     columns, keys and released numbers: ``"boosting"``, ``"linear"`` or any of scikit-learn."""
     task: Task | None
-    """What the label is; default: binary or multiclass if the labels are classes, regression
+    """Learning task; default: binary or multiclass if the labels are classes, regression
     otherwise."""
     bounds: Mapping[str, Bounds] | Sequence[float] | None
     """``[low, high]`` of all features; or by party name such a pair, or pairs by column. Declared
@@ -314,9 +314,10 @@ class RunSettings(TypedDict, total=False):
     missing_columns: Mapping[str, Sequence[str]] | None
     """Columns of frames whose cells may be empty, by party name, known without looking."""
     seed: int
-    """Of splits, initialisation, shuffling and dropout; never of noise. Default 0."""
+    """Seed of splits, initialisation, shuffling and dropout; never of noise. Default 0."""
     with_alone: bool
-    """Whether the best model of the primary alone is found too, to compare with. Default true."""
+    """Also find the local baseline, the primary's best model alone, to compare with.
+    Default true."""
     data_root: Path | None
     """With a federation file, where relative data paths start; default: next to the file, and the
     current folder if there is no file."""
@@ -325,13 +326,13 @@ class RunSettings(TypedDict, total=False):
     device: str
     """``"cpu"`` (the default) or ``"cuda"``."""
     progress: bool | None
-    """Whether progress is shown on standard error: a bar on a terminal, a line for each stage
-    elsewhere. Default true."""
+    """Show progress on standard error: a bar on a terminal, a line for each stage elsewhere.
+    Default true."""
     record_mib: float | None
     """MiB of what each party receives and holds, which it records in its own folder for
     ``securevfl lab audit``; default: none."""
     extra_figures: Callable[[], Mapping[str, Any]]
-    """Of :func:`train`: returns figures that join the run's own in the end, ``no_privacy_test``,
+    """Called at the end of :func:`train`; returns figures to add to the run's: ``no_privacy_test``,
     ``combine_test`` and all metrics of both."""
 
 

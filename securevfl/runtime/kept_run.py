@@ -91,7 +91,7 @@ METADATA: Final = "securevfl"
 """Under this name a table's metadata lies in ``DataFrame.attrs`` and in a Parquet file's schema."""
 
 COST: Final = "nothing: post-processing of what was released; no ledger is charged, nothing is sent"
-"""What a table of releases costs, in words."""
+"""Cost of a table of releases, in words."""
 
 _FORMAT: Final = 1
 _RUN: Final = "run.pt"
@@ -315,7 +315,7 @@ class CoalitionAnswer:
     threshold: float
     """Probability above which a row counts as the second class, of a binary task."""
     used: Used = "joint"
-    """Whether the joint model answers, or the primary's local model alone."""
+    """Model that answers: the joint one, or the primary's local one alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,7 +326,7 @@ class Estimate:
     interval: task_metrics.Interval | None
     """From paired resamples of the test rows; None where too few of them define it."""
     standard_error: float | None = None
-    """Of sampled permutations, in addition to the interval; None of exact figures."""
+    """Standard error over sampled permutations, next to the interval; None of exact figures."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name, without those that are undefined."""
@@ -667,7 +667,7 @@ NEVER_FEWER: Final = (
     "the model was trained without party dropout and has never met an average over fewer "
     "secondaries; with model.party_dropout it would have"
 )
-"""What there is to say of an average over fewer secondaries than in training."""
+"""Remark on an average over fewer secondaries than in training."""
 
 
 def worth_without(

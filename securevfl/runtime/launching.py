@@ -485,7 +485,7 @@ def _role_of(job: PartyJob) -> Callable[[PartySession], _Ended]:
     """
     role, serves = job.config.party(job.name).role, job.serves
     if job.program is not None:
-        from securevfl.runtime.program_party import run_program
+        from securevfl.stages.programs.program_party import run_program
 
         return run_program
     if role == "primary" and serves:

@@ -20,7 +20,6 @@ from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import is_unused
-from securevfl.federation.class_means.class_means_stage import deal_over_star
 from securevfl.federation.messages import PredictRequest, Ready, RoundKind
 from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.saved_model import SavedModel
@@ -34,6 +33,7 @@ from securevfl.linkage.stage.linking import LinkageInput, help_to_link, reveals_
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_folder import write_federation
 from securevfl.runtime.run_options import PartyJob, require_precision
+from securevfl.stages.class_means.class_means_stage import deal_over_star
 from securevfl.transport.identity import Identity, expiring
 from securevfl.transport.message import StarKind
 
@@ -393,7 +393,7 @@ def run_helper(party: PartySession) -> None:
 
     Reveals:
         What :func:`securevfl.linkage.stage.linking.help_to_link` and
-        :func:`securevfl.federation.class_means.class_means_stage.deal_class_sums` say.
+        :func:`securevfl.stages.class_means.class_means_stage.deal_class_sums` say.
     """
     config, name, files = party.config, party.job.name, party.files
     party.require_no_listen()

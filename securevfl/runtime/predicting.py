@@ -32,12 +32,12 @@ from securevfl.federation.saved_model import PrimaryPart, SavedModel
 from securevfl.federation.session.membership import absent_names, in_blocks
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.protections.psi import most_keys
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.tasks import Metrics
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
+from securevfl.stages.psi.psi import most_keys
 
 # New rows, as a request takes them.
 
@@ -53,8 +53,8 @@ class NamedRows:
     row_name: str = "row"
     """The heading of the names."""
     linkable: Bool[np.ndarray, " rows"]
-    """Which rows have a key. The others are predicted without the secondaries, and cost nothing;
-    where keys are numbers, they have a substitute that nothing is linked by."""
+    """Mask of the rows that have a key. The others are predicted without the secondaries, and cost
+    nothing; where keys are numbers, they have a substitute that nothing is linked by."""
 
     @classmethod
     def all_of(cls, table: PartyTable) -> "NamedRows":
@@ -68,7 +68,7 @@ _ORDINARY: Final = 1e9
 """Values up to here, scaled and as they are, are not looked at further."""
 
 _LARGEST: Final = 1e30
-"""Of an output without partners; their average adds what float32 still holds."""
+"""Largest size of an output without partners; their average adds what float32 still holds."""
 
 
 class NotFiniteError(DataError):
@@ -377,7 +377,7 @@ class PredictionSession:
     """
 
     broken = False
-    """Whether an error has left the parties in the middle of a request."""
+    """True if an error has left the parties in the middle of a request."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class Predictions(Summarised):
     """A regression's numbers in the label's unit, or each row's most probable class; (rows,)."""
 
     probabilities: Float64[np.ndarray, "rows classes"] | None
-    """Of each class, in the order of ``classes``; None for a regression."""
+    """Probability of each class, in the order of ``classes``; None for a regression."""
 
     classes: tuple[Any, ...] | None
     """The label of each class; None for a regression."""
@@ -48,30 +48,30 @@ class Predictions(Summarised):
     """A remark on each row, empty for most; None if there are none."""
 
     metrics: Metrics | None = None
-    """Of the rows, where they came with labels."""
+    """Metrics of the rows, where they came with labels."""
 
     epsilon: float | None = None
     """Highest cost of the request at any party, or of all predictions of the model together, where
     each record has a number of releases; None: no bound, or nothing."""
 
     used: Used = "joint"
-    """Which model answered: the joint one, or the primary's local one (``alone``), which costs
+    """Model that answered: the joint one, or the primary's local one (``alone``), which costs
     nothing."""
 
     without: tuple[str, ...] = ()
     """Secondaries that were absent."""
 
     measured_without: Mapping[str, Any] | None = None
-    """What the model was worth on the run's test rows without them: ``used``, who answered then,
-    and each ``metric`` with its ``value`` and ``interval``; None where it was not measured, or
-    no secondary was absent."""
+    """Figures of the model on the run's test rows without the absent secondaries: ``used``, the
+    model that answered then, and each ``metric`` with its ``value`` and ``interval``; None where
+    it was not measured, or no secondary was absent."""
 
     unknown_words: Mapping[str, int] = field(default_factory=dict)
     """How many cells of the rows hold words that the model does not know, by column."""
 
     library: str = "pandas"
-    """Of the frame that the rows came in, and that :meth:`frame` returns: ``pandas``, ``polars`` or
-    ``pyarrow``."""
+    """Library of the frame that the rows came in, and that :meth:`frame` returns: ``pandas``,
+    ``polars`` or ``pyarrow``."""
 
     def __len__(self) -> int:
         return len(self.values)

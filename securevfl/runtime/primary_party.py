@@ -17,13 +17,8 @@ from securevfl.federation import messages, run_plan
 from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
-from securevfl.federation.class_means.class_means_stage import ClassMeansPrimary
 from securevfl.federation.link_counts import book_link_counts, require_link_counts
 from securevfl.federation.over_star import PeersOverStar
-from securevfl.federation.pretraining.pretraining_stage import (
-    pretrain_as_primary,
-    write_pretraining,
-)
 from securevfl.federation.rounds.exchanges import RoundExchange
 from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
@@ -38,6 +33,8 @@ from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
 from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import RejoinDue
+from securevfl.stages.class_means.class_means_stage import ClassMeansPrimary
+from securevfl.stages.pretraining.pretraining_stage import pretrain_as_primary, write_pretraining
 from securevfl.transport.message import Done, Message, public_reason
 from securevfl.transport.star import PrimaryTransport, new_session
 

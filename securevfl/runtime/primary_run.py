@@ -26,7 +26,6 @@ from securevfl.core.errors import BudgetExceededError
 from securevfl.core.formatting import finite_or_none
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.assisted_boosting import AssistPrimary, release_labels
 from securevfl.federation.base import (
     Base,
     Choice,
@@ -39,7 +38,6 @@ from securevfl.federation.base import (
 )
 from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.checkpoint import DamagedError, StateFolder
-from securevfl.federation.class_means.class_labels import ClassLabels, class_labels_of, drawn_labels
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds import exchanges
 from securevfl.federation.rounds.cut import CutRows
@@ -63,6 +61,8 @@ from securevfl.models.tasks import Evaluation, Metrics, evaluate
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
+from securevfl.stages.assist.assisted_boosting import AssistPrimary, release_labels
+from securevfl.stages.class_means.class_labels import ClassLabels, class_labels_of, drawn_labels
 from securevfl.version import __version__
 
 
@@ -316,7 +316,7 @@ class OtherParties:
     fit_class_means: Callable[[Callable[[Sequence[str]], ClassLabels]], None] | None = None
     """Lets secondaries fit class means, where their encoders are such."""
     presence: Presence | None = None
-    """Which secondaries took part, and when; None where all always do."""
+    """Record of which secondaries took part, and when; None where all always do."""
     recorder: Recorder | None = None
     """Records what the primary receives and holds, where that is asked for."""
 

@@ -46,9 +46,9 @@ class PrivacyFigures:
     epsilon: float | None
     """Spent by this run, in all its sessions; None: no bound."""
     epsilon_planned: float | None
-    """Of everything that was planned; None: no bound."""
+    """Epsilon of everything that was planned; None: no bound."""
     epsilon_as_published: float | None
-    """What the papers' formula would claim; None: no bound."""
+    """Epsilon that the papers' formula would claim; None: no bound."""
     delta: float
     unit: str
     encoder: str
@@ -78,11 +78,11 @@ class PrivacyFigures:
     table_runs: int
     """So many runs are in it."""
     statement: str
-    """What people sign, in words; the next four are its parts."""
+    """Guarantee that people sign, in words; the next four fields are its parts."""
     against: str | None
     """Who can do no better than the bound; None: no bound."""
     hides: str | None
-    """What they try to find out; None: no bound."""
+    """Fact that the attackers of ``against`` try to find out; None: no bound."""
     odds_factor: float | None
     """e^epsilon of the statement; None: no bound, or more than a float holds."""
     warning: str | None
@@ -114,8 +114,8 @@ class RunFigures:
     test: float | None
     """None where the run is ``untested``, like the next three."""
     alone_test: float | None
-    """Of the best model that the primary has without partners; None where it was not asked for,
-    like the next two."""
+    """Test figure of the local baseline, the primary's best model without partners; None where it
+    was not asked for, like the next two."""
     alone: Mapping[str, Any] | None
     """The primary alone: which model was ``chosen`` on validation rows; the ``candidates``, each
     with ``validation``, ``test`` and the ``interval`` of ``test``; and all test ``metrics`` of the
@@ -146,7 +146,7 @@ class RunFigures:
     mode: str
     privacy: PrivacyFigures
     pretraining: Mapping[str, Any] | None = None
-    """What pretraining came to, if there was any."""
+    """Figures of pretraining, if there was any."""
     alignment: Mapping[str, Any] | None = None
     """How many rows are linked, at each secondary and at all; None where they are not counted."""
     links: Mapping[str, Mapping[str, Any]] | None = None
@@ -174,11 +174,11 @@ class RunFigures:
     untested: str | None = None
     """Why test rows were not asked for, where that is so."""
     joint_test_metrics: Metrics | None = None
-    """Of the joint model, whichever is used; where there is a base."""
+    """Test metrics of the joint model, whichever is used; where there is a base."""
     ended: str | None = None
     """When, in UTC."""
     rows: Mapping[str, int] | None = None
-    """Of the primary's table: ``train``, ``validation`` and ``test``."""
+    """Row counts of the primary's table: ``train``, ``validation`` and ``test``."""
     peak_memory_bytes: Mapping[str, int] | None = None
     """By party, as the launcher has seen; None for parties that were not launched."""
     no_privacy_test: float | None = None
@@ -404,11 +404,11 @@ _COUNTS = ("epoch", "bytes")
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
 
 EXPLANATION: Final = "explanation.json"
-"""What models make of links, for pictures: the primary's in the run folder, for others to read; a
-secondary's in its own, for itself."""
+"""File of what models make of links, for pictures: the primary's in the run folder, for others to
+read; a secondary's in its own, for itself."""
 
 OWN_FACTS: Final = "party.json"
-"""What a secondary knows of its own part in a run, in its own folder, for its own page."""
+"""File of a secondary's facts about its own part in a run, in its own folder, for its own page."""
 
 
 def own_folders(folder: Path) -> list[Path]:
@@ -543,10 +543,10 @@ def read_figures(run_folder: Path) -> dict[str, Any]:
 CONTRIBUTION: Final = "contribution.json"
 
 AUDIT: Final = "audit.json"
-"""What attacks on a recorded run found, for the run folder's owner alone."""
+"""File of what attacks on a recorded run found, for the run folder's owner alone."""
 
 MEASURED_FORMAT: Final = 1
-"""Of the files that this program writes, and the only one that it reads."""
+"""Format version of the files that this program writes, and the only one that it reads."""
 
 
 def read_measured(run_folder: Path, name: str, *, run: str) -> dict[str, Any] | None:

@@ -51,7 +51,7 @@ class RunOptions:
     device: torch.device = _CPU
     """Where models and noise are computed, at every party."""
     resume: bool = False
-    """Whether to continue from the last epoch that was saved in ``run_folder``."""
+    """Continue from the last epoch that was saved in ``run_folder``."""
     observe: Observer = unheard
     """Called with progress and warnings; an exception that it raises ends the run."""
     record_mib: float | None = None
@@ -155,11 +155,11 @@ class InMemory:
     top: Any = None
     """The same where ``model.top`` is one from Python."""
     with_alone: bool = True
-    """Whether the best model of the primary alone is found too."""
+    """Also find the local baseline, the primary's best model alone."""
     frame: "pd.DataFrame | None" = None
     """Its table as it is, where the parties run a program."""
     new_rows: NewRows | None = None
-    """What the primary asks for, where it serves."""
+    """New rows that the primary requests predictions for, where it serves."""
 
 
 def of_tables(tables: "Mapping[str, PartyTable] | None", primary: str) -> dict[str, InMemory]:
@@ -208,19 +208,19 @@ class PartyJob(RunOptions):
     listen: str | None = None
     """Where the primary listens, if not at the address of the federation file."""
     pretrain_only: bool = False
-    """Whether the primary ends the run when pretraining is done; secondaries follow."""
+    """End the run at the primary when pretraining is done; secondaries follow."""
     serves: bool = False
-    """Whether this party answers for the model that it has kept, and does not train."""
+    """Answer requests with the model that this party has kept, and do not train."""
     serves_on: bool = False
-    """Whether it waits for the next session when one has ended."""
+    """Wait for the next session when one has ended."""
     in_memory: InMemory = InMemory()
-    """What no file has."""
+    """Inputs from Python's memory, which are in no file."""
     program: Program | None = None
-    """What all parties run together, where they do not train."""
+    """Program that all parties run together, where they do not train."""
     after_loss: bool = False
-    """Whether this party was in a session of the run before, which was lost or broken off."""
+    """True if this party was in an earlier session of the run, which was lost or broken off."""
     may_be_second: bool = False
-    """Whether the primary had one of this name in its session when this party first called."""
+    """True if the session already had a party of this name when this one first called."""
     awaited: tuple[str, ...] = ()
     """Secondaries for whom the session before was broken off, so that they can come back."""
 

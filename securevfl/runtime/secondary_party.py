@@ -15,14 +15,8 @@ from securevfl.core.progress import PartyDone, Warned, told
 from securevfl.data.tables import PartyTable
 from securevfl.federation import messages
 from securevfl.federation.build import build_secondary, save_secondary
-from securevfl.federation.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
-from securevfl.federation.computing import context_of
 from securevfl.federation.link_counts import link_count
 from securevfl.federation.over_star import serve, sum_from_secondary
-from securevfl.federation.pretraining.pretraining_stage import (
-    finish_pretraining,
-    pretraining_secondary,
-)
 from securevfl.federation.rounds.recording import recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
@@ -53,6 +47,9 @@ from securevfl.runtime.party import (
 from securevfl.runtime.predicting import KeptSecondary, prediction_spec
 from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
 from securevfl.runtime.run_options import RejoinDue
+from securevfl.stages.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
+from securevfl.stages.pretraining.pretraining_stage import finish_pretraining, pretraining_secondary
+from securevfl.stages.programs.computing import context_of
 from securevfl.transport.message import Done, StarKind
 from securevfl.version import __version__
 

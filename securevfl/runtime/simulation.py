@@ -24,9 +24,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data, save_secondary
 from securevfl.federation.checkpoint import last_common
-from securevfl.federation.class_means.class_means_stage import class_means_in_process
 from securevfl.federation.link_counts import book_link_counts, link_count, require_link_counts
-from securevfl.federation.pretraining import pretraining_stage
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
@@ -43,6 +41,8 @@ from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, r
 from securevfl.runtime.run_options import RunOptions, require_precision
 from securevfl.runtime.run_tables import table_warnings
 from securevfl.runtime.trained_run import TrainedRun
+from securevfl.stages.class_means.class_means_stage import class_means_in_process
+from securevfl.stages.pretraining import pretraining_stage
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,7 +59,7 @@ class RunResult(Summarised):
     """Loss of every training round of this call, in order."""
 
     ledger: list[dict[str, Any]]
-    """What the primary's ledger holds of the run, one mapping a line."""
+    """Lines of the primary's ledger about the run, one mapping a line."""
 
     base: Base | None = field(default=None, repr=False)
     """The base that is averaged with the joint model; None without one."""
@@ -253,7 +253,7 @@ class _Links:
     counts: dict[str, Any]
     """Each secondary's numbers of links, for the figures."""
     linked_rows: dict[str, Any] | None
-    """What each has said of them to the primary."""
+    """Linked-row count that each secondary has reported to the primary."""
 
 
 class _Simulation:

@@ -37,7 +37,7 @@ _SPENT: Final = (
 )
 _GONE: Final = "a party is not connected; the request may be sent again"
 _JSON: Final = "application/json"
-"""Of a body. A page of another site cannot send it without the browser's asking first."""
+"""Content type of a body. Another site's page cannot send it without the browser's asking first."""
 
 _NO_JSON: Final = f"send the header 'Content-Type: {_JSON}'"
 _NO_PATH: Final = (
@@ -55,9 +55,9 @@ class Predicted(BaseModel):
     prediction: str | bool | int | float | None
     """The most probable class, or a regression's number in the label's unit; null with a note."""
     probabilities: dict[str, float] | None = None
-    """Of each class; null for a regression."""
+    """Probability of each class; null for a regression."""
     note: str | None = None
-    """What there is to know of the row, such as that its key is empty."""
+    """Remark on the row, such as that its key is empty."""
 
 
 class Answer(BaseModel):

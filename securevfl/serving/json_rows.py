@@ -70,13 +70,13 @@ class RowColumn:
     name: str
     kind: Kind
     required: bool
-    """Whether it must be there."""
+    """True if the column must be there."""
     nullable: bool
-    """Whether it may be null."""
+    """True if the column may be null."""
     note: str
-    """What it is for."""
+    """Purpose of the column."""
     sign: str = ""
-    """Of numbers: the sign that the table writes with them; a row has the number alone."""
+    """Sign that the table writes with numbers of the column; a row has the number alone."""
 
 
 class BadRowsError(DataError):

@@ -17,7 +17,7 @@ from securevfl.core.memory import loading
 app = typer.Typer()
 
 _OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
-"""What clients on the server's own machine call it."""
+"""Host names by which clients on the server's own machine call it."""
 
 
 @app.command(rich_help_panel="Run")

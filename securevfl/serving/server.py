@@ -139,9 +139,9 @@ class ServerSettings:
     """How a model is served."""
 
     max_rows: int = 1000
-    """Of one request, and of what is asked together."""
+    """Most rows of one request, and of requests that are asked together."""
     max_bytes: int = 4 * 2**20
-    """Of one body."""
+    """Most bytes of one body."""
     rate: float | None = None
     """Predicted rows a second, over all clients; None for no limit."""
     gather_s: float = 0.005

@@ -95,7 +95,7 @@ class Outgoing:
     held_bytes: int = 0
     """How many bytes these are."""
     sent: bool = field(default=False, init=False)
-    """Whether TLS has taken its last byte."""
+    """True if TLS has taken the message's last byte."""
 
 
 @dataclass(kw_only=True, eq=False)

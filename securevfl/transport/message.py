@@ -71,7 +71,7 @@ class Message:
     """One message. The arrays of a received message are the receiver's own, and writable."""
 
     kind: MessageKind
-    """What it is for."""
+    """Purpose of the message."""
 
     round_number: int = 0
     """The round that it belongs to; 0 outside of rounds."""
@@ -233,7 +233,7 @@ class TypedMessage:
     __slots__ = ()
 
     KIND: ClassVar[MessageKind]
-    """What it is for."""
+    """Purpose of the message."""
 
     WAY: ClassVar[str]
     """Sender and receiver, for example ``"primary to every secondary"``."""
@@ -515,7 +515,7 @@ class Failure(TypedMessage):
     """One sentence without private data: every party reads it."""
 
     kind: FailureKind = "failed"
-    """Which error the waits of every party raise."""
+    """Kind of error that the waits of every party raise."""
 
     def error(self) -> errors.ProtocolError:
         """Return a new exception that names the party and the reason."""

@@ -84,8 +84,8 @@ class Dialling:
     """This party's, which the primary must agree to."""
     limits: TransportLimits
     returning: bool
-    """Whether a primary that holds an earlier connection of this party is called again until it has
-    noticed that this one is lost."""
+    """Call again a primary that holds an earlier connection of this party, until it has noticed
+    that this connection is lost."""
 
     @property
     def place(self) -> str:
@@ -537,7 +537,7 @@ class Transport:
 
 
 Enough = Callable[[Collection[str], float], bool]
-"""Whether these parties, after so many seconds, are enough to begin."""
+"""Called with parties and seconds waited; returns whether they are enough to begin."""
 
 # Who waits to be let in calls about every second.
 _CALLS_AGAIN_WITHIN_S: Final = 5.0

@@ -22,12 +22,12 @@ from securevfl.core.progress import unheard
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys
-from securevfl.linkage.protections.hashes import ByCodes
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import PROTECTIONS, LinkageInput, Linker
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.linkage.text import joined_texts, normalise_text
+from securevfl.stages.bloom.hashes import ByCodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -11,8 +11,8 @@ from helpers.built import Built
 from helpers.federations import save, write_federation
 from helpers.lines import Wires, run_all
 
-from securevfl.federation.class_means.class_labels import ClassLabels
-from securevfl.federation.class_means.class_means_stage import (
+from securevfl.stages.class_means.class_labels import ClassLabels
+from securevfl.stages.class_means.class_means_stage import (
     ClassMeansPrimary,
     ClassMeansSecondary,
     deal_class_sums,

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.bloom import Backend, CodeKeys
 from securevfl.linkage.metrics.metric import Columns, Field
-from securevfl.linkage.metrics.mixed import MixedKeys
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.metrics.texts import TextKeys
+from securevfl.stages.bloom.bloom import Backend, CodeKeys
+from securevfl.stages.mixed_keys.mixed import MixedKeys
 
 
 def nearest_records(

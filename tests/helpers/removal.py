@@ -34,8 +34,7 @@ from securevfl.dp import class_sums
 from securevfl.dp.events import Unit
 from securevfl.dp.ring_noise import RingNoise
 from securevfl.dp.sensitivity import gradient_sensitivity
-from securevfl.federation import assisted_boosting, build, encoder_fitting, link_counts
-from securevfl.federation.class_means import class_labels
+from securevfl.federation import build, encoder_fitting, link_counts
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.exchanges import Exchange, RoundExchange
@@ -53,6 +52,8 @@ from securevfl.runtime import predicting, simulation, trained_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
+from securevfl.stages.assist import assisted_boosting
+from securevfl.stages.class_means import class_labels
 from securevfl.transport.message import failure_kind, public_reason
 
 

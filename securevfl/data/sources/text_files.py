@@ -435,11 +435,11 @@ class Dialect:
     names: tuple[str, ...]
     """Its columns, in the order of the file."""
     skips_first: bool
-    """Whether the first line is the header, and no row."""
+    """True if the first line is the header, not a row."""
     gaps: Mapping[str, str]
-    """Of columns that hold words in the first lines: a word among them that counts as empty."""
+    """Word that counts as empty, by column that holds other words too in the first lines."""
     notice: str | None
-    """What was recognised that is not usual, and what says it for good."""
+    """Unusual settings that were recognised, and how to state them for good; None: all usual."""
 
 
 def dialect_of(

@@ -61,7 +61,7 @@ class CutLayer:
     """``tau``: standard deviation of one secondary's noise, in the same units; 0 for none."""
 
     disjoint: bool = False
-    """Whether each secondary writes into coordinates of its own."""
+    """True if each secondary writes into coordinates of its own."""
 
     def words(self, rows: int) -> int:
         """Return how many 64-bit words carry so many rows."""
@@ -153,7 +153,7 @@ class Aggregation(ABC):
     """
 
     pooled: ClassVar[bool]
-    """Whether a row is the mean over K slots of vectors that are each clipped, and each a function
+    """True if a row is the mean over K slots of vectors that are each clipped, and each a function
     of one record alone."""
 
     def __init__(self, cut: CutLayer) -> None:

@@ -229,7 +229,7 @@ class CachedRows:
     """Row ids of every round of the pass, in order."""
     _: KW_ONLY
     shape: tuple[int, ...]
-    """Of one row of the cut, (L, H); a round of any other counts as damaged."""
+    """Shape of one row of the cut, (L, H); a round of any other counts as damaged."""
 
     def __post_init__(self) -> None:
         """Find out what is kept.

@@ -27,7 +27,7 @@ class DrawnLabels:
     """Labels of training rows by randomised response, and the loss that takes them as such."""
 
     targets: Shaped[Tensor, " rows"]
-    """Of all rows of the primary, of training rows as drawn; no other row is trained on."""
+    """Labels of all the primary's rows, as drawn on training rows; no other row is trained on."""
     keep: float
     """With which probability a label was kept."""
 

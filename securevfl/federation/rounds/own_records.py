@@ -21,7 +21,7 @@ LinkIndex = Int64[Tensor, "batch links"]
 """Record of each link; anything valid where there is none."""
 
 LinkMask = Bool[Tensor, "batch links"]
-"""Which links there are."""
+"""True for each link that exists."""
 
 
 def represent_distinct(
@@ -114,17 +114,17 @@ class OwnRecords:
     keys: Float[Tensor, "records dimension"]
 
     row_by_row: bool
-    """Whether the model is given one row at a time, as installed families are."""
+    """True if the model is given one row at a time, as installed families are."""
 
     apart: bool
-    """Whether each link is computed in a place of its own: wherever anything is promised.
+    """True if each link is computed in a place of its own: wherever anything is promised.
 
     How many records a batch links to is the size of a matrix product, which may decide the last
     bits of every row of it; and one record more or less must leave other rows as they are.
     """
 
     precision: Precision = "float32"
-    """What the model computes in; what it gives is float32."""
+    """Precision in which the model computes; its output is float32."""
 
     network: Network | None = None
     """The model as a GPU replays it."""

@@ -51,7 +51,7 @@ class TopModel:
     top: nn.Module
     """The module."""
     inputs: PrimaryInputs
-    """What it reads of the primary's rows."""
+    """Inputs from the primary's rows."""
     exchange: Exchange
     """Where the secondaries are."""
     _: KW_ONLY
@@ -60,7 +60,7 @@ class TopModel:
     scale: float = 1.0
     """lambda: the joint model's weight in its average with a base, in [0, 1]."""
     precision: Precision = "float32"
-    """What :attr:`top` computes in."""
+    """Precision in which :attr:`top` computes."""
     _network: Network | None = field(default=None, init=False)
     _last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = field(
         default=None, init=False
@@ -165,8 +165,8 @@ class PrimaryData(PrimaryInputs):
     """The task: its loss, its metric, and how many numbers it asks of the top model."""
     split: RowSplit
     aligned: Bool[np.ndarray, " rows"] | None = None
-    """Which rows training rounds may have, where ``training.rows = "aligned"`` leaves others out;
-    None for all."""
+    """Mask of rows that training rounds may have, where ``training.rows = "aligned"`` leaves others
+    out; None for all."""
 
     @property
     def training_rows(self) -> Int64[np.ndarray, " train"]:
@@ -193,7 +193,7 @@ class Primary(TopModel, ABC):
     """The primary's top model on its way to the best epoch, over any exchange."""
 
     always_asks = False
-    """Whether secondaries are asked for test rows even where their answer counts for nothing."""
+    """True if secondaries are asked for test rows even where their answer counts for nothing."""
 
     def __init__(
         self,

@@ -28,10 +28,10 @@ FILE: Final = "view.pt"
 """In a party's own folder."""
 
 AVERAGE: Final = "AVERAGE"
-"""What a primary's line of an average is called; other lines have the name of their message."""
+"""Name of a primary's line of an average; other lines have the name of their message."""
 
 LINKS: Final = "LINKS"
-"""What a secondary's line of the records that it drew for a round is called."""
+"""Name of a secondary's line of the records that it drew for a round."""
 
 _MIB: Final = 2**20
 

@@ -58,13 +58,13 @@ class Released:
     """One secondary's part of one round."""
 
     words: Words
-    """What enters the secure sum."""
+    """Words that enter the secure sum."""
 
     clipped: CutRows
-    """What it was made of, on the autograd graph if the round teaches; it stays here."""
+    """Clipped rows behind the words, on the autograd graph if the round trains; they stay here."""
 
     epsilon: float
-    """What is spent, this release included."""
+    """Epsilon spent, this release included."""
 
 
 @dataclass(eq=False)
@@ -181,7 +181,7 @@ class CountedRelease:
     """
 
     links: LinkSource
-    """Which records chose which rows of the request."""
+    """Source of the request's links, in which records chose rows."""
     ledger: Ledger
     """The secondary's own, which counts how often each record was released."""
     most: int

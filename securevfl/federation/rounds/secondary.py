@@ -56,7 +56,7 @@ class SecondaryData:
     features: Float[Tensor, "records features"]
     keys: Float[Tensor, "records dimension"]
     links: LinkSource
-    """Which records each of the primary's rows is linked to."""
+    """Source of each primary row's linked records."""
 
     primary_rows: int
     """How many rows the primary has announced."""
@@ -100,23 +100,23 @@ class Secondary:
     """Protects and books what leaves."""
     _: KW_ONLY
     validator: RequestValidator
-    """What the primary may ask for in this session."""
+    """Validator of what the primary may ask for in this session."""
     dropout: DropoutStream
     optimizer: PacedOptimizer | None = None
-    """Of :attr:`bottom`; None for an encoder that does not learn from gradients."""
+    """Optimizer of :attr:`bottom`; None for an encoder that does not learn from gradients."""
     gradient_noise: GradientNoise | None = None
-    """What protects each update, if the encoder is dp-trained."""
+    """Protection of each update, if the encoder is dp-trained."""
     kept: CachedRelease | None = None
-    """What a frozen encoder's release rests on, and the last answers of it."""
+    """A frozen encoder's cached release: what it rests on, and its last answers."""
     class_means: ClassMeansFitting | None = None
     """Its part in the class-means stage, where its encoder is fitted by it."""
     row_by_row: bool = False
-    """Whether :attr:`bottom` sees one row alone: a module that is not the package's own may not mix
-    rows where something is promised."""
+    """True if :attr:`bottom` sees each row alone: a module that is not the package's own may not
+    mix rows where something is promised."""
     decorrelates: float = 0.0
     """Weight of the distance correlation in its loss."""
     precision: Precision = "float32"
-    """What :attr:`bottom` computes in."""
+    """Precision in which :attr:`bottom` computes."""
     log: Log = log_nothing
     """The party's."""
 

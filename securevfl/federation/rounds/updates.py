@@ -89,7 +89,7 @@ class LinkedRecords:
     """The linked records' keys; rows of absent links hold anything finite."""
 
     present: Bool[Tensor, "batch links"]
-    """Which links there are."""
+    """True for each link that exists."""
 
     def pieces(self, rows: int) -> "list[LinkedRecords]":
         """Yield parts of at most that many rows."""
@@ -158,7 +158,7 @@ class PlainBackwardStep:
     stream: DropoutStream
     parameters: Sequence[nn.Parameter]
     added: Float[Tensor, ""] | None = None
-    """What the loss has besides, of the same graph."""
+    """Extra loss term on the same graph."""
 
     def gradients_from(self, gradient: CutRows, *, zero_lost: bool = False) -> Tensor:
         """Set the gradients by going back through the clip and the bottom model."""
@@ -281,7 +281,7 @@ class RowGradients:
     stream: DropoutStream
     """This party's: the units that the release drops are dropped again."""
     precision: Precision = "float32"
-    """What the model computes in; what it gives is float32."""
+    """Precision in which the model computes; its output is float32."""
 
     def __post_init__(self, links: LinkedRecords) -> None:
         """Keep what the round's release will be made of; call it before the release."""
@@ -349,7 +349,7 @@ class PrivateBackwardStep:
     bottom: nn.Module
     """The model that learns."""
     total: Callable[[Tensor], Tensor]
-    """What the rows' gradients add up to: :meth:`RowGradients.total`."""
+    """Called with the batch's gradient to sum the rows' gradients: :meth:`RowGradients.total`."""
     noise: GradientNoise
     """Protects the update."""
 

@@ -276,7 +276,7 @@ class Joined:
     """Its connection to the primary."""
 
     facts: RunFacts
-    """What the primary says of its rows."""
+    """Facts that the primary states about its rows."""
 
     pair_keys: Mapping[int, bytes]
     """A key with every other caller, by rank; the primary has none of them."""

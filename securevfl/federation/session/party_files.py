@@ -33,12 +33,12 @@ class PartyFiles:
     party: str
     """Name of the party."""
     resume: bool
-    """Whether the run resumes from these files."""
+    """True if the run resumes from these files."""
     table: Path | None = None
     """The party's table, whose ledger is charged for every run; None for a party without a file of
     one: a coordinator, or a table in memory, whose ledger lies in the run folder."""
     simulated: bool = False
-    """Whether all parties share this process.
+    """True if all parties share this process.
 
     Nothing leaves it, so there is no log, and the run has a ledger of its own in its folder, which
     is not synced line by line: two syncs a round cost more than training a small model."""

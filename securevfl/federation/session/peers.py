@@ -57,7 +57,7 @@ class StageEnd:
 
 
 Next = type[TypedMessage] | type[StageEnd] | None
-"""What a handler returns: the only type that may follow, in the same round; or that the stage ends;
+"""Result of a handler: the only type that may follow, in the same round; or that the stage ends;
 or None, where any may come that starts something."""
 
 
@@ -72,7 +72,7 @@ class Handler:
     """Lengths and shapes that a received message is checked against."""
 
     follows: bool = False
-    """Whether the message comes where another one's handler asks for it, and at no other time."""
+    """True if the message comes where another one's handler asks for it, and at no other time."""
 
 
 Handlers = Mapping[type[TypedMessage], Handler]

@@ -46,7 +46,7 @@ class SessionLimits:
     """Epochs between averages of positional encodings; 0 for none."""
 
     single_pass: Purpose | None
-    """What every row is released once for, if that is all that happens."""
+    """Purpose of each row's only release, if that is all that happens; None otherwise."""
 
     first_row: int = 0
     """The first row that may be asked for; those before it take part in linking alone."""

@@ -12,15 +12,15 @@ from scipy import optimize, stats
 from securevfl.lab.attacks.evidence import Evidence
 
 LEVEL: Final = 0.95
-"""Of every confidence interval."""
+"""Confidence level of every interval."""
 
 FOLDER: Final = "attacks"
-"""Of the run folder: a file each attack that is done."""
+"""Folder in the run folder: one file for each finished attack."""
 
 _RESAMPLES: Final = 400
 
 Aim = Literal["labels", "columns", "keys", "links", "members", "noise"]
-"""What an attack is after; "noise" is whether the promise's noise is there, and no guess."""
+"""Target of an attack; "noise" is whether the promised noise is there, and no guess."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,24 +35,24 @@ class Leak:
     channel: str
     """Through which channel of :mod:`securevfl.config.disclosure`."""
     measure: str
-    """What the figures are."""
+    """Quantity that the figures give, in words."""
     value: float
     interval: tuple[float, float]
     """With confidence :data:`LEVEL`, over rows; seeds are averaged."""
     floor: float
     """The same of a guess that needs nothing of the run."""
     floor_is: str
-    """What that guess is made of."""
+    """Basis of the trivial guess, in words."""
     ceiling: float | None = None
     """The same attack where the run's defence is taken away; None where it has none."""
     rows: int
     """How many are guessed."""
     known: str = ""
-    """What the attacker must know besides."""
+    """Further knowledge that the attacker needs."""
     seeds: int = 1
     seconds: float = 0.0
     violates: str | None = None
-    """What promise this breaks: not how much is learned, but that the run is not what it says."""
+    """Broken promise: not how much is learned, but that the run is not what it says."""
 
     @property
     def beats_floor(self) -> bool:

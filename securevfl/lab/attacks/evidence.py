@@ -44,9 +44,9 @@ class EpochGradients:
 
     rows: Int64[np.ndarray, " rows"]
     gradients: Float32[np.ndarray, "rows numbers"]
-    """Of the loss's mean over a batch, with respect to the row's average."""
+    """Gradients of the loss's mean over a batch, with respect to each row's average."""
     batches: Int64[np.ndarray, " rows"]
-    """Which round a row was in."""
+    """Round that each row was in."""
 
 
 class Evidence:

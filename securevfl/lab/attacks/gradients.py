@@ -19,7 +19,7 @@ _EPOCHS: Final = 5
 """The first ones: later gradients say more of how rows differ within a class."""
 
 _MOST_NUMBERS: Final = 512
-"""Of a row's gradients, these epochs together; more are projected at random."""
+"""Most numbers of a row's gradients over these epochs together; more are projected at random."""
 
 
 def _missing(evidence: Evidence) -> str | None:

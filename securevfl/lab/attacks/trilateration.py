@@ -23,7 +23,7 @@ from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.spec import LinkSpec
 
 DISTANCES: Final = "LINK_SHARE"
-"""What a coordinator's line of the sums of two shares is called."""
+"""Name of a coordinator's line of the sums of two shares."""
 
 CELLS: Final = "LINK_CELLS"
 

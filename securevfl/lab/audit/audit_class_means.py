@@ -37,12 +37,6 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.federation.build import bottom_at_work
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.class_means.class_labels import ClassLabels, LabelNoise, class_labels_of
-from securevfl.federation.class_means.class_means_stage import (
-    ClassMeansPrimary,
-    ClassMeansSecondary,
-    deal_class_sums,
-)
 from securevfl.federation.encoder_fitting import ClassMeansFitting, FittedBottom
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
@@ -63,6 +57,12 @@ from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.tasks import TaskHead
+from securevfl.stages.class_means.class_labels import ClassLabels, LabelNoise, class_labels_of
+from securevfl.stages.class_means.class_means_stage import (
+    ClassMeansPrimary,
+    ClassMeansSecondary,
+    deal_class_sums,
+)
 from securevfl.transport.message import Message, MessageKind
 
 # Are class sums noised, and labels drawn, as promised? Tests on what each side gets to see.
@@ -84,10 +84,10 @@ class SumsSeen:
     """Sums minus what they would be without noise, over the same change."""
 
     scores: Float[np.ndarray, "sums changes"]
-    """Of every change that may have been made: 0 on average if it was not, 1 if it was."""
+    """Score of every change that may have been made: 0 on average if it was not, 1 if it was."""
 
     made: Bool[np.ndarray, " changes"]
-    """Which were."""
+    """True for each change that was made."""
 
 
 def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:

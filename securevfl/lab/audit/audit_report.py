@@ -23,7 +23,7 @@ from securevfl.launch.spawn import reserved_port, run_party_processes
 from securevfl.transport.identity import SHORT_LIVED_DAYS, provision
 
 PARTY_PROGRAM: Final = (sys.executable, "-m", "securevfl.lab.audit.audit_party")
-"""What each party's process runs; a folder and the party's name follow."""
+"""Command of each party's process; a folder and the party's name follow."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -31,7 +31,7 @@ class AuditReport(Summarised):
     """The outcome of an audit."""
 
     settings: AuditSettings
-    """What was audited."""
+    """Settings of the audit."""
 
     tests: Mapping[Audited, Sequence[AuditTest]]
     """Every test's outcome, by the kind of release."""

@@ -32,7 +32,7 @@ WORLDS: Final = 3
 """Kinds of rows in a round; see :mod:`securevfl.lab.audit.audit_statistics`."""
 
 MEAN_ERROR: Final = math.sqrt(2) - 1
-"""What is wrong with a mean, over C, if half a row's norm (or half a batch) is overlooked."""
+"""Error of a mean, over C, if half a row's norm (or half a batch) is overlooked."""
 
 AGAINST: Final = {
     "noise_not_too_small": "one of the secondaries adds no noise",
@@ -283,10 +283,10 @@ class AuditTest:
     """One test's outcome."""
 
     name: str
-    """What must hold."""
+    """Property that must hold."""
 
     statistic: float
-    """What was observed."""
+    """Observed value."""
 
     threshold: float
     """Where passing ends."""

@@ -24,7 +24,7 @@ Audited = Release | ClassMeans | Literal["one_run"]
 DELTA: Final = 1e-5
 
 ROUNDS_EVENT: Final = "rounds"
-"""What the primary's process reports once all rounds are released."""
+"""Event that the primary's process reports once all rounds are released."""
 
 _LEAST_LABELS: Final = 0.5
 _MOST_LABELS: Final = 8.0
@@ -48,7 +48,7 @@ class AuditSettings:
     """Releases of each kind, >= 2."""
 
     label_epsilon: float = 2.0
-    """What class means may tell of one row's label, to each secondary, at delta 1e-5; 0.5 to 8."""
+    """Epsilon of class means for a row's label, against each secondary, at delta 1e-5; 0.5 to 8."""
 
     timeout_s: float = 300.0
     """Seconds after which the processes are ended."""

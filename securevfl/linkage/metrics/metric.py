@@ -189,29 +189,29 @@ class Metric(ABC):
     """Its name in a federation file."""
 
     unit: ClassVar[str]
-    """What its distances are in, for figures."""
+    """Unit of the distances, for figures."""
 
     whole: ClassVar[bool] = False
-    """Whether its distances are whole numbers."""
+    """True if distances are whole numbers."""
 
     largest: ClassVar[float] = math.inf
     """No distance is larger."""
 
     quick: ClassVar[bool] = False
-    """Whether its links are quicker made than read from a file."""
+    """True if computing links is faster than reading them from a file."""
 
     reads: ClassVar[frozenset[str]] = frozenset()
     """Settings of the ``[linkage]`` table that go with few metrics, this one among them:
     ``fields``, ``blocking`` by q-grams, ``rules`` of blocking, ``fold``, ``spelling`` of texts."""
 
     quantised: ClassVar[bool] = False
-    """Whether distances are Euclidean, of numbers: whole numbers of 16 bits can stand for these."""
+    """True for Euclidean distances of numbers that 16-bit integers can represent."""
 
     coded: ClassVar[bool] = True
-    """Whether near keys have near Bloom-filter codes."""
+    """True if near keys have near Bloom-filter codes."""
 
     equal_only: ClassVar[bool] = False
-    """Whether links are of equal keys alone, all at distance 0."""
+    """True if only equal keys are linked, all at distance 0."""
 
     def kind(self, spec: "KeySpec") -> KeyKind:
         """Return what every key column holds, where no field says it of its own."""
@@ -293,7 +293,7 @@ class KeySpec:
     one (:mod:`securevfl.linkage.blocking_rules`); None compares all."""
 
     fold: bool = False
-    """Whether equal keys may differ in case, in full-width letters and in runs of blanks."""
+    """True if equal keys may differ in case, in full-width letters and in runs of blanks."""
 
     spelling: Spelling = field(default_factory=Spelling)
     """How texts are spelled when they are read."""

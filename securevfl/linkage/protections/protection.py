@@ -91,7 +91,7 @@ class DataParty(LinkageHelper):
     """Receives progress events."""
 
     memory: dict[str, Any] = field(default_factory=dict)
-    """What a protection keeps from one linking to the next of a session, by the other party."""
+    """State that a protection keeps between linkings of a session, by the other party."""
 
 
 def linked_primary(
@@ -183,13 +183,13 @@ class Protection(ABC):
     """Parties without a table that it needs."""
 
     needs_secret: ClassVar[bool] = False
-    """Whether data parties share a linkage secret."""
+    """True if data parties share a linkage secret."""
 
     takes_cells: ClassVar[bool] = False
-    """Whether grid cells can reduce the pairs that it compares."""
+    """True if grid cells can reduce the pairs that are compared."""
 
     learned: ClassVar[Mapping[str, str]]
-    """What each role learns, in one sentence."""
+    """Information that each role learns, in one sentence."""
 
     messages: ClassVar[tuple[type[TypedMessage], ...]]
     """All messages between its parties."""

@@ -12,13 +12,9 @@ from jaxtyping import Float32
 from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import SimilarityScale
-from securevfl.linkage.metrics.bloom import Bloom
 from securevfl.linkage.metrics.metric import ComparedKeys, Metric
-from securevfl.linkage.metrics.mixed import Mixed
 from securevfl.linkage.metrics.points import Euclidean, GreatCircle
 from securevfl.linkage.metrics.texts import Exact, Levenshtein
-from securevfl.linkage.protections.hashes import BloomProtection, Hashes
-from securevfl.linkage.protections.paillier import Paillier
 from securevfl.linkage.protections.plaintext import Plaintext
 from securevfl.linkage.protections.protection import (
     Coordinated,
@@ -30,8 +26,6 @@ from securevfl.linkage.protections.protection import (
     linked_primary,
     take_nothing,
 )
-from securevfl.linkage.protections.psi import Psi
-from securevfl.linkage.protections.shares import Shares
 from securevfl.linkage.spec import (
     SECRET_FILE,
     LinkageSecret,
@@ -41,6 +35,12 @@ from securevfl.linkage.spec import (
 )
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.messages import LinkedRows
+from securevfl.stages.bloom.bloom import Bloom
+from securevfl.stages.bloom.hashes import BloomProtection, Hashes
+from securevfl.stages.encrypted_linkage.paillier import Paillier
+from securevfl.stages.encrypted_linkage.shares import Shares
+from securevfl.stages.mixed_keys.mixed import Mixed
+from securevfl.stages.psi.psi import Psi
 from securevfl.transport.channels import CallerChannels, Channels, PrimaryChannels, SealedChannel
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
@@ -55,7 +55,7 @@ METRICS: Final[dict[str, Metric]] = {
         Exact(),
     )
 }
-"""What ``linkage.metric`` may be."""
+"""Metrics by their value of ``linkage.metric``."""
 
 
 PROTECTIONS: Final[dict[str, Protection]] = {
@@ -69,7 +69,7 @@ PROTECTIONS: Final[dict[str, Protection]] = {
         Paillier(),
     )
 }
-"""What ``linkage.protection`` may be."""
+"""Protections by their value of ``linkage.protection``."""
 
 
 def protection_of(spec: LinkSpec) -> Protection:

@@ -139,7 +139,7 @@ class Lists(TypedMessage):
     """Their distances are not sent; received ones have places of the list instead."""
 
     apart: bool
-    """Whether some row's first record has another key than the row
+    """True if some row's first record has another key than the row
     (:func:`securevfl.linkage.stage.candidates.tells_apart`)."""
 
     most: int

@@ -21,7 +21,7 @@ from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.tasks import Metrics, TaskHead, as_logit, on_cpu
 
 Outcome = Literal["better", "unclear", "worse"]
-"""Whether the interval of a gain is above zero, around it, or below it."""
+"""Position of a gain's interval: above zero, around it, or below it."""
 
 _MODEL_IN_WORDS = {
     CONSTANT: "a constant, without columns of its own",

@@ -78,7 +78,7 @@ class MarginModel:
     """The fitted estimator."""
     head: TaskHead
     words_as_one: bool
-    """Whether each column of words is one column of categories in its inputs."""
+    """True if each column of words is one column of categories in the inputs."""
 
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
         """Return the margins of rows, as the head reads them."""

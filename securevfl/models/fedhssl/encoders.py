@@ -292,11 +292,11 @@ class FedHSSLConfig:
     """The ``[model]`` table of a federation with ``family = "fedhssl"``; all parties share it."""
 
     STEPS: ClassVar[tuple[Step, ...]] = ("cross", "local", "aggregate")
-    """What pretraining does: cross-party learning, local learning (guided by the cross-party
+    """Steps of pretraining: cross-party learning, local learning (guided by the cross-party
     encoder where there is one), aggregation of local top encoders."""
 
     encoder: Literal["mlp", "embedding", "resnet18"] = "mlp"
-    """What encodes a record; ``embedding`` for tables with categorical columns."""
+    """Encoder of a record; ``embedding`` for tables with categorical columns."""
 
     encoder_hidden: checks.Width = 512
     """Width of an encoder's first layer."""
@@ -317,7 +317,7 @@ class FedHSSLConfig:
     """First layers of ``resnet18``; ``small`` for small images."""
 
     encoders: Literal["both", "cross", "local"] = "both"
-    """Which pretrained encoders are fine-tuned; their outputs stand next to one another."""
+    """Pretrained encoders to fine-tune; their outputs are concatenated."""
 
     normalise: bool = True
     """The head reads the primary's representation and the aggregate at mean 0 and deviation 1

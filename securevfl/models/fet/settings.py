@@ -39,7 +39,7 @@ class FeTConfig:
     """Norms before a block's layers, or after them, as in the paper."""
 
     activation: Literal["gelu", "relu"] = "gelu"
-    """Of the blocks' perceptrons; the paper's is ``relu``."""
+    """Activation of the blocks' perceptrons; the paper's is ``relu``."""
 
     dropout: checks.Fraction = 0.1
     """Share of units dropped inside blocks; rounded to 1/256."""
@@ -48,7 +48,7 @@ class FeTConfig:
     """r_d, share of the secondaries left out of a training round."""
 
     release: Literal["sequence", "pooled"] = "sequence"
-    """What leaves for a row: K vectors, as in the paper, or one."""
+    """Released vectors of a row: K (``sequence``), as in the paper, or one (``pooled``)."""
 
     dynamic_masking: bool = True
     """Attention weighs links by a mask made from their keys."""
@@ -95,7 +95,7 @@ class FeTConfig:
     """T_pe, epochs between averagings of positional encodings; 0: never."""
 
     positions_start: Literal["shared", "separate"] = "shared"
-    """Whether encodings start equal at all parties, or separately, as in the paper."""
+    """Initial positional encodings: equal at all parties, or separate, as in the paper."""
 
     frozen_map: Literal["fourier", "linear"] = "fourier"
     """Random features of a frozen encoder: cosines, or a projection."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core.errors import SecureVflError
+from securevfl.desk.report.verify import verify_run
 from securevfl.ledger.ledger import summary_of
-from securevfl.report.verify import verify_run
 
 _FIGURES: Final = ("train", "validation", "test", "test_metrics", "epochs", "best_epoch")
 

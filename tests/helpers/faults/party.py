@@ -22,7 +22,7 @@ from typing import Any, Final
 from helpers.chaos.witness import watch_files, watch_queue
 
 from securevfl.cli.main import main
-from securevfl.report import page
+from securevfl.desk.report import page
 from securevfl.transport import framing
 from securevfl.transport.framing import EncodedMessage
 from securevfl.transport.message import StarKind

@@ -29,8 +29,8 @@ from helpers.federations import save
 
 # Loaded once, for all that are forked.
 import securevfl.cli.results
+import securevfl.desk.report.page
 import securevfl.mpc.sum_to
-import securevfl.report.page
 import securevfl.runtime.primary_party
 import securevfl.runtime.secondary_party  # noqa: F401
 from securevfl.federation.checkpoint import has_begun

@@ -8,29 +8,7 @@ import numpy as np
 from helpers.linking import hidden_spec, key_table
 
 from securevfl.data.scaling import KeyScaler
-from securevfl.federation.assisted_boosting import ModelFitted, Residuals, Step
-from securevfl.federation.class_means.class_means_stage import (
-    ClassMeansCall,
-    ClassMeansDealing,
-    ClassMeansDone,
-    ClassMeansLabels,
-    ClassMeansMasked,
-    ClassMeansNoise,
-    ClassMeansSeed,
-    ClassMeansShifted,
-    ClassMeansState,
-    ClassMeansSums,
-    ClassMeansTurn,
-)
-from securevfl.federation.computing import (
-    ComputingBegin,
-    ComputingDealing,
-    ComputingDone,
-    ComputingKey,
-    ComputingRequest,
-    ComputingSeed,
-    ComputingTensor,
-)
+from securevfl.desk.setup.before_run import PeerFacts
 from securevfl.federation.messages import (
     AverageRequest,
     EpochMark,
@@ -47,32 +25,11 @@ from securevfl.federation.messages import (
     TrainingRows,
     Welcome,
 )
-from securevfl.federation.pretraining.pretraining_secondary import (
-    CrossBatch,
-    IterationBegin,
-    IterationEnd,
-    LearnLocally,
-    Projections,
-    TopsRequest,
-)
 from securevfl.federation.run_plan import RunFacts
 from securevfl.ledger.countersigning import CountersignRequest, Heads, Memories, Memory, SignedHead
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field, KeySpec
-from securevfl.linkage.protections.blocks import (
-    Cells,
-    DistanceShare,
-    Offer,
-    RecordBlocks,
-    RowBlocks,
-    Shift,
-    Turn,
-)
-from securevfl.linkage.protections.hashes import Codes
-from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
 from securevfl.linkage.protections.plaintext import LinkKeys
-from securevfl.linkage.protections.psi import BlindedPoints, EvaluatedPoints, RowValues
-from securevfl.linkage.protections.shares import DealerTurn, Dealt, MaskedKeys
 from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.stage.linking import METRICS
 from securevfl.linkage.stage.messages import (
@@ -84,7 +41,54 @@ from securevfl.linkage.stage.messages import (
 )
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.mpc.dealt_tuples import TupleRequest
-from securevfl.setup.before_run import PeerFacts
+from securevfl.stages.assist.assisted_boosting import ModelFitted, Residuals, Step
+from securevfl.stages.bloom.hashes import Codes
+from securevfl.stages.class_means.class_means_stage import (
+    ClassMeansCall,
+    ClassMeansDealing,
+    ClassMeansDone,
+    ClassMeansLabels,
+    ClassMeansMasked,
+    ClassMeansNoise,
+    ClassMeansSeed,
+    ClassMeansShifted,
+    ClassMeansState,
+    ClassMeansSums,
+    ClassMeansTurn,
+)
+from securevfl.stages.encrypted_linkage.blocks import (
+    Cells,
+    DistanceShare,
+    Offer,
+    RecordBlocks,
+    RowBlocks,
+    Shift,
+    Turn,
+)
+from securevfl.stages.encrypted_linkage.paillier import (
+    EncryptedDistances,
+    EncryptedRows,
+    PackedRows,
+)
+from securevfl.stages.encrypted_linkage.shares import DealerTurn, Dealt, MaskedKeys
+from securevfl.stages.pretraining.pretraining_secondary import (
+    CrossBatch,
+    IterationBegin,
+    IterationEnd,
+    LearnLocally,
+    Projections,
+    TopsRequest,
+)
+from securevfl.stages.programs.computing import (
+    ComputingBegin,
+    ComputingDealing,
+    ComputingDone,
+    ComputingKey,
+    ComputingRequest,
+    ComputingSeed,
+    ComputingTensor,
+)
+from securevfl.stages.psi.psi import BlindedPoints, EvaluatedPoints, RowValues
 from securevfl.transport.channels import SealedFrom, SealedTo
 from securevfl.transport.message import Done, Failure, Ping, SessionStart, TypedMessage
 

@@ -13,7 +13,7 @@ import pytest
 from helpers.patience import SOON_S
 
 from securevfl.core.errors import OutOfMemoryError, PartyFailedError
-from securevfl.linkage.protections.paillier import on_cores
+from securevfl.stages.encrypted_linkage.paillier import on_cores
 from securevfl.transport.message import failure_kind
 
 pytestmark = pytest.mark.multiprocess
@@ -22,7 +22,7 @@ PROGRAM = textwrap.dedent(
     """
     import os, time
 
-    from securevfl.linkage.protections.paillier import on_cores
+    from securevfl.stages.encrypted_linkage.paillier import on_cores
 
     def work(number):
         os.write(1, b"working\\n")

@@ -16,11 +16,11 @@ from helpers.launched import processes_of
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.core.progress import PretrainingIteration, ProgressEvent, RoundDone, Warned, unheard
-from securevfl.federation.pretraining.pretraining_stage import load_encoders
 from securevfl.runtime.launching import pretrain_in_processes, train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.stages.pretraining.pretraining_stage import load_encoders
 
 pytestmark = pytest.mark.multiprocess
 

@@ -8,8 +8,8 @@ import pytest
 from helpers.class_means import write_class_means
 
 import securevfl as sv
+from securevfl.desk.report.verify import verify_run
 from securevfl.ledger.ledger import ledger_of_table, summary_of
-from securevfl.report.verify import verify_run
 
 pytestmark = pytest.mark.multiprocess
 

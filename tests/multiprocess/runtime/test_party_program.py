@@ -16,7 +16,7 @@ from helpers.warm import Program
 import securevfl as sv
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.launch.torchrun import started
-from securevfl.runtime.party_program import ThisParty, launch
+from securevfl.stages.programs.party_program import ThisParty, launch
 
 pytestmark = pytest.mark.multiprocess
 

@@ -17,8 +17,8 @@ from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.session.handshake import read_hello
 from securevfl.ledger.ledger import summary_of
-from securevfl.runtime.programs import with_program
 from securevfl.runtime.run_options import Program
+from securevfl.stages.programs.programs import with_program
 from securevfl.transport.message import Message
 
 THREE = """

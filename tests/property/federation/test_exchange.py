@@ -33,11 +33,11 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.class_sums import Moments
-from securevfl.linkage.protections import paillier
 from securevfl.linkage.spec import LinkRoles
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.models.registry import FAMILIES
 from securevfl.runtime.run_tables import read_tables
+from securevfl.stages.encrypted_linkage import paillier
 from securevfl.transport.message import (
     DeclaredMessage,
     Message,

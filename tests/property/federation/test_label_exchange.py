@@ -24,7 +24,6 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.class_means import class_labels
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import run_facts
 from securevfl.federation.saved_model import load_model
@@ -33,6 +32,7 @@ from securevfl.runtime import predicting, simulation
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
+from securevfl.stages.class_means import class_labels
 
 ROWS = 60
 EXTREMES = {"regression": (1e12, -1e12), "multiclass": (0.0, 2.0)}

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from securevfl.linkage.links import NO_RECORD, LinkTable
-from securevfl.linkage.metrics.bloom import CodeKeys, TextCode, encode_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, Field
-from securevfl.linkage.metrics.mixed import MixedKeys
 from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
 from securevfl.linkage.metrics.texts import TextKeys, numbered_keys
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker, eligible_pairs
 from securevfl.linkage.spec import LinkageSecret
+from securevfl.stages.bloom.bloom import CodeKeys, TextCode, encode_keys
+from securevfl.stages.mixed_keys.mixed import MixedKeys
 
 METRICS = ("euclidean", "earth", "text", "mixed", "code")
 ALL_METRICS = (*METRICS, "exact")  # which links equal keys alone, so not all pairs

@@ -11,14 +11,19 @@ from hypothesis import strategies as st
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.linkage.protections.blocks import (
+from securevfl.stages.encrypted_linkage.blocks import (
     CellBlock,
     PassLinker,
     cells_of,
     links_by_cell,
     links_from_shares,
 )
-from securevfl.linkage.protections.shares import deal, masked_keys, primary_share, secondary_share
+from securevfl.stages.encrypted_linkage.shares import (
+    deal,
+    masked_keys,
+    primary_share,
+    secondary_share,
+)
 
 
 def plain(rows: np.ndarray, records: np.ndarray, k: int) -> LinkTable:

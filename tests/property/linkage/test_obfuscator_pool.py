@@ -10,7 +10,7 @@ pytest.importorskip("phe", reason="phe is an optional dependency")
 
 from securevfl.core.errors import ConfigError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.linkage.protections.paillier import (
+from securevfl.stages.encrypted_linkage.paillier import (
     Keyholder,
     generators,
     masked_distances,

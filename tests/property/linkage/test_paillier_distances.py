@@ -12,8 +12,8 @@ from phe import paillier
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.linkage.protections.blocks import links_from_shares
-from securevfl.linkage.protections.paillier import (
+from securevfl.stages.encrypted_linkage.blocks import links_from_shares
+from securevfl.stages.encrypted_linkage.paillier import (
     Keyholder,
     Lanes,
     masked_distances,

@@ -9,8 +9,8 @@ from scipy.stats import chi2
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT, KeyRange
-from securevfl.linkage.protections.blocks import links_from_shares
-from securevfl.linkage.protections.shares import (
+from securevfl.stages.encrypted_linkage.blocks import links_from_shares
+from securevfl.stages.encrypted_linkage.shares import (
     Dealing,
     deal,
     masked_keys,

@@ -12,13 +12,13 @@ import pytest
 
 from securevfl.dp.class_sums import SumFormat, integer_records
 from securevfl.dp.labels import randomised_labels
-from securevfl.federation.class_means import class_labels, class_means_stage
-from securevfl.federation.class_means.class_means_stage import ClassMeansSums
 from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.lab.audit.audit_class_means import audit_class_means
 from securevfl.lab.audit.settings import AuditSettings
 from securevfl.mpc import dealt_sums
 from securevfl.mpc.dealt_sums import masked_noise, opened
+from securevfl.stages.class_means import class_labels, class_means_stage
+from securevfl.stages.class_means.class_means_stage import ClassMeansSums
 
 pytestmark = pytest.mark.statistical
 

@@ -15,18 +15,17 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
+from securevfl.desk.report.page import write_report
+from securevfl.desk.report.verify import verify_run
 from securevfl.dp import labels as mechanisms
-from securevfl.federation import assisted_boosting
-from securevfl.federation.assisted_boosting import AssistKind
 from securevfl.federation.session.peers import PeersHere
-from securevfl.models import assist
 from securevfl.models.alone import choice
-from securevfl.models.assist import best_step
-from securevfl.report.page import write_report
-from securevfl.report.verify import verify_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.stages.assist import assist, assisted_boosting
+from securevfl.stages.assist.assist import best_step
+from securevfl.stages.assist.assisted_boosting import AssistKind
 
 Tables = dict[str, PartyTable]
 

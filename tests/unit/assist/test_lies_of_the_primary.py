@@ -10,10 +10,10 @@ from helpers.assisted import LINEAR, write_assisted
 from helpers.built import Built, built
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.assisted_boosting import AssistKind, ModelFitted, Residuals, Step
 from securevfl.federation.messages import EpochMark
 from securevfl.federation.rounds.secondary import Secondary, save_nothing
 from securevfl.federation.session.peers import HandlerTable, ReplyHere
+from securevfl.stages.assist.assisted_boosting import AssistKind, ModelFitted, Residuals, Step
 from securevfl.transport.message import Message
 
 

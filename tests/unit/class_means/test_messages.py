@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.class_means.class_means_stage import (
+from securevfl.mpc.dealt_sums import DealtFor, deal, rows_of_piece
+from securevfl.stages.class_means.class_means_stage import (
     ClassMeansDealing,
     ClassMeansLabels,
     ClassMeansMasked,
@@ -14,7 +15,6 @@ from securevfl.federation.class_means.class_means_stage import (
     ClassMeansShifted,
     ClassMeansState,
 )
-from securevfl.mpc.dealt_sums import DealtFor, deal, rows_of_piece
 from securevfl.transport.message import Message
 
 ROWS, BINS, NUMBERS = 5, 3, 2

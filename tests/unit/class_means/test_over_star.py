@@ -10,14 +10,14 @@ from helpers.class_means import class_labels, write_class_means
 from helpers.star import make_star, together
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.class_means.class_means_stage import (
+from securevfl.federation.session.handshake import Joined
+from securevfl.stages.class_means.class_means_stage import (
     ClassMeansKind,
     ClassMeansPrimary,
     ClassMeansSecondary,
     ClassMeansState,
     deal_over_star,
 )
-from securevfl.federation.session.handshake import Joined
 from securevfl.transport.channels import SealedChannel
 from securevfl.transport.star import SecondaryTransport
 

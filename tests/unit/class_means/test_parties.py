@@ -10,7 +10,9 @@ from helpers.class_means import BINS, class_labels, fit_as_threads, write_class_
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, ProtocolError
 from securevfl.dp.labels import keep_probability
-from securevfl.federation.class_means.class_means_stage import (
+from securevfl.federation.encoder_fitting import ClassMeansFitting
+from securevfl.mpc.dealt_sums import DealtFor, SumDealing, deal
+from securevfl.stages.class_means.class_means_stage import (
     ClassMeansCall,
     ClassMeansDealing,
     ClassMeansKind,
@@ -22,8 +24,6 @@ from securevfl.federation.class_means.class_means_stage import (
     ClassMeansState,
     ClassMeansTurn,
 )
-from securevfl.federation.encoder_fitting import ClassMeansFitting
-from securevfl.mpc.dealt_sums import DealtFor, SumDealing, deal
 from securevfl.transport.channels import Channels
 from securevfl.transport.message import Done, StarKind
 

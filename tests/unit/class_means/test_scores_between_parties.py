@@ -10,9 +10,9 @@ from helpers.built import Built, built
 from helpers.class_means import fit_as_threads, write_class_means
 from helpers.federations import save
 
-from securevfl.federation.class_means.class_labels import ClassLabels
-from securevfl.federation.class_means.class_means_stage import class_means_in_process
 from securevfl.models.frozen import ScoreBottom
+from securevfl.stages.class_means.class_labels import ClassLabels
+from securevfl.stages.class_means.class_means_stage import class_means_in_process
 
 ROWS = 120
 

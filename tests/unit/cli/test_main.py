@@ -167,7 +167,7 @@ def test_error_of_several_lines_is_one(capfd: Capture, monkeypatch: pytest.Monke
     def fail(*_arguments: object, **_options: object) -> None:
         raise ConfigError("first\nsecond")
 
-    monkeypatch.setattr("securevfl.report.page.write_report", fail)
+    monkeypatch.setattr("securevfl.desk.report.page.write_report", fail)
     ended = securevfl(capfd, "report", "somewhere")
     assert (ended.code, ended.err) == (2, "securevfl: first second\n")
 
@@ -178,7 +178,7 @@ def test_interrupt_is_no_traceback(capfd: Capture, monkeypatch: pytest.MonkeyPat
     def interrupt(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("securevfl.report.page.write_report", interrupt)
+    monkeypatch.setattr("securevfl.desk.report.page.write_report", interrupt)
     ended = securevfl(capfd, "report", "somewhere")
     assert (ended.code, ended.err) == (130, "securevfl: interrupted\n")
 

@@ -10,9 +10,9 @@ from helpers.federations import save, write_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.desk.setup.check import check_federation
 from securevfl.federation.run_plan import run_facts
 from securevfl.runtime.run_tables import read_tables
-from securevfl.setup.check import check_federation
 
 
 def source(folder: Path, **sections: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.federation.class_means.class_labels import classes_among_alike, classes_by_rank
+from securevfl.stages.class_means.class_labels import classes_among_alike, classes_by_rank
 
 
 @settings(max_examples=200, deadline=None)

@@ -11,9 +11,9 @@ from helpers.star import Star, make_star, together
 from jaxtyping import UInt8
 
 from securevfl.core.errors import AuthenticationError, ProtocolError
-from securevfl.federation import computing
 from securevfl.mpc import on_shares
 from securevfl.mpc.crypten_bridge import crypten
+from securevfl.stages.programs import computing
 from securevfl.transport.channels import (
     CallerChannels,
     PrimaryChannels,

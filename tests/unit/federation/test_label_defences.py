@@ -13,6 +13,7 @@ from helpers.undisturbed import simulated
 from securevfl.config.reading import read_federation
 from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError
+from securevfl.desk.report.page import write_report
 from securevfl.dp.labels import keep_probability
 from securevfl.federation.checkpoint import read_state
 from securevfl.federation.rounds.label_defences import (
@@ -23,7 +24,6 @@ from securevfl.federation.rounds.label_defences import (
     with_marvell_noise,
 )
 from securevfl.lab.attacks.run_audit import audit_run
-from securevfl.report.page import write_report
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation

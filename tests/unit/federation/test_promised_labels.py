@@ -20,12 +20,12 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import NoiseTables
 from securevfl.federation import build
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.class_means.class_labels import class_labels_of
 from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.federation.saved_model import load_model
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.runtime.run_tables import read_tables
+from securevfl.stages.class_means.class_labels import class_labels_of
 
 
 def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from securevfl.federation.pretraining.pretraining_secondary import projection_cut, projection_words
 from securevfl.models.fedhssl.learner import (
     NegativeQueue,
     Objective,
@@ -15,6 +14,7 @@ from securevfl.models.fedhssl.learner import (
     unit,
 )
 from securevfl.mpc.sum_to import InProcessSum
+from securevfl.stages.pretraining.pretraining_secondary import projection_cut, projection_words
 
 
 def vectors(rows: int, width: int, seed: int) -> torch.Tensor:

@@ -8,7 +8,6 @@ import torch
 from helpers.learners import SMALL, flat, learner, table
 
 from securevfl.core.errors import ConfigError
-from securevfl.federation.pretraining.pretraining_secondary import LearnerWithRecords
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.encoders import (
     FedCSSLConfig,
@@ -19,6 +18,7 @@ from securevfl.models.fedhssl.encoders import (
 from securevfl.models.fedhssl.family import FedHSSLTop
 from securevfl.models.fedhssl.learner import Tower, simsiam_loss, unit
 from securevfl.mpc.sum_to import decode_mean, encode_weighted
+from securevfl.stages.pretraining.pretraining_secondary import LearnerWithRecords
 
 ALGORITHMS = ("simsiam", "byol", "moco")
 IMAGES: dict[str, Any] = {"encoder": "resnet18", "hidden": 16, "image": (1, 8, 8), "stem": "small"}

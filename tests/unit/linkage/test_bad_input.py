@@ -8,15 +8,20 @@ from helpers.blocked import by_grams
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.bloom import CodeKeys, TextCode, encode_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, Field, KeyRange
-from securevfl.linkage.metrics.mixed import MixedKeys
 from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
 from securevfl.linkage.metrics.texts import TextKeys
-from securevfl.linkage.protections.blocks import links_from_shares
-from securevfl.linkage.protections.shares import deal, masked_keys, primary_share, secondary_share
 from securevfl.linkage.sampling import RoundLinker
 from securevfl.linkage.spec import LinkageSecret
+from securevfl.stages.bloom.bloom import CodeKeys, TextCode, encode_keys
+from securevfl.stages.encrypted_linkage.blocks import links_from_shares
+from securevfl.stages.encrypted_linkage.shares import (
+    deal,
+    masked_keys,
+    primary_share,
+    secondary_share,
+)
+from securevfl.stages.mixed_keys.mixed import MixedKeys
 
 SECRET = LinkageSecret(b"s" * 32)
 NAME = (Field(name="name", kind="text"),)

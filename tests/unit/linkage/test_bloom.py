@@ -5,8 +5,8 @@ import pytest
 from helpers.nearest import nearest_codes
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.metrics.bloom import NumberCode, TextCode, encode_keys
 from securevfl.linkage.spec import LinkageSecret
+from securevfl.stages.bloom.bloom import NumberCode, TextCode, encode_keys
 
 SECRET = LinkageSecret(b"s" * 32)
 

@@ -5,8 +5,8 @@ import pytest
 from helpers.nearest import nearest_codes, nearest_records
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.metrics.bloom import NumberCode, PointCode, encode_keys, secret_directions
 from securevfl.linkage.spec import LinkageSecret
+from securevfl.stages.bloom.bloom import NumberCode, PointCode, encode_keys, secret_directions
 
 SECRET = LinkageSecret(b"s" * 32)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.nearest import nearest_codes
 
-from securevfl.linkage.metrics.bloom import occurrences, q_grams
+from securevfl.stages.bloom.bloom import occurrences, q_grams
 
 
 def differing_bits(one: str, other: str) -> float:

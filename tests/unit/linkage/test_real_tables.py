@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from helpers.nearest import nearest_codes, nearest_records, nearest_texts
 
-from securevfl.linkage.metrics.bloom import PointCode, TextCode, encode_keys
 from securevfl.linkage.spec import LinkageSecret
+from securevfl.stages.bloom.bloom import PointCode, TextCode, encode_keys
 
 DATA = Path(os.environ.get("SECUREVFL_DATA", "no data"))
 SECRET = LinkageSecret(b"s" * 32)

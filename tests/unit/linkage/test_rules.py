@@ -12,8 +12,8 @@ from securevfl.core.errors import ConfigError
 from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates
 from securevfl.linkage.links import NO_RECORD
 from securevfl.linkage.metrics.metric import Field, Keys, KeySpec
-from securevfl.linkage.metrics.mixed import Mixed
 from securevfl.linkage.metrics.texts import Levenshtein
+from securevfl.stages.mixed_keys.mixed import Mixed
 
 KINDS: dict[str, Any] = {"surname": "text", "given name": "text", "born": "number"}
 

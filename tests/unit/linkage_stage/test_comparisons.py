@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.protections.blockwise import Comparisons
+from securevfl.stages.encrypted_linkage.blockwise import Comparisons
 
 
 def asked(*blocks: tuple[list[int], int]) -> None:

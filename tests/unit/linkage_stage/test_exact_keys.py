@@ -25,11 +25,11 @@ from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.texts import Exact, ExactKeys, exact_texts
-from securevfl.linkage.protections.hashes import Hashes
 from securevfl.linkage.sampling import eligible_pairs
 from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.stage.linking import Linker, reveals_of
 from securevfl.linkage.stage.messages import LinkingKind
+from securevfl.stages.bloom.hashes import Hashes
 
 LONG_IDS = [9_007_199_254_740_993 + number for number in range(200)]
 """Neighbours of 16 digits, of which float64 holds every second one."""

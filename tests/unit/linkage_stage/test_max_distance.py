@@ -17,7 +17,6 @@ from securevfl.core.errors import ConfigError
 from securevfl.lab.links_alone import study_links
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.protections import paillier
 from securevfl.linkage.sampling import FixedLinks, PickedLinks
 from securevfl.linkage.spec import ChoiceSpec
 from securevfl.linkage.stage.link_cache import links_key
@@ -26,6 +25,7 @@ from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
+from securevfl.stages.encrypted_linkage import paillier
 
 FIELDS = (Field(name="lon", kind="text", weight=2.0), Field(name="lat", kind="exact"))
 METRICS: dict[str, tuple[dict[str, Any], float]] = {

@@ -9,13 +9,17 @@ import pytest
 from helpers.linking import hidden_spec
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.protections.blocks import RecordBlocks, RowBlocks, Shapes, Turn, cut
-from securevfl.linkage.protections.hashes import Codes
-from securevfl.linkage.protections.paillier import EncryptedDistances, EncryptedRows, PackedRows
-from securevfl.linkage.protections.shares import DealerTurn
 from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.stage.linking import PROTECTIONS
 from securevfl.linkage.stage.messages import LinkingKind, Lists, OwnSimilarities
+from securevfl.stages.bloom.hashes import Codes
+from securevfl.stages.encrypted_linkage.blocks import RecordBlocks, RowBlocks, Shapes, Turn, cut
+from securevfl.stages.encrypted_linkage.paillier import (
+    EncryptedDistances,
+    EncryptedRows,
+    PackedRows,
+)
+from securevfl.stages.encrypted_linkage.shares import DealerTurn
 from securevfl.transport.message import Message, StarKind
 
 SPEC = hidden_spec("shares")

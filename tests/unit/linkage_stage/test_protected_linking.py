@@ -17,15 +17,15 @@ from securevfl.core.errors import AuthenticationError, ConfigError, DataError, P
 from securevfl.core.progress import CiphertextsMade, LinksMade, ProgressEvent
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.protections import blocks as search
-from securevfl.linkage.protections import blockwise, paillier
-from securevfl.linkage.protections.blocks import DistanceShare, Offer, RowBlocks, Shapes, Turn
-from securevfl.linkage.protections.paillier import EncryptedRows, PackedRows, Paillier
 from securevfl.linkage.protections.protection import LinkageHelper
 from securevfl.linkage.spec import LinkageSecret, LinkSpec, SimilaritySpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
 from securevfl.linkage.stage.messages import LinkingKind
+from securevfl.stages.encrypted_linkage import blocks as search
+from securevfl.stages.encrypted_linkage import blockwise, paillier
+from securevfl.stages.encrypted_linkage.blocks import DistanceShare, Offer, RowBlocks, Shapes, Turn
+from securevfl.stages.encrypted_linkage.paillier import EncryptedRows, PackedRows, Paillier
 from securevfl.transport.channels import SealedChannel
 from securevfl.transport.message import Message
 

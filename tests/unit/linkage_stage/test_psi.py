@@ -21,11 +21,11 @@ from securevfl.config.rules import require_helpers, require_linkable
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.progress import KeysAnnounced
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.protections import psi
-from securevfl.linkage.protections.psi import BlindedPoints, EvaluatedPoints, RowValues
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.stage.messages import Linked, LinkingKind
+from securevfl.stages.psi import psi
+from securevfl.stages.psi.psi import BlindedPoints, EvaluatedPoints, RowValues
 from securevfl.transport.message import Message
 
 rbcl = pytest.importorskip("rbcl")

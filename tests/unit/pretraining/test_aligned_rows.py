@@ -19,8 +19,19 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.core.progress import RowsAligned, Warned
 from securevfl.data.rows import split_rows
+from securevfl.desk.report.page import write_report
+from securevfl.desk.setup.check import check_federation
 from securevfl.federation.over_star import serve
-from securevfl.federation.pretraining.pretraining_secondary import (
+from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.secondary import SecondaryData
+from securevfl.federation.run_plan import plan_run, run_facts
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
+from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime.run_options import RunOptions
+from securevfl.runtime.run_tables import read_tables
+from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.stages.pretraining.pretraining_secondary import (
     CrossBatch,
     IterationBegin,
     LearnerWithRecords,
@@ -28,17 +39,6 @@ from securevfl.federation.pretraining.pretraining_secondary import (
     PretrainingValidator,
     pretraining_rows,
 )
-from securevfl.federation.rounds.primaries import NetworkPrimary
-from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.run_plan import plan_run, run_facts
-from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
-from securevfl.linkage.stage.linking import Linker
-from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.report.page import write_report
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.setup.check import check_federation
 from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport
 

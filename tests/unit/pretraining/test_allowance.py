@@ -8,15 +8,15 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.pretraining.pretraining_secondary import (
+from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
+from securevfl.stages.pretraining.pretraining_secondary import (
     CrossBatch,
     IterationBegin,
     IterationEnd,
     LearnLocally,
     PretrainingValidator,
 )
-from securevfl.federation.run_plan import RunFacts, plan_run
-from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 
 HELD_OUT = np.array([8, 9, 10, 11], dtype=np.int64)
 EVERYWHERE = np.ones(12, dtype=np.bool_)

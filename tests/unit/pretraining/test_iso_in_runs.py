@@ -18,14 +18,14 @@ from torch import Tensor
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.pretraining import pretraining_stage
-from securevfl.federation.pretraining.pretraining_stage import PretrainingRun, load_encoders
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.stages.pretraining import pretraining_stage
+from securevfl.stages.pretraining.pretraining_stage import PretrainingRun, load_encoders
 
 SCALE = 0.5
 PLACES = ("projections", "weights", "gradients")

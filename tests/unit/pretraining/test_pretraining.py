@@ -18,21 +18,21 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import PretrainingIteration, Warned
 from securevfl.data.rows import split_rows
-from securevfl.federation.pretraining.pretraining_secondary import (
+from securevfl.models.family import PretrainingSettings
+from securevfl.runtime.run_options import RunOptions
+from securevfl.runtime.run_tables import read_tables
+from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.stages.pretraining.pretraining_secondary import (
     CollapseWatch,
     IterationFigures,
     even_batches,
     pretraining_rows,
 )
-from securevfl.federation.pretraining.pretraining_stage import (
+from securevfl.stages.pretraining.pretraining_stage import (
     build_learner,
     load_encoders,
     projection_mechanism,
 )
-from securevfl.models.family import PretrainingSettings
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
 
 MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8, "neighbours": 1}
 PRETRAINING = {"iterations": 2, "batch_size": 64, "projector": [8, 8, 8], "predictor": 8}

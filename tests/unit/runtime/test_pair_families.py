@@ -12,13 +12,13 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
+from securevfl.desk.report.page import write_report
 from securevfl.federation.build import primary_data
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.pooled_methods import train_combined
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.perceptron import BaselineConfig
-from securevfl.report.page import write_report
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation

@@ -10,10 +10,10 @@ import torch
 from helpers.federations import save, write_federation
 
 from securevfl.config.reading import read_federation
+from securevfl.desk.report.learned import section_of
+from securevfl.desk.report.page import write_report
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
-from securevfl.report.learned import section_of
-from securevfl.report.page import write_report
 from securevfl.runtime.run_folder import write_explanation
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

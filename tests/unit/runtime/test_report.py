@@ -10,11 +10,11 @@ from helpers.undisturbed import simulated
 
 from securevfl.config.reading import read_federation
 from securevfl.core.column_names import keys_in_clear
+from securevfl.desk.report import plots
+from securevfl.desk.report.page import write_report
+from securevfl.desk.report.plots import epsilon_plot, loss_plot, metric_plot
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.lab.study_plots import search_plot
-from securevfl.report import plots
-from securevfl.report.page import write_report
-from securevfl.report.plots import epsilon_plot, loss_plot, metric_plot
 
 
 def marks(svg: str) -> int:

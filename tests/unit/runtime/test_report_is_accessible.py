@@ -14,8 +14,8 @@ from helpers.federations import FROZEN
 from helpers.labelled_runs import write
 from helpers.undisturbed import simulated
 
+from securevfl.desk.report.page import write_report
 from securevfl.lab.attacks.run_audit import audit_run
-from securevfl.report.page import write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 axe = pytest.importorskip("axe_core_python")

@@ -16,13 +16,13 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone, Warned
 from securevfl.data.rows import consecutive_batches
+from securevfl.desk.report.page import write_report
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import ReleasedRows
 from securevfl.federation.run_plan import RoundCounter, RunPlan, plan_run, run_facts
 from securevfl.lab.contribution import contribution
 from securevfl.ledger.ledger import Ledger
-from securevfl.report.page import write_report
 from securevfl.runtime import primary_run
 from securevfl.runtime.primary_run import KeptTestRounds
 from securevfl.runtime.run_folder import UNTESTED

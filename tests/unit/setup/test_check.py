@@ -15,8 +15,8 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import LinksCounted
-from securevfl.setup.check import check_federation
-from securevfl.setup.estimates import ExpectedLinks
+from securevfl.desk.setup.check import check_federation
+from securevfl.desk.setup.estimates import ExpectedLinks
 
 Capture = pytest.CaptureFixture[str]
 

@@ -14,7 +14,7 @@ from helpers.housing import write_tables
 from helpers.people import PEOPLE, write_people
 
 from securevfl.config.reading import read_federation
-from securevfl.setup.proposed_columns import date_form
+from securevfl.desk.setup.proposed_columns import date_form
 
 Capture = pytest.CaptureFixture[str]
 

@@ -18,8 +18,8 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.setup import before_run, kit
-from securevfl.setup.before_run import PeerFacts, PeerFinding
+from securevfl.desk.setup import before_run, kit
+from securevfl.desk.setup.before_run import PeerFacts, PeerFinding
 from securevfl.transport.identity import Identity, expiring
 
 Capture = pytest.CaptureFixture[str]

@@ -17,8 +17,8 @@ from securevfl.config.linkage import parse_linkage
 from securevfl.config.reading import parse_federation, read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
+from securevfl.desk.setup.estimates import expected_links
 from securevfl.linkage.text import Spelling
-from securevfl.setup.estimates import expected_links
 
 Capture = pytest.CaptureFixture[str]
 

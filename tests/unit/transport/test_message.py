@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.assisted_boosting import AssistKind
-from securevfl.federation.class_means.class_means_stage import ClassMeansKind
-from securevfl.federation.computing import ComputingKind
+from securevfl.desk.setup.before_run import CheckKind
 from securevfl.federation.messages import RoundKind
-from securevfl.federation.pretraining.pretraining_secondary import PretrainingKind
 from securevfl.ledger.countersigning import LedgerKind
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.setup.before_run import CheckKind
+from securevfl.stages.assist.assisted_boosting import AssistKind
+from securevfl.stages.class_means.class_means_stage import ClassMeansKind
+from securevfl.stages.pretraining.pretraining_secondary import PretrainingKind
+from securevfl.stages.programs.computing import ComputingKind
 from securevfl.transport.message import Message, MessageKind, StarKind, kind_of
 
 SHARE = Message(

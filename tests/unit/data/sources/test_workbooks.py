@@ -14,8 +14,8 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.sources import workbooks
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import OwnReading, Wanted
-from securevfl.setup.init import look_at
-from securevfl.setup.proposed_columns import Declared
+from securevfl.desk.setup.init import look_at
+from securevfl.desk.setup.proposed_columns import Declared
 
 openpyxl = pytest.importorskip("openpyxl")
 

@@ -1,0 +1,58 @@
+"""Manifests of the optional parts of a run, one for each folder of ``securevfl.stages``.
+
+The ``STAGE`` of a folder names what it adds as ``module:object``. A process loads the parts that
+its run has, and no others.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final
+
+_FOLDER: Final = "securevfl.stages"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The manifest of a stage; a value is a ``module:object`` of the stage's own folder."""
+
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """Metrics of keys (:class:`~securevfl.linkage.metrics.metric.Metric`) by name."""
+
+    protections: Mapping[str, str] = field(default_factory=dict)
+    """Protections of linkage by name (:mod:`~securevfl.linkage.protections.protection`)."""
+
+    families: Mapping[str, str] = field(default_factory=dict)
+    """Model families by name (:class:`~securevfl.models.family.ModelFamily`)."""
+
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Readers of tables by kind of source."""
+
+    run: str | None = None
+    """Part of a run between linking and the first round; None for a stage without one."""
+
+
+@cache
+def stages() -> Mapping[str, Stage]:
+    """Return the manifest of every stage, by the name of its folder."""
+    names = sorted(
+        module.name for module in pkgutil.iter_modules(importlib.import_module(_FOLDER).__path__)
+    )
+    return {name: importlib.import_module(f"{_FOLDER}.{name}").STAGE for name in names}
+
+
+def load_part(stage: str, reference: str) -> Any:
+    """Return what a manifest's ``module:object`` names."""
+    module, name = reference.split(":")
+    return getattr(importlib.import_module(f"{_FOLDER}.{stage}.{module}"), name)
+
+
+def load_parts(kind: str) -> dict[str, Any]:
+    """Return all parts of one kind, such as ``"metrics"``, by their names."""
+    return {
+        name: load_part(stage, reference)
+        for stage, manifest in stages().items()
+        for name, reference in getattr(manifest, kind).items()
+    }

@@ -1,0 +1,111 @@
+"""What attacks on a recorded run found, as a report shows it: next to guarantees, and drawn."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from securevfl.config.disclosure import coverage, status
+from securevfl.desk.report.plots import attacks_plot
+from securevfl.runtime.run_folder import AUDIT, read_measured
+
+_AIMS = {
+    "labels": "labels",
+    "columns": "columns",
+    "keys": "where records lie",
+    "links": "which rows have a link",
+    "members": "which records are there",
+}
+"""Targets of attacks, in the order of the picture; others check the noise, and guess nothing."""
+
+
+def attacked(run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str) -> dict[str, Any]:
+    """Return what a report says of attacks.
+
+    Args:
+        run: The run folder; ``audit.json`` is missing where nothing was attacked.
+        channels: Of the run, those of :func:`securevfl.config.disclosure.channels`.
+        run_id: The run's id.
+
+    Returns:
+        ``channels`` with ``mark``, ``status`` and ``measured``; and ``audit``, which is None, or
+        the picture, a line a finding, and broken promises.
+
+    Raises:
+        ConfigError: If the file is damaged.
+    """
+    audit = read_measured(run, AUDIT, run=run_id)
+    findings = [] if audit is None else sorted(audit["findings"], key=_gain, reverse=True)
+    shown: list[dict[str, Any]] = []
+    for channel in channels:
+        of_channel = [one for one in findings if one["channel"] == channel["channel"]]
+        shown.append(
+            {
+                **channel,
+                "mark": coverage(channel),
+                "status": status(channel, measured=bool(of_channel)),
+                "measured": [_in_words(one) for one in _best(of_channel, by="aim")],
+            }
+        )
+    if audit is None:
+        return {"channels": shown, "audit": None}
+    marks = {one["channel"]: one["mark"] for one in shown}
+    best = sorted(_best(findings, by="attack"), key=lambda one: [*_AIMS].index(one["aim"]))
+    clear = [one["attack"] for one in best if one["beats_floor"]]
+    found = {
+        "picture": attacks_plot(
+            {f"{one['aim']}: {one['attack']}": one for one in best},
+            covered=[f"{one['aim']}: {one['attack']}" for one in best if _covers(marks, one)],
+        )
+        if best
+        else None,
+        "tried": len(best),
+        "beaten": clear,
+        "lines": [_line(one) for one in audit["findings"]],
+        "not_tried": audit["not_tried"],
+        "violations": audit["violations"],
+    }
+    return {"channels": shown, "audit": found}
+
+
+def _covers(marks: Mapping[str, str], finding: Mapping[str, Any]) -> bool:
+    return marks.get(finding["channel"]) == "covered"
+
+
+def _gain(finding: Mapping[str, Any]) -> float:
+    """Return how far a guess is above its trivial one."""
+    return float(finding["value"] - finding["floor"])
+
+
+def _best(findings: Sequence[dict[str, Any]], *, by: str) -> list[dict[str, Any]]:
+    """Return of each attack, or aim, the guess that gains most; ``findings`` are in that order."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in findings:
+        if one["aim"] in _AIMS:
+            found.setdefault(one[by], one)
+    return list(found.values())
+
+
+def _in_words(finding: Mapping[str, Any]) -> str:
+    low, high = finding["interval"]
+    return (
+        f"{_AIMS[finding['aim']]}, {finding['attack']}: {_measure(finding)} "
+        f"{finding['value']:.2f} ({low:.2f} to {high:.2f}), trivial guess {finding['floor']:.2f}"
+    )
+
+
+def _line(finding: Mapping[str, Any]) -> dict[str, str]:
+    ceiling = finding["ceiling"]
+    return {
+        "attack": finding["attack"],
+        "who": f"{finding['attacker']}, on {finding['about']}",
+        "measure": _measure(finding),
+        "found": f"{finding['value']:.3f}",
+        "interval": "{:.3f} to {:.3f}".format(*finding["interval"]),
+        "floor": f"{finding['floor']:.3f}",
+        "ceiling": "" if ceiling is None else f"{ceiling:.3f}",
+        "known": finding["known"],
+    }
+
+
+def _measure(finding: Mapping[str, Any]) -> str:
+    return str(finding["measure"].partition(";")[0])

@@ -1,0 +1,366 @@
+"""Check a run folder: ledgers, what parties signed of one another's, and the figures they give.
+
+Nothing here is believed because a file says so: chains are hashed again, signatures checked again,
+and epsilon is computed again from the ledger's lines.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import read_federation
+from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, SecureVflError
+from securevfl.core.files import read_json
+from securevfl.federation.checkpoint import DamagedError, StateFolder, read_state
+from securevfl.ledger.book import PROGRAM, RESTORED
+from securevfl.ledger.chain import Chain, read_chain
+from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_signed
+from securevfl.ledger.ledger import recomputed, until_end
+from securevfl.ledger.record_counts import FILE
+from securevfl.runtime.party import read_identities
+
+# Check a run folder: ledgers, what parties signed of one another's, and the figures they give.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What one check came to."""
+
+    check: str
+    """Name of the check: ``chain``, ``signatures``, ``heads``, ``end``, ``checkpoints``,
+    ``records`` or ``figures``."""
+    party: str
+    """Whose ledger it was about."""
+    good: bool | None
+    """None: what is at hand does not tell."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """One ledger file, read and whole."""
+
+    party: str
+    path: Path
+    live: bool
+    """True if runs charge this file; a copy ends with the run that kept it."""
+    chain: Chain
+    entries: list[dict[str, Any]]
+
+
+@dataclass
+class _Evidence:
+    """What a run folder has, and what was found so far."""
+
+    folder: Path
+    config: FederationConfig
+    identities: Mapping[str, Mapping[str, str]]
+    metrics: Mapping[str, Any] | None
+    run: str | None = None
+    """The run's id; None if nothing was countersigned, as in a simulation."""
+    files: list[_File] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def say(self, check: str, party: str, good: bool | None, text: str) -> None:
+        self.findings.append(Finding(check=check, party=party, good=good, text=text))
+
+    def of(self, party: str) -> list[_File]:
+        return [one for one in self.files if one.party == party]
+
+
+def verify_run(folder: Path) -> list[Finding]:
+    """Check everything that a run folder, and the ledgers that it names, can tell.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        One finding a check; the run is good if none of them is false.
+
+    Raises:
+        ConfigError: If the folder holds no run, or no ledger of one is at hand.
+    """
+    if not (folder / "federation.toml").exists():
+        raise ConfigError(f"run folder {folder}: holds no run (there is no federation.toml)")
+    evidence = _Evidence(
+        folder=folder,
+        config=read_federation(folder / "federation.toml"),
+        identities=read_identities(folder),
+        metrics=read_json(folder / "metrics.json") if (folder / "metrics.json").exists() else None,
+    )
+    for party in evidence.config.table_parties:
+        _read_ledgers(evidence, party.name)
+    if all(one.good is None for one in evidence.findings):
+        raise ConfigError(f"run folder {folder}: no party's ledger is at hand; nothing to check")
+    _check_signatures(evidence)
+    for file in evidence.files:
+        _check_heads(evidence, file)
+    for file in evidence.files:
+        _check_end(evidence, file)
+    for party in evidence.config.table_parties:
+        _check_checkpoints(evidence, party.name)
+    for party in evidence.config.secondaries:
+        _check_records(evidence, party.name)
+    _check_figures(evidence)
+    return evidence.findings
+
+
+def _read_ledgers(evidence: _Evidence, party: str) -> None:
+    """Read a party's ledger, and the copy that the run folder may have."""
+    own = evidence.folder / "parties" / party
+    paths = {own / "ledger.jsonl": False}
+    if (own / "ledger.json").exists():
+        place = read_json(own / "ledger.json")
+        path, run = Path(str(place.get("ledger"))), str(place.get("run"))
+        evidence.run = evidence.run or run
+        if run != evidence.run:
+            evidence.say("chain", party, False, f"took part in another run than others, {run}")
+        paths[path] = True
+        if not path.exists():
+            here = path.parent.exists()
+            text = (
+                f"there is no ledger at {path}: removed, or moved"
+                if here
+                else "not on this machine"
+            )
+            evidence.say("chain", party, False if here else None, text)
+    whole = ""
+    for path, live in paths.items():
+        if not path.exists():
+            continue
+        try:
+            chain, entries = read_chain(path)
+        except PrivacyError as error:
+            evidence.say("chain", party, False, str(error))
+            continue
+        file = _File(party=party, path=path, live=live, chain=chain, entries=entries)
+        copies = evidence.of(party)
+        evidence.files.append(file)
+        lines = ", ".join(str(len(one.entries)) for one in copies)
+        if all(chain.head_at(len(one.entries)) == one.chain.head for one in copies):
+            whole = f"{len(entries)} lines hang together ({path})"
+            programs = sum(one["kind"] == PROGRAM for one in entries)
+            whole += f", {programs} of them of programs, which have no bound" if programs else ""
+            whole += f", and go on from the run's copy of {lines}" if copies else ""
+            # What a copy says, the ledger that goes on from it says too.
+            evidence.files = [one for one in evidence.files if one not in copies]
+        else:
+            text = f"does not go on from the copy that the run kept ({lines} lines)"
+            evidence.say("chain", party, False, text)
+    if whole:
+        evidence.say("chain", party, True, whole)
+
+
+def _check_signatures(evidence: _Evidence) -> None:
+    """Check every statement that ledgers hold, and whose keys signed those of this run."""
+    config = evidence.config
+    for file in evidence.files:
+        count = pinned = 0
+        try:
+            for entry in _countersigned(file):
+                for said, one in zip(require_signed(entry), entry["statements"], strict=True):
+                    count += 1
+                    if entry["run"] != evidence.run:
+                        continue
+                    keys = evidence.identities.get(entry["digest"], {})
+                    if keys.get(said.party) != one["identity"]:
+                        raise AuthenticationError(
+                            f"{said.party!r} signed at {said.point} with an identity that this run "
+                            f"does not pin"
+                        )
+                    pinned += 1
+        except (AuthenticationError, ConfigError, PrivacyError) as error:
+            evidence.say("signatures", file.party, False, str(error))
+            continue
+        text = f"{count} statements of others, {pinned} of them of this run by identities it pins"
+        evidence.say("signatures", file.party, True if count else None, text)
+    kept = evidence.identities.get(config.digest)
+    file_pins = {one.name: one.identity for one in config.parties}
+    if evidence.identities and kept != file_pins:
+        text = "federation.toml pins other identities than identities.json keeps for it"
+        evidence.say("signatures", config.primary.name, False, text)
+
+
+def _check_heads(evidence: _Evidence, file: _File) -> None:
+    """Compare a ledger with what the others countersigned of it."""
+    agreed = 0
+    # Who is lost for good leaves the copy of a session before.
+    old = not file.live and _ended_without(evidence, file.party)
+    for witness in evidence.files:
+        if witness.party == file.party:
+            continue
+        for entry, said in _said_of(evidence, file, witness):
+            if file.chain.head_at(said["lines"]) == bytes.fromhex(said["head"]):
+                agreed += 1
+                continue
+            if old and said["lines"] > len(file.entries):
+                continue
+            found = f"has {len(file.entries)} lines, and {said['lines']} were"
+            if said["lines"] <= len(file.entries):
+                found = f"is not, at line {said['lines']}, what was"
+            evidence.say(
+                "heads",
+                file.party,
+                False,
+                f"{file.path.name} {found} countersigned by {witness.party} at {entry['point']} "
+                f"on {entry['time']}: rolled back, emptied or rewritten",
+            )
+            return
+    text = f"as others countersigned it, {agreed} times" if agreed else "no other's is at hand"
+    evidence.say("heads", file.party, True if agreed else None, text)
+
+
+def _said_of(
+    evidence: _Evidence, file: _File, witness: _File
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield the lines and statements of a witness that a ledger must agree with."""
+    name = evidence.config.federation.name
+    lines = [entry for entry in witness.entries if entry.get("federation") == name]
+    forgotten = ends = 0
+    for number, entry in enumerate(lines, 1):
+        if entry["kind"] == FORGOTTEN and entry["party"] == file.party:
+            forgotten = number
+        if entry.get("run") == evidence.run:
+            ends = number
+    # A copy ends with its run, and knows nothing of what was signed later.
+    for entry in lines[forgotten : len(lines) if file.live else ends]:
+        if entry["kind"] == COUNTERSIGNED:
+            for one in entry["statements"]:
+                if one["party"] == file.party:
+                    yield entry, one
+
+
+def _check_end(evidence: _Evidence, file: _File) -> None:
+    """Say whether everybody has signed the end of the run."""
+    own = [entry for entry in _countersigned(file) if entry["run"] == evidence.run]
+    if not own and evidence.run is None:
+        evidence.say("end", file.party, None, "a simulation: no other party signs")
+        return
+    points = [entry["point"] for entry in own]
+    if "end" in points:
+        evidence.say("end", file.party, True, f"{len(points)} points of this run, to its end")
+        return
+    if _ended_without(evidence, file.party):
+        text = f"{len(points)} points of this run; it was absent when the others signed its end"
+        evidence.say("end", file.party, None, text)
+        return
+    finished = evidence.metrics is not None and not _restored(evidence, file.party)
+    text = f"{len(points)} points of this run, and its end is not among them"
+    evidence.say("end", file.party, False if finished else None, text)
+
+
+def _ended_without(evidence: _Evidence, party: str) -> bool:
+    """Return whether a run could go on without a party, and its end was signed without it."""
+    ends = [
+        {one["party"] for one in entry["statements"]}
+        for other in evidence.files
+        if other.party != party
+        for entry in _countersigned(other)
+        if entry["run"] == evidence.run and entry["point"] == "end"
+    ]
+    lost = bool(ends) and not any(party in names for names in ends)
+    return evidence.config.continues_on_loss and lost
+
+
+def _check_checkpoints(evidence: _Evidence, party: str) -> None:
+    """Look for the heads that checkpoints keep in the party's ledger."""
+    files = evidence.of(party)
+    count = 0
+    folder = evidence.folder / "parties" / party
+    for name in StateFolder(folder, settings_digest="").names():
+        path = folder / name
+        try:
+            head = read_state(path).get("ledger_head")
+        except DamagedError:
+            evidence.say("checkpoints", party, False, f"{name}: is damaged")
+            return
+        if not head:
+            continue
+        count += 1
+        if not any(file.chain.contains(head) for file in files):
+            text = f"{path.name}: was made with releases that the ledger lacks"
+            booked = _restored(evidence, party)
+            text += ", and has booked since it was restored" if booked else ""
+            evidence.say("checkpoints", party, None if booked else False, text)
+            return
+    if count:
+        evidence.say("checkpoints", party, True, f"{count} lie on the chain")
+
+
+def _check_records(evidence: _Evidence, party: str) -> None:
+    """Check the counts of a secondary's records in predictions, against what its ledger booked."""
+    path, run = evidence.folder / "parties" / party / FILE, (evidence.metrics or {}).get("run")
+    booked: list[str] = []
+    model = None
+    for file in evidence.of(party):
+        for entry in file.entries:
+            model = entry.get("model") if entry["kind"] == "open" else model
+            if entry["kind"] == RESTORED:
+                # Counts of any time go on from here: all that they may lack is booked.
+                booked.clear()
+            if "counts" in entry and model == run:
+                booked.append(entry["counts"])
+    if not booked and not path.exists():
+        return
+    try:
+        chain, entries = read_chain(path)
+    except (ConfigError, PrivacyError) as error:
+        evidence.say("records", party, False, str(error))
+        return
+    heads = [entry["ledger"] for entry in entries if entry["kind"] == "released"]
+    if not all(map(chain.contains, booked)):
+        text = f"{FILE} lacks releases that the ledger has booked: cut, or exchanged"
+        evidence.say("records", party, False, text)
+    elif not (
+        _restored(evidence, party)
+        or all(any(one.chain.contains(head) for one in evidence.of(party)) for head in heads)
+    ):
+        text = f"{FILE} was counted beside lines that the ledger lacks"
+        evidence.say("records", party, False if evidence.of(party) else None, text)
+    else:
+        text = f"{len(entries)} lines count records in {len(heads)} releases, all of this ledger"
+        evidence.say("records", party, True, text)
+
+
+def _check_figures(evidence: _Evidence) -> None:
+    """Compute the run's privacy figures from the primary's ledger, and compare."""
+    metrics, primary = evidence.metrics, evidence.config.primary.name
+    files = evidence.of(primary)
+    if metrics is None or not files:
+        missing = "the run has no metrics.json" if metrics is None else "its ledger is not at hand"
+        evidence.say("figures", primary, None, f"not computed: {missing}")
+        return
+    privacy = metrics["privacy"]
+    labels = {f"labels.{name}": value for name, value in privacy.get("labels", {}).items()}
+    told = {**privacy, **labels}
+    try:
+        found = recomputed(until_end(files[0].entries, metrics["run"]), metrics["run"])
+    except SecureVflError as error:
+        evidence.say("figures", primary, False, f"do not follow from the ledger: {error}")
+        return
+    for name, value in found.items():
+        if not _equal(told.get(name), value):
+            text = f"{name} is {told.get(name)} in metrics.json, and {value} by the ledger's lines"
+            evidence.say("figures", primary, False, text)
+            return
+    epsilon = "no bound" if found["epsilon"] is None else f"{found['epsilon']:.4f}"
+    text = f"epsilon ({epsilon}) and {found['releases']} releases follow from the ledger's lines"
+    evidence.say("figures", primary, True, text)
+
+
+def _restored(evidence: _Evidence, party: str) -> bool:
+    """Return whether a party's ledger has booked what it lacks, after it was restored."""
+    return any(one["kind"] == RESTORED for file in evidence.of(party) for one in file.entries)
+
+
+def _countersigned(file: _File) -> list[dict[str, Any]]:
+    return [entry for entry in file.entries if entry["kind"] == COUNTERSIGNED]
+
+
+def _equal(told: Any, computed: float | None) -> bool:
+    if told is None or computed is None:
+        return told is None and computed is None
+    return isinstance(told, int | float) and math.isclose(told, computed, rel_tol=1e-9)

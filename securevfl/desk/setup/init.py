@@ -1,0 +1,580 @@
+"""A proposed federation file, with a reason for every choice."""
+
+import contextlib
+import textwrap
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+from securevfl.config.encoder import recommend
+from securevfl.config.federation import FederationConfig, key_spec, link_spec
+from securevfl.config.reading import parse_federation
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, DataError, SecureVflError
+from securevfl.core.formatting import toml_key, toml_text, toml_value
+from securevfl.core.settings import read_settings
+from securevfl.data.sources.read import read_frame
+from securevfl.data.sources.settings import (
+    SOURCE_SUFFIX,
+    Reading,
+    Wanted,
+    as_options,
+    is_source_file,
+)
+from securevfl.data.sources.text_files import is_text_table, with_dates
+from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
+from securevfl.data.tables import KeyTable
+from securevfl.desk.setup import estimates, proposed_columns
+from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
+from securevfl.dp.statement import bounded
+from securevfl.linkage.stage.party_keys import read_keys
+
+_WIDTH: Final = 96
+
+FROM_RECORDS: Final = (
+    "Ranges, words and gaps below marked so were taken from the records (--bounds-from-data): they "
+    "are rounded, and stand here for every party to read. Epsilon does not cover what they tell."
+)
+
+
+def federation_text(proposal: Proposal) -> str:
+    """Return the whole file."""
+    # No party of the proposal is a dealer.
+    chosen = recommend(classes=proposal.classes, metric=proposal.keys.metric, dealer=False)
+    parts = [
+        _head(proposal),
+        _federation(proposal),
+        _model(proposal, chosen),
+        _training(proposal, chosen["training"]),
+        _privacy(proposal, chosen["privacy"]),
+        _linkage(proposal, chosen["linkage"]),
+        *(_party(proposal, number) for number in range(len(proposal.tables))),
+    ]
+    return "\n".join(parts)
+
+
+def _head(proposal: Proposal) -> str:
+    said = "Written by securevfl init. Every party gets the same file; it holds no record."
+    todo = "Read it, then: securevfl check FED.toml, securevfl simulate FED.toml."
+    if not proposal.ready:
+        todo = (
+            "Not ready to run: complete the lines that begin with FILL IN. "
+            "securevfl check FED.toml lists them."
+        )
+    return _lines(_comment(f"{said} {todo}"))
+
+
+def _federation(proposal: Proposal) -> str:
+    return _lines(
+        "[federation]",
+        f"name = {toml_value(proposal.name)}",
+        f"task = {toml_value(proposal.task)}{_aside(proposal.task_reason)}",
+    )
+
+
+def _model(proposal: Proposal, chosen: Mapping[str, Mapping[str, Any]]) -> str:
+    model, encoder = {"keys_as_features": True, **chosen["model"]}, chosen["encoder"]
+    why = "keys are no positions"
+    if proposal.keys.numeric:
+        why = "the primary's model may read where its own rows are"
+    why_so_many = "K: a row's sum is cut to what K records can say"
+    if proposal.keys.neighbours == 1:
+        why_so_many = "K: the nearest record is far nearer than the next"
+        if proposal.keys.metric == "exact":
+            why_so_many = "K: an id is at most one record of a secondary"
+    hidden = "# FILL IN: hidden = " + _aside("how many classes the label has")
+    if proposal.classes is not None:
+        halves = "a score of lower or upper half, sent as an angle"
+        each = halves if proposal.task == "regression" else "one number for each class"
+        hidden = _setting(model, "hidden", each)
+    return _lines(
+        _comment(
+            "Where a joint model gained over the primary alone at epsilon 8 and below, it had "
+            "these settings (docs/results.md says where it did not): each record gets a score for "
+            "every class, from noised class means; scores of all secondaries add up, and the top "
+            "model adds them to the primary's own model."
+        ),
+        "[model]",
+        _setting(model, "family"),
+        f"neighbours = {proposal.keys.neighbours}" + _aside(why_so_many),
+        hidden,
+        _setting(model, "heads", "must divide hidden; nothing attends here"),
+        _setting(model, "release", "one vector a row leaves, not one a link"),
+        _setting(model, "top", "own model plus weighted class scores; trees where they add"),
+        _setting(model, "keys_as_features", why),
+        "",
+        _comment(
+            "Class means need labels, so secondaries learn something of the primary's: here each "
+            'training row\'s, by randomised response. With a party [[party]] name = "dealer", '
+            'role = "dealer" write labels = "shares": then they see no row\'s label '
+            '(docs/class-means.md). method = "principal" with top = "additive" needs no label.'
+        ),
+        "[encoder]",
+        _setting(encoder, "method", "class means"),
+        _setting(encoder, "labels"),
+        "label_epsilon = 2.0" + _aside("for one row's label, against all secondaries together"),
+    )
+
+
+def _training(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
+    lines = [
+        "[training]",
+        "epochs = 50" + _aside("at most; the best one is kept"),
+        _setting(chosen, "batch_size", "rows of a message; nothing trains by batches"),
+    ]
+    if proposal.some_unlabelled:
+        lines.append('empty_labels = "unlabelled"' + _aside("some rows have no label"))
+    return _lines(*lines)
+
+
+def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
+    said = bounded(
+        unit="secondary-record",
+        encoder=chosen["encoder"],
+        epsilon=proposal.epsilon,
+        delta=proposal.delta,
+        parties=len(proposal.tables) - 1,
+        colluding=0,
+        links_per_record=chosen["links_per_record"],
+    )
+    return _lines(
+        _comment(f"What is promised: {said.text}"),
+        "[privacy]",
+        f"epsilon = {float(proposal.epsilon)!r}",
+        f"delta = {proposal.delta:g}" + _aside("well below 1 over the records of a table"),
+        _setting(chosen, "encoder", "made before training; each row is released once"),
+        _comment(
+            "A secret sample of records (sampling_rate below 1) saves noise where encoders train "
+            'behind it in many rounds (encoder = "dp-trained"); class means use every record and '
+            "refuse it."
+        ),
+        'unit = "secondary-record"',
+        *_served(proposal),
+        _setting(chosen, "links_per_record", "one record moves one row at most"),
+    )
+
+
+def _served(proposal: Proposal) -> list[str]:
+    """Return what the tables tell of a record's rows, if what they tell may stand in the file."""
+    if not proposal.bounds_from_data or not proposal.served:
+        return []
+    told = [f"Of {name}, {found.in_words()}." for name, found in proposal.served.items()]
+    if any(found.few for found in proposal.served.values()):
+        told.append(f"{estimates.WHAT_MORE_COSTS}.")
+    told.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
+    return [_comment(" ".join(told))]
+
+
+def _protection_of(proposal: Proposal) -> str:
+    """Return how keys are hidden: ids without another party, others not at all."""
+    return "psi" if proposal.keys.metric == "exact" and find_spec("rbcl") else "none"
+
+
+def _protection(proposal: Proposal) -> list[str]:
+    if _protection_of(proposal) == "psi":
+        return [
+            _comment(
+                'protection = "psi": a secondary sees which rows have one of its ids, and no other '
+                "key; the primary sees how many ids a secondary has (pad_to hides it)."
+            )
+        ]
+    shown = proposal.keys.shown
+    return [
+        _comment(
+            'protection = "none": every secondary sees the keys of the primary\'s rows. "bloom", '
+            '"shares" and "paillier" hide them, with the help of a party without a table '
+            "(docs/linkage.md); check says who learns what."
+        ),
+        *([] if shown is None else [_comment(f"Warning: {shown}.")]),
+    ]
+
+
+def _linkage(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
+    truth = []
+    if proposal.truth is not None:
+        truth = [f"truth = {toml_value(proposal.truth)}" + _aside("for the quality of links")]
+    return _lines(
+        *(_comment(f"Keys: {reason}.") for reason in proposal.keys.reasons),
+        *_protection(proposal),
+        "[linkage]",
+        f"metric = {toml_value(proposal.keys.metric)}",
+        f"protection = {toml_value(_protection_of(proposal))}",
+        *(
+            f"{name} = {toml_value(value)}" + _aside("the tables spell equal keys differently")
+            for name, value in proposal.spelling.items()
+        ),
+        _setting(chosen, "choose", "a record joins its nearest row: half the noise"),
+        *truth,
+    )
+
+
+def _party(proposal: Proposal, number: int) -> str:
+    table = proposal.tables[number]
+    uses = proposal.uses[table.name]
+    lines = ["[[party]]", f"name = {toml_value(table.name)}"]
+    if number:
+        lines.append('role = "secondary"')
+    else:
+        lines += [
+            'role = "primary"',
+            'address = "127.0.0.1:7431"'
+            + _aside("where the primary listens; on several machines, its own name"),
+        ]
+    data, reading = [f"data = {toml_value(table.data)}"], _reading(table.reading)
+    if _lies_elsewhere(table):
+        data, reading = [f"data = {toml_value(_own_file(table))}{_aside('says where it lies')}"], []
+    lines += [
+        *data,
+        *reading,
+        f"key = {toml_value(proposal.keys.columns[table.name])}",
+    ]
+    if not number:
+        lines.append(f"label = {toml_value(proposal.label)}")
+        if proposal.positive is not None:
+            lines.append(
+                f"positive = {toml_value(proposal.positive)}"
+                + _aside("what probabilities are about")
+            )
+    excluded = [use for use in uses if use.use == "excluded"]
+    if excluded:
+        lines.append("exclude = [")
+        lines += [f"  {toml_value(use.column.name)},{_aside(use.why)}" for use in excluded]
+        lines.append("]")
+    names = ", ".join(use.column.name for use in proposal.features(table.name))
+    lines += [_comment(f"Features: {names}.")]
+    if number:
+        lines += _declarations(proposal, table.name)
+    return _lines(*lines)
+
+
+def own_files(proposal: Proposal) -> dict[str, str]:
+    """Return the files of this machine alone that name tables elsewhere, by name, with content."""
+    return {
+        _own_file(table): toml_text({"file": table.data, **table.reading.given})
+        for table in proposal.tables
+        if _lies_elsewhere(table)
+    }
+
+
+def _own_file(table: proposed_columns.Table) -> str:
+    return f"{table.name}{SOURCE_SUFFIX}"
+
+
+def _lies_elsewhere(table: proposed_columns.Table) -> bool:
+    return PurePath(table.data).is_absolute()
+
+
+def _reading(reading: Reading) -> list[str]:
+    """Return how a file is written, as the federation file says it."""
+    if not reading.given:
+        return []
+    return [f"reading = {toml_value(reading.given)}" + _aside("how the file is written")]
+
+
+def _declarations(proposal: Proposal, party: str) -> list[str]:
+    """Return a secondary's scaling: what is known of its columns without looking at the records."""
+    features = proposal.features(party)
+    lines = ['scaling = "bounds"' + _aside("a mean of the records would tell of them")]
+    told = [use.column.name for use in features if use.may_be_missing]
+    gaps = [use.column.name for use in features if use.gaps_open]
+    if told:
+        lines.append(f"missing_columns = {toml_value(told)}" + _aside("may have gaps"))
+    if gaps:
+        lines += [
+            _comment(
+                f"FILL IN: missing_columns = {toml_value([*told, *gaps])} if all know that these "
+                f"may have gaps; else fill the gaps in, or exclude the columns"
+            )
+        ]
+    if proposal.bounds_from_data:
+        lines += [_comment(FROM_RECORDS)]
+    lines.append("[party.bounds]" + _aside("values outside are cut off"))
+    lines += [line for use in features if (line := _bounds(use)) is not None]
+    words = [
+        use
+        for use in features
+        if use.words is not None or (use.open and use.column.kind == "words")
+    ]
+    if words:
+        lines.append("[party.categories]" + _aside('"other" stands for all further words'))
+        lines += [_categories(use) for use in words]
+    return lines
+
+
+def _bounds(use: ColumnUse) -> str | None:
+    name = toml_key(use.column.name)
+    if use.bounds is not None:
+        ends = (toml_value(end) if isinstance(end, str) else f"{end:.12g}" for end in use.bounds)
+        return f"{name} = [{', '.join(ends)}]{_aside(use.source)}"
+    if not use.open or use.column.kind == "words":
+        return None
+    example = '["2015-01-01", "2025-12-31"]' if use.column.kind == "date" else "[LOW, HIGH]"
+    return f"# FILL IN: {name} = {example}, known without looking at the records"
+
+
+def _categories(use: ColumnUse) -> str:
+    name = toml_key(use.column.name)
+    if use.words is None:
+        return f'# FILL IN: {name} = ["WORD", "WORD", "other"], known without looking'
+    return f"{name} = {toml_value(use.words)}{_aside(use.source)}"
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    lines = textwrap.wrap(_plain(text), width=_WIDTH, break_on_hyphens=False)
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def _setting(values: Mapping[str, Any], name: str, why: str = "") -> str:
+    """Return the line of a setting, with the reason for its value."""
+    return f"{name} = {toml_value(values[name])}" + (_aside(why) if why else "")
+
+
+def _aside(text: str) -> str:
+    return f"  # {_plain(text)}"
+
+
+def _plain(text: str) -> str:
+    """Return text that cannot end a comment: column names come from tables."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def look_at(
+    path: Path, *, declared: proposed_columns.Declared, root: Path
+) -> proposed_columns.Table:
+    """Read a table of this machine and say what its columns are.
+
+    Args:
+        path: The table.
+        declared: What the user says of columns.
+        root: Where the federation file's relative paths start.
+
+    Raises:
+        DataError: If it can't be read.
+    """
+    where, name = f"table {path}", party_name(path)
+    if is_source_file(path) and not path.resolve().is_relative_to(root.resolve()):
+        raise DataError(f"{where}: must lie below the folder of --out, {root}; copy it there")
+    reading, wanted = declared.reading_of(name), Wanted(words=declared.words)
+    try:
+        frame = read_frame(path, where=where, reading=reading, wanted=wanted)
+    except DataError as error:
+        raise DataError(as_options(str(error))) from None
+    of_cells = is_text_table(path) or path.suffix.lower() in WORKBOOK_SUFFIXES
+    if reading.dates is None and of_cells:
+        form = proposed_columns.date_form(frame)
+        if form is not None:
+            reading = replace(reading, dates=form)
+            frame = with_dates(frame, reading, wanted, where=where)
+    return proposed_columns.describe_table(
+        frame,
+        name=name,
+        data=_from(root, path),
+        types=proposed_columns.declared_types(path),
+        declared=declared,
+        reading=reading,
+    )
+
+
+def propose_file(
+    primary: Path,
+    secondaries: Sequence[Path],
+    lists: Sequence[Path],
+    *,
+    wishes: Wishes,
+    declared: proposed_columns.Declared,
+    root: Path,
+) -> tuple[Proposal, str]:
+    """Propose a federation, and return its file's text too.
+
+    Args:
+        primary: The primary's table, or its column list (``.json``).
+        secondaries: Tables of secondaries.
+        lists: Column lists of further secondaries.
+        wishes: What the user asks for.
+        declared: What the user says of columns.
+        root: Where the file's relative paths start.
+
+    Raises:
+        ConfigError: If nothing can be proposed.
+        DataError: If a table can't be read.
+
+    Reveals:
+        To whoever gets the text: columns' names, kinds and declared bounds; with bounds from data,
+        rounded ranges and the frequent words of the secondaries' records, and how many rows a
+        record serves, too.
+    """
+    if not secondaries and not lists:
+        raise ConfigError("--secondary: at least one table, or one column list by --columns")
+    tables = [
+        proposed_columns.with_declared(proposed_columns.read_column_list(path), declared)
+        if path.suffix == ".json"
+        else look_at(path, declared=declared, root=root)
+        for path in (primary, *secondaries, *lists)
+    ]
+    proposed_columns.require_columns(tables, declared)
+    proposal = propose(_with_names_that_differ(tables), wishes)
+    proposal = _with_links(proposal, root)
+    text = federation_text(proposal)
+    _parse(text)
+    return proposal, text
+
+
+def _with_links(proposal: Proposal, root: Path) -> Proposal:
+    """Return a proposal with figures of links between the tables on this machine."""
+    config = _parse(federation_text(proposal))
+    keys = _keys(proposal, config, root)
+    first, *others = (keys.get(table.name) for table in proposal.tables)
+    if first is None:
+        return replace(proposal, doubts=proposal.keys.doubts)
+    spec, there = link_spec(config), [one for one in others if one]
+    better = [found for own in there if (found := estimates.better_spelling(spec.keys, first, own))]
+    if better:
+        settings = {name: value for found in better for name, value in found.settings.items()}
+        shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
+        proposal = replace(proposal, spelling=settings, spelling_shares=shares)
+        config = _parse(federation_text(proposal))
+        spec = link_spec(config)
+        first, *there = (
+            replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
+        )
+    if there and all(estimates.one_is_right(spec, first, own) is not None for own in there):
+        proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
+        config = _parse(federation_text(proposal))
+        spec = link_spec(config)
+    served = {own.name: estimates.rows_served(spec, first, own) for own in there}
+    doubts = list(proposal.keys.doubts)
+    for own in there:
+        with contextlib.suppress(SecureVflError):  # check names it
+            doubts += estimates.expected_links(config, first, own).doubts
+    return replace(
+        proposal,
+        served={name: found for name, found in served.items() if found is not None},
+        doubts=tuple(doubts),
+    )
+
+
+def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str, KeyTable]:
+    """Return the keys of tables on this machine, as a run reads them; check reports bad keys."""
+    keys = {}
+    for table in proposal.tables:
+        if table.rows is None:
+            continue
+        with contextlib.suppress(SecureVflError):
+            keys[table.name] = read_keys(
+                key_spec(config),
+                root / table.data,
+                name=table.name,
+                columns=proposal.keys.columns[table.name],
+                truth=None,
+                reading=table.reading,
+            )
+    return keys
+
+
+def _parse(text: str) -> FederationConfig:
+    return parse_federation(tomllib.loads(text), file="the proposed file")
+
+
+def _with_names_that_differ(
+    tables: Sequence[proposed_columns.Table],
+) -> list[proposed_columns.Table]:
+    named: dict[str, proposed_columns.Table] = {}
+    for table in tables:
+        name, number = table.name, 2
+        while name in named:
+            name, number = f"{table.name}-{number}", number + 1
+        named[name] = replace(table, name=name)
+    return list(named.values())
+
+
+def party_name(path: Path) -> str:
+    """Return what the party of a table is called: its file's name, without what follows a dot."""
+    stem = path.name.split(".")[0]
+    letters = (letter if letter in checks.NAME_LETTERS else "-" for letter in stem)
+    return "".join(letters)[: checks.LONGEST_NAME] or "party"
+
+
+def _from(root: Path, path: Path) -> str:
+    """Return a path as the file says it: relative where the table lies below the file's folder."""
+    resolved, start = path.resolve(), root.resolve()
+    return str(resolved.relative_to(start)) if resolved.is_relative_to(start) else str(resolved)
+
+
+def declared_by_options(
+    bounds: Sequence[str] | None,
+    words: Sequence[str] | None,
+    missing: Sequence[str] | None,
+    exclude: Sequence[str] | None,
+    reading: Sequence[str] | None,
+    *,
+    tables: Sequence[Path],
+) -> proposed_columns.Declared:
+    """Return the declarations of a command line; None stands for an option that is not given.
+
+    Args:
+        bounds: ``COLUMN=LOW,HIGH``.
+        words: ``COLUMN=A,B,...``.
+        missing: Columns whose cells may be empty.
+        exclude: Columns that are no features.
+        reading: ``NAME=VALUE`` for all tables, ``PARTY.NAME=VALUE`` for one.
+        tables: The tables on this machine.
+
+    Raises:
+        ConfigError: If an option has another form, or names an unknown party or setting.
+    """
+    pairs = {}
+    for column, said in (_split(text, "--bounds", "COLUMN=LOW,HIGH") for text in bounds or ()):
+        try:
+            pairs[column] = proposed_columns.checked_bounds(said.split(","))
+        except ConfigError as error:
+            raise ConfigError(f"--bounds {column}: {error}") from None
+    lists = dict(_split(text, "--words", "COLUMN=A,B,...") for text in words or ())
+    return proposed_columns.Declared(
+        bounds=pairs,
+        words={column: tuple(said.split(",")) for column, said in lists.items()},
+        missing=missing or (),
+        excluded=exclude or (),
+        readings=_readings(reading or (), tables),
+    )
+
+
+def _readings(texts: Sequence[str], tables: Sequence[Path]) -> dict[str, Reading]:
+    """Return how files are written, by party; ``""`` stands for those that are not named."""
+    parties = list(dict.fromkeys(map(party_name, tables)))
+    said: dict[str, dict[str, object]] = {"": {}}
+    for text in texts:
+        setting, sign, value = text.partition("=")
+        party, dot, name = setting.rpartition(".")
+        if not sign or not name or not value:
+            raise ConfigError(
+                f"--reading: must be NAME=VALUE such as encoding=windows-1252, or "
+                f"PARTY.NAME=VALUE; got {text!r}"
+            )
+        if dot and party not in parties:
+            near = checks.did_you_mean(party, parties) or f"; there are {', '.join(parties)}"
+            raise ConfigError(f"--reading {setting}: no party is called so{near}")
+        said.setdefault(party, {})[name] = _reading_value(name, value)
+    return {
+        party: read_settings(Reading, {**said[""], **own}, where=f"--reading {party}".rstrip())
+        for party, own in said.items()
+    }
+
+
+def _reading_value(name: str, value: str) -> object:
+    if name in ("header", "empty"):
+        return value.split(",")
+    return int(value) if name == "skip_lines" and value.isdecimal() else value
+
+
+def _split(text: str, option: str, form: str) -> tuple[str, str]:
+    column, sign, said = text.rpartition("=")
+    if not sign or not column or not said:
+        raise ConfigError(f"{option}: must be {form}, got {text!r}")
+    return column, said

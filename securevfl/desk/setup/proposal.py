@@ -1,0 +1,405 @@
+"""What a federation file should say of some tables: keys, features, task, model and promise."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from securevfl.config.encoder import CLASSES_OF_NUMBERS
+from securevfl.core.column_names import meaning_of, names_one_person
+from securevfl.core.conventions import Task
+from securevfl.core.errors import ConfigError
+from securevfl.data.cells import amounts_of, dates_of, texts_of
+from securevfl.data.columns import is_row_number
+from securevfl.data.keys_and_labels import encode_labels
+from securevfl.data.scaling import MAX_CATEGORIES
+from securevfl.desk.setup.estimates import LIMITS, RowsServed
+from securevfl.desk.setup.proposed_columns import Bounds, Column, Table, no_such_column
+from securevfl.desk.setup.proposed_keys import KeyProposal, propose_keys
+
+_MOST_CLASSES: Final = 20
+_TAKEN: Final = "taken from the records"
+# Words of fewer rows are not written into a file: they may speak of one person.
+_FEW: Final = 10
+_OTHER: Final = "other"
+_LARGEST_DELTA: Final = 1e-5
+# A range leaves out this share of the values at either end, and so many at least: no single
+# record decides it.
+_OUTER: Final = 0.01
+_LEAST_OUTER: Final = 5
+
+Use = Literal["key", "label", "truth", "feature", "excluded"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnUse:
+    """What becomes of one column."""
+
+    column: Column
+    use: Use
+    why: str
+    """In a few words, and without a figure of the records: the file goes to others."""
+
+    bounds: Bounds | None = None
+    """Declared range of a secondary's numbers or dates; None where it is to be filled in."""
+
+    words: tuple[str, ...] | None = None
+    """Declared words of a secondary's column; None where they are to be filled in."""
+
+    source: str = ""
+    """Where bounds or words come from."""
+
+    may_be_missing: bool = False
+    """True if the file says that values of a secondary's column may be missing."""
+
+    gaps_open: bool = False
+    """True if values are missing without a declaration that they may be."""
+
+    @property
+    def open(self) -> bool:
+        """Whether the file needs bounds or words that are not declared."""
+        undeclared = self.bounds is None and self.words is None
+        return self.use == "feature" and self.source != "" and undeclared
+
+    @property
+    def reason(self) -> str:
+        """Why, with a feature's words or bounds and where they come from."""
+        if self.use != "feature" or not self.source:
+            return self.why
+        if self.words is not None:
+            return f"{self.why}: {len(self.words)} words, {self.source}"
+        if self.bounds is not None:
+            low, high = (end if isinstance(end, str) else f"{end:.12g}" for end in self.bounds)
+            return f"{self.why}: {low} to {high}, {self.source}"
+        return f"{self.why}: {self.source}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What the user of ``init`` says."""
+
+    label: str
+    keys: tuple[str, ...] = ()
+    truth: str | None = None
+    task: Task | None = None
+    positive: str | None = None
+    """Label of a binary task that probabilities are about."""
+
+    epsilon: float = 8.0
+    bounds_from_data: bool = False
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """A whole federation, as ``init`` writes it."""
+
+    name: str
+    tables: tuple[Table, ...]
+    """The primary's first."""
+
+    uses: Mapping[str, tuple[ColumnUse, ...]]
+    """Every column of every party, by party."""
+
+    keys: KeyProposal
+    task: Task
+    task_reason: str
+    label: str
+    positive: str | None
+    truth: str | None
+    some_unlabelled: bool
+    """True if rows of the primary lack a label."""
+
+    epsilon: float
+    delta: float
+    classes: int | None
+    """Number of classes of the label; None: unknown."""
+
+    bounds_from_data: bool
+    spelling: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of ``[linkage]`` by which keys of tables that are here are spelled alike."""
+
+    spelling_shares: tuple[str, ...] = ()
+    """Effects of ``spelling``, with shares of the rows: not for the file, which goes to others."""
+
+    doubts: tuple[str, ...] = ()
+    """Doubts to weigh before linking so: with figures of the records, so not for the file."""
+
+    served: Mapping[str, RowsServed] = field(default_factory=dict)
+    """How many rows a secondary's record serves, by party; of tables that are here."""
+
+    @property
+    def left_open(self) -> list[tuple[str, str]]:
+        """Party and column of each missing declaration; the file runs without any."""
+        label = [] if self.classes is not None else [(self.tables[0].name, self.label)]
+        return label + [
+            (name, use.column.name)
+            for name, uses in self.uses.items()
+            for use in uses
+            if use.open or use.gaps_open
+        ]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the file runs as it is."""
+        return not self.left_open
+
+    def features(self, party: str) -> list[ColumnUse]:
+        """Return what becomes a feature of a party."""
+        return [use for use in self.uses[party] if use.use == "feature"]
+
+    def as_json(self) -> dict[str, object]:
+        """Return what ``init --json`` prints."""
+        return {
+            "ready": self.ready,
+            "open": [f"{party}.{column}" for party, column in self.left_open],
+            "task": self.task,
+            "metric": self.keys.metric,
+            "keys": {party: list(names) for party, names in self.keys.columns.items()},
+            "reasons": [*self.keys.reasons, *self.spelling_shares],
+            "warnings": list(self.doubts),
+            "spelling": dict(self.spelling),
+            "columns": {
+                party: {use.column.name: {"use": use.use, "why": use.reason} for use in uses}
+                for party, uses in self.uses.items()
+            },
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "bounds_from_data": self.bounds_from_data,
+            "rows_served": {
+                name: {
+                    "median": served.median,
+                    "nine_in_ten": served.often,
+                    "linked": dict(zip(map(str, LIMITS), served.linked, strict=True)),
+                    "warning": served.warning(name),
+                }
+                for name, served in self.served.items()
+            },
+        }
+
+
+def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
+    """Propose a federation file.
+
+    Args:
+        tables: The primary's table, then the secondaries'.
+        wishes: What the user asks for.
+
+    Raises:
+        ConfigError: If the label or the truth is missing, a key cannot be found, a secondary would
+            have no feature, or a positive class is wished for a task without one.
+        DataError: If no row has the positive class.
+    """
+    primary, *secondaries = tables
+    label = _column(primary, "--label", wishes.label)
+    for table in tables if wishes.truth else ():
+        _column(table, "--truth", wishes.truth or "")
+    special = [name for name in (wishes.truth,) if name is not None]
+    without = _without_column(tables, wishes.label, special)
+    keys = propose_keys(without, asked=wishes.keys, without=special)
+    uses = {
+        table.name: tuple(
+            _use_of(column, table is primary, keys.columns[table.name], wishes)
+            for column in table.columns
+        )
+        for table in tables
+    }
+    task, why = _task_of(label) if wishes.task is None else (wishes.task, "as you asked")
+    _require_positive(wishes.positive, label, task)
+    counts = {name: sum(use.use == "feature" for use in own) for name, own in uses.items()}
+    for name, count in counts.items():
+        # A primary may have keys and labels alone; a secondary has nothing else to give.
+        if count == 0 and name != primary.name:
+            raise ConfigError(
+                f"party {name!r}: no column is left that could be a feature; keys are "
+                f"{', '.join(keys.columns[name])}. Name fewer by --key, or give it more columns"
+            )
+    return Proposal(
+        name=wishes.name or primary.name,
+        tables=tuple(tables),
+        uses=uses,
+        keys=keys,
+        task=task,
+        task_reason=why,
+        label=wishes.label,
+        positive=wishes.positive,
+        truth=wishes.truth,
+        some_unlabelled=bool(label.found and label.found.missing),
+        epsilon=wishes.epsilon,
+        delta=_delta([table.rows for table in secondaries]),
+        classes=_classes_of(label, task),
+        bounds_from_data=wishes.bounds_from_data,
+    )
+
+
+def _column(table: Table, option: str, name: str) -> Column:
+    if (column := table.column(name)) is not None:
+        return column
+    known = [column.name for column in table.columns]
+    raise ConfigError(f"{option} {name}: of {table.name!r}, {no_such_column(name, known)}")
+
+
+def _without_column(tables: Sequence[Table], label: str, special: Sequence[str]) -> list[Table]:
+    """Return the tables without the primary's label, which is no key."""
+    primary, *others = tables
+    kept = tuple(c for c in primary.columns if c.name != label and c.name not in special)
+    stripped = Table(name=primary.name, data=primary.data, columns=kept, rows=primary.rows)
+    return [stripped, *others]
+
+
+def _task_of(label: Column) -> tuple[Task, str]:
+    if label.found is None:
+        if label.kind == "boolean":
+            return "binary", "the label is true or false"
+        task: Task = "multiclass" if label.kind == "words" else "regression"
+        return task, f"the label holds {label.kind}, by the column list"
+    assert label.values is not None, "found in them"
+    if label.found.kind in (None, "date") or label.found.problem:
+        raise ConfigError(
+            f"--label {label.name}: {label.found.problem or 'holds dates'}; a label is a number, "
+            f"or one of few words"
+        )
+    if label.found.sign:
+        raise ConfigError(
+            f"--label {label.name}: holds numbers with the sign {label.found.sign!r}; write labels "
+            f"as numbers without one, in the unit that predictions are to have"
+        )
+    if label.found.different == 2:
+        return "binary", "the label has two values"
+    if label.found.kind == "words":
+        return "multiclass", "the label is one of several words"
+    present = label.values.dropna().astype(float)
+    if label.found.different <= _MOST_CLASSES and bool((present % 1 == 0).all()):
+        return "multiclass", 'the label has few whole numbers; write "regression" if they are sizes'
+    return "regression", "the label is a number"
+
+
+def _require_positive(positive: str | None, label: Column, task: Task) -> None:
+    """Refuse an invalid positive class, as far as the label's values are known."""
+    if positive is None:
+        return
+    if task != "binary":
+        raise ConfigError(f"--positive {positive}: is one of two classes; the task is {task}")
+    if label.values is not None:
+        where = f"--label {label.name}"
+        encode_labels(label.values.dropna(), task=task, where=where, positive=positive)
+
+
+def _classes_of(label: Column, task: Task) -> int | None:
+    """Return how many numbers class means have."""
+    if task == "multiclass":
+        return None if label.found is None else label.found.different
+    return 2 if task == "binary" else CLASSES_OF_NUMBERS
+
+
+def _delta(rows: Sequence[int | None]) -> float:
+    """Return a delta below a tenth of one over the records of the largest table."""
+    largest = max((count for count in rows if count is not None), default=1)
+    return min(_LARGEST_DELTA, 10.0 ** -(math.ceil(math.log10(max(largest, 1))) + 1))
+
+
+def _use_of(column: Column, primary: bool, keys: Sequence[str], wishes: Wishes) -> ColumnUse:
+    def as_(use: Use, why: str) -> ColumnUse:
+        return ColumnUse(column=column, use=use, why=why)
+
+    if primary and column.name == wishes.label:
+        return as_("label", "as you said")
+    if column.name == wishes.truth:
+        return as_("truth", "as you said; for figures of linkage alone")
+    if column.name in keys:
+        return as_("key", "parties link by it")
+    if (why := excluded_because(column)) is not None:
+        return as_("excluded", why)
+    if primary:
+        return as_("feature", column.kind)
+    return _declared(column, wishes)
+
+
+def excluded_because(column: Column) -> str | None:
+    """Return why a column should be no feature, without a figure of the records; None if it may."""
+    if is_row_number(column.name):
+        return "has no name of its own, as a stored row number has none"
+    if column.excluded:
+        return "its owner leaves it out"
+    if column.words is not None:
+        return None
+    if names_one_person(column.name, column.kind):
+        return "its name says that it identifies one person"
+    if column.kind == "unusable":
+        reason = column.found.reason if column.found else "nothing that a model can use"
+        return f"holds {reason}" if reason != "empty" else "is empty in every row"
+    if column.kind == "text":
+        if column.found is not None and not column.found.problem:
+            return f"has more than {MAX_CATEGORIES} words (max_categories); list those that matter"
+        return "holds texts that hardly repeat: an identifier, or free text"
+    if meaning_of(column.name) == "identity":
+        return "its name says that it numbers or names something: an identifier"
+    if column.found is not None and (column.found.identifier or column.found.problem):
+        return "hardly a value repeats: it looks like an identifier"
+    return "is the same in every row" if column.constant else None
+
+
+def _declared(column: Column, wishes: Wishes) -> ColumnUse:
+    """Return a secondary's feature with what is declared of its values, or what is left open."""
+    gaps = column.found is not None and column.found.missing > 0
+    missing = column.may_be_missing or (gaps and wishes.bounds_from_data)
+
+    def feature(source: str, **what: Any) -> ColumnUse:
+        return ColumnUse(
+            column=column,
+            use="feature",
+            why=column.kind,
+            source=source,
+            may_be_missing=missing,
+            gaps_open=gaps and not missing,
+            **what,
+        )
+
+    if column.bounds is not None or column.words is not None:
+        return feature(column.declared_by, bounds=column.bounds, words=column.words)
+    if column.kind == "boolean":
+        return feature("")
+    if wishes.bounds_from_data and column.values is not None:
+        if column.kind == "words":
+            return feature(_TAKEN, words=frequent_words(column))
+        return feature(_TAKEN, bounds=rounded_range(column))
+    return feature("not declared")
+
+
+def frequent_words(column: Column) -> tuple[str, ...]:
+    """Return the words that stand in at least ten rows, and "other" for all further ones."""
+    assert column.values is not None, "of a table that is here"
+    places, texts = texts_of(column.values)
+    counts = np.bincount(places[places >= 0], minlength=len(texts))
+    common = sorted(text for text, count in zip(texts, counts, strict=True) if count >= _FEW)
+    return (*(word for word in common if word != _OTHER), _OTHER)
+
+
+def rounded_range(column: Column) -> Bounds:
+    """Return the range of nearly all of a column's values, rounded outwards.
+
+    One value in a hundred lies outside at either end, and five at least; where nothing is left
+    between these, the extremes are the ends. They are rounded to one digit of their distance; of
+    dates, to whole years.
+    """
+    assert column.values is not None, "of a table that is here"
+    if column.kind == "date":
+        dates = dates_of(column.values)
+        years = dates[~np.isnat(dates)].astype("datetime64[Y]").astype(np.int64) + 1970
+        first, last = _inner(np.sort(years))
+        return f"{first:04.0f}-01-01", f"{last:04.0f}-12-31"
+    numbers = amounts_of(column.values, "" if column.found is None else column.found.sign)
+    low, high = _inner(np.sort(numbers[np.isfinite(numbers)]))
+    step = 10.0 ** math.floor(math.log10(high - low))
+    low, high = math.floor(low / step) * step, math.ceil(high / step) * step
+    digits = max(0, -math.floor(math.log10(step)))
+    return round(low, digits), round(high, digits)
+
+
+def _inner(ordered: np.ndarray) -> tuple[float, float]:
+    """Return the ends of what lies inside, of values in ascending order."""
+    outside = min(max(_LEAST_OUTER, round(len(ordered) * _OUTER)), (len(ordered) - 1) // 2)
+    low, high = float(ordered[outside]), float(ordered[-1 - outside])
+    return (low, high) if low < high else (float(ordered[0]), float(ordered[-1]))

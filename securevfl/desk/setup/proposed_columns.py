@@ -1,0 +1,386 @@
+"""What a table's columns are, as far as a federation file is proposed from them.
+
+Facts of a table on this machine are counted from its records. Facts that a partner sent are a
+:class:`ColumnList`: names, kinds and what the partner declares, and nothing that was counted.
+"""
+
+import fnmatch
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from securevfl.core import checks, files
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.settings import read_settings
+from securevfl.data.cells import day_number
+from securevfl.data.columns import ColumnKind, infer, is_row_number
+from securevfl.data.scaling import MAX_CATEGORIES
+from securevfl.data.sources.settings import AS_IT_IS, Reading
+from securevfl.data.sources.text_files import read_dates
+
+Held = Literal["number", "boolean", "words", "date", "text", "unusable"]
+"""Content of a column; ``text`` has too many different words to be a feature."""
+
+Bounds = tuple[float, float] | tuple[str, str]
+"""``(low, high)``; of dates, as texts in ISO form."""
+
+_FEWEST: Final = 20
+_SHOWN: Final = 20
+
+# With dots and hyphens, the day comes first wherever the year is last, but for the hyphens of
+# North America.
+_DATE_FORMS: Final = tuple(
+    day + time
+    for day in ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d")
+    for time in ("", " %H:%M", " %H:%M:%S")
+)
+_LIKE_A_DATE: Final = r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})( .*)?"
+
+T = TypeVar("T")
+
+LIST_FORMAT: Final = "securevfl-columns-1"
+"""Names the format of a column list, with its version."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One column of a table, or of a partner's list."""
+
+    name: str
+    """Its name."""
+
+    kind: Held
+    """Kind of content."""
+
+    bounds: Bounds | None = None
+    """Declared least and largest value, never taken from records; dates as texts."""
+
+    words: tuple[str, ...] | None = None
+    """Declared words, never taken from records."""
+
+    declared_by: str = ""
+    """Where bounds or words come from, in words."""
+
+    excluded: bool = False
+    """True if the owner says that the column is no feature."""
+
+    may_be_missing: bool = False
+    """True if the owner says that values may be missing."""
+
+    found: ColumnKind | None = None
+    """Kind found in the records; like the values, None where the table is not here."""
+
+    values: "pd.Series[Any] | None" = None
+
+    @property
+    def unique(self) -> bool:
+        """Whether nearly every record has a value of its own, as far as that is known."""
+        if self.found is None:
+            return False
+        present = self.found.rows - self.found.missing
+        return present >= _FEWEST and self.found.different >= 0.95 * present
+
+    @property
+    def constant(self) -> bool:
+        """Whether all records have the same value, as far as that is known."""
+        return self.found is not None and self.found.different == 1 and not self.found.missing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One party's table, as far as it is known."""
+
+    name: str
+    """The party's name."""
+
+    data: str
+    """Value of ``data`` for the table in the federation file."""
+
+    columns: tuple[Column, ...]
+    """In the table's order."""
+
+    rows: int | None = None
+    """Records; None where the table is not here."""
+
+    reading: Reading = AS_IT_IS
+    """How its file is written, as far as its user says, and its dates."""
+
+    def column(self, name: str) -> Column | None:
+        """Return the column of that name."""
+        return next((column for column in self.columns if column.name == name), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Declared:
+    """What a user declares of columns, by name or by pattern (``rt_*``)."""
+
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+    """Columns whose values may be missing."""
+
+    excluded: Sequence[str] = ()
+    """That are no features."""
+
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    """How files are written, by party; ``""`` stands for those that are not named."""
+
+    def reading_of(self, party: str) -> Reading:
+        """Return how a party's file is written, as far as the user says."""
+        return self.readings.get(party, self.readings.get("", AS_IT_IS))
+
+
+def date_form(frame: pd.DataFrame) -> str | None:
+    """Return the one form in which a table's dates are written, where no other one reads them.
+
+    None where they are in ISO form, where two forms read all of them, as they do 1/2/2020, and
+    where columns differ.
+    """
+    texts = [frame[name].dropna() for name in frame.columns if frame[name].dtype == "str"]
+    fitting = [
+        {form for form in _DATE_FORMS if read_dates(cells, form).notna().all()}
+        for cells in map(pd.Series.drop_duplicates, texts)
+        if len(cells) and cells.iloc[:1].str.fullmatch(_LIKE_A_DATE).all()
+    ]
+    fitting = [forms for forms in fitting if forms]
+    common = set.intersection(*fitting) if fitting else set()
+    return common.pop() if len(common) == 1 else None
+
+
+def describe_table(
+    frame: pd.DataFrame,
+    *,
+    name: str,
+    data: str,
+    types: Mapping[str, str],
+    declared: Declared,
+    reading: Reading = AS_IT_IS,
+) -> Table:
+    """Look at a table on this machine.
+
+    Args:
+        frame: The table.
+        name: The party's name.
+        data: What the federation file calls the table.
+        types: Declared types by column, as :func:`declared_types` returns them.
+        declared: What the user says of columns.
+        reading: How its file is written.
+    """
+    columns = []
+    for column in map(str, frame.columns):
+        found, bounds, declared_by = infer(frame[column]), None, ""
+        typed = bounds_of_type(types.get(column, ""))
+        if found.kind == "number" and typed is not None:
+            bounds, declared_by = typed, f"all that its declared type, {types[column]}, can hold"
+        columns.append(
+            Column(
+                name=column,
+                kind=held_by(found),
+                bounds=bounds,
+                declared_by=declared_by,
+                excluded=is_row_number(column),
+                found=found,
+                values=frame[column],
+            )
+        )
+    table = Table(name=name, data=data, columns=tuple(columns), rows=len(frame), reading=reading)
+    return with_declared(table, declared)
+
+
+def with_declared(table: Table, declared: Declared) -> Table:
+    """Return a table with what the user declares of its columns, over what was known before."""
+    return replace(
+        table, columns=tuple(_with_declared(column, declared) for column in table.columns)
+    )
+
+
+def _with_declared(column: Column, declared: Declared) -> Column:
+    name = column.name
+    bounds, words = _matching(declared.bounds, name), _matching(declared.words, name)
+    if bounds is not None or words is not None:
+        column = replace(column, bounds=bounds, words=words, declared_by="as you gave it")
+    return replace(
+        column,
+        excluded=column.excluded or _matches(declared.excluded, name),
+        may_be_missing=column.may_be_missing or _matches(declared.missing, name),
+    )
+
+
+def require_columns(tables: Sequence[Table], declared: Declared) -> None:
+    """Refuse a name or pattern that no column of any table has.
+
+    Raises:
+        ConfigError: Naming the option, the name, and the column that was meant.
+    """
+    known = list(dict.fromkeys(column.name for table in tables for column in table.columns))
+    options = {
+        "--bounds": declared.bounds,
+        "--words": declared.words,
+        "--missing": declared.missing,
+        "--exclude": declared.excluded,
+    }
+    for option, patterns in options.items():
+        for pattern in patterns:
+            if not any(_matches([pattern], name) for name in known):
+                raise ConfigError(f"{option} {pattern}: {no_such_column(pattern, known)}")
+
+
+def no_such_column(name: str, known: Sequence[str]) -> str:
+    """Return what to say of a name that none of the columns has."""
+    more = ", ..." if len(known) > _SHOWN else ""
+    there = f"; there are {', '.join(known[:_SHOWN])}{more}"
+    return f"no column is called so{checks.did_you_mean(name, known) or there}"
+
+
+def held_by(found: ColumnKind) -> Held:
+    """Return what a column holds, of what its records tell."""
+    if found.kind is None:
+        return "unusable"
+    many = found.kind == "words" and (found.problem or found.different > MAX_CATEGORIES)
+    return "text" if many else found.kind
+
+
+def declared_types(path: Path) -> dict[str, str]:
+    """Return the types that a file's own schema declares, by column: none in a CSV file."""
+    if path.suffix != ".parquet":
+        return {}
+    import pyarrow.parquet as pq
+
+    return {field.name: str(field.type) for field in pq.read_schema(path)}
+
+
+def bounds_of_type(declared: str) -> tuple[float, float] | None:
+    """Return the range of a declared type, where that is narrow enough to be of use.
+
+    Whole numbers of 8 or 16 bits, and decimals of up to six digits: wider ones declare nothing
+    about the values.
+    """
+    if found := re.fullmatch(r"(u?)int(8|16)", declared):
+        bits = int(found[2])
+        return (0.0, 2.0**bits - 1) if found[1] else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
+    if found := re.fullmatch(r"decimal\d*\((\d+), ?(\d+)\)", declared):
+        digits = int(found[1]) - int(found[2])
+        return (-(10.0**digits), 10.0**digits) if 0 < digits <= 6 else None
+    return None
+
+
+def _matching(given: Mapping[str, T], column: str) -> T | None:
+    if column in given:
+        return given[column]
+    return next((given[pattern] for pattern in given if _matches([pattern], column)), None)
+
+
+def _matches(patterns: Sequence[str], column: str) -> bool:
+    return any(column == one or fnmatch.fnmatchcase(column, one) for one in patterns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedColumn:
+    """A column as a list for partners describes it."""
+
+    name: str
+    kind: Held
+    bounds: tuple[float | str, ...] | None = None
+    words: tuple[str, ...] | None = None
+    excluded: bool = False
+    may_be_missing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnList:
+    """What partners need to know of a table to propose a federation file."""
+
+    format: str
+    party: str
+    data: str
+    reading: Reading = AS_IT_IS
+    columns: tuple[ListedColumn, ...]
+
+
+def write_column_list(table: Table, path: Path) -> None:
+    """Write what partners need to know of a table to propose a federation file.
+
+    Raises:
+        StorageError: If the file cannot be written.
+
+    Reveals:
+        To whoever gets the file: the party's and its table's name; each column's name and kind;
+        bounds and words that were declared. No value, no count and no range of the records. A kind
+        is told by the records where the file declares none: that a column holds numbers, dates,
+        or few different words.
+    """
+    columns = []
+    for column in table.columns:
+        said = {one.name: getattr(column, one.name) for one in fields(ListedColumn)}
+        columns.append({name: value for name, value in said.items() if value not in (None, False)})
+    content = {"format": LIST_FORMAT, "party": table.name, "data": table.data, "columns": columns}
+    reading = {"reading": table.reading.given} if table.reading.given else {}
+    files.write_json(path, {**content, **reading}, for_others=True)
+
+
+def read_column_list(path: Path) -> Table:
+    """Read a partner's column list.
+
+    Raises:
+        DataError: Naming the file, the entry and what is wrong with it.
+    """
+    where = f"column list {path}"
+    try:
+        content = json.loads(files.read_text(path))
+    except OSError as error:
+        raise DataError(f"{where}: can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{where}: is not JSON: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != LIST_FORMAT:
+        raise DataError(f'{where}: has no "format": "{LIST_FORMAT}"; write it by securevfl columns')
+    try:
+        listed = read_settings(ColumnList, content, where="list")
+        columns = tuple(
+            Column(
+                name=one.name,
+                kind=one.kind,
+                bounds=None if one.bounds is None else checked_bounds(one.bounds),
+                words=one.words,
+                declared_by="as the party's column list declares",
+                excluded=one.excluded,
+                may_be_missing=one.may_be_missing,
+            )
+            for one in listed.columns
+        )
+    except ConfigError as error:
+        raise DataError(f"{where}: {str(error).removeprefix('list.')}") from None
+    return Table(name=listed.party, data=listed.data, columns=columns, reading=listed.reading)
+
+
+def checked_bounds(pair: Sequence[Any]) -> Bounds:
+    """Return ``(low, high)`` as numbers, or as dates in ISO form.
+
+    Raises:
+        ConfigError: If they are neither, or not ascending.
+    """
+    if isinstance(pair, str) or len(pair) != 2:
+        raise ConfigError(f"bounds: must be low,high; got {pair!r}")
+    try:
+        low, high = float(pair[0]), float(pair[1])
+    except (TypeError, ValueError):
+        return _dates(*map(str, pair))
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise ConfigError(f"bounds: must be finite and ascending, got {low:g},{high:g}")
+    return low, high
+
+
+def _dates(low: str, high: str) -> tuple[str, str]:
+    try:
+        if not day_number(low) < day_number(high):
+            raise ConfigError(f"bounds: must be ascending, got {low},{high}")
+    except DataError:
+        raise ConfigError(
+            f"bounds: must be two numbers, or two dates such as 2020-12-31; got {low!r},{high!r}"
+        ) from None
+    return low, high

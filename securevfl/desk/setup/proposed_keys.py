@@ -1,0 +1,344 @@
+"""Which columns parties can link by: those whose names and kinds match in all tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from securevfl.config.encoder import NEIGHBOURS
+from securevfl.core.column_names import canonical, keys_in_clear, meaning_of, spelled_in_digits
+from securevfl.core.errors import ConfigError
+from securevfl.data.cells import share_with_zone, texts_of
+from securevfl.desk.setup.proposed_columns import Column, Table, no_such_column
+
+# Ids that differ in more of the records than this are misspelled, or are not the same ids.
+_EQUAL_IDS: Final = 0.95
+# Ids of which fewer agree number different things.
+_SOME_IDS: Final = 0.1
+_NEAR_IN_TIME: Final = "near means a small difference in time, in days"
+_EQUAL_DATES: Final = "equal dates are linked, and nothing else: edits of a date mean nothing"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyProposal:
+    """How parties link."""
+
+    metric: str
+    """``linkage.metric``."""
+
+    columns: Mapping[str, tuple[str, ...]]
+    """Key columns by party, in one order."""
+
+    reasons: tuple[str, ...]
+    """Why, one sentence each."""
+
+    neighbours: int = NEIGHBOURS
+    """K."""
+
+    doubts: tuple[str, ...] = ()
+    """Doubts to weigh before linking so, one sentence each."""
+
+    @property
+    def numeric(self) -> bool:
+        """Whether keys are positions, which a model may read too."""
+        return self.metric in ("great-circle", "euclidean")
+
+    @property
+    def shown(self) -> str | None:
+        """What there is to warn of, as the file that is proposed hides no keys."""
+        return keys_in_clear("none", next(iter(self.columns.values())))
+
+
+_SPELLED: Final = {"words", "text", "date"}
+"""Kinds of columns that can mean the same."""
+
+_Shared = Mapping[str, Mapping[str, Column]]
+
+
+def propose_keys(
+    tables: Sequence[Table], *, asked: Sequence[str] = (), without: Sequence[str] = ()
+) -> KeyProposal:
+    """Propose key columns.
+
+    Args:
+        tables: The primary's table, then the secondaries'.
+        asked: Key columns that the user names; ``lon=longitude`` where tables differ. None are
+            proposed beside them.
+        without: Columns that are none: the label, the truth.
+
+    Raises:
+        ConfigError: If there is nothing to link by, or a table lacks a column that was asked for.
+    """
+    shared = _shared(tables, without)
+    if asked:
+        return _as_asked(tables, asked)
+    ids = {name: by for name, by in shared.items() if _is_identity(name, by)}
+    agreement = {name: _agreement(tables, by) for name, by in ids.items()}
+    good = [name for name in ids if (agreed := agreement[name]) is None or agreed >= _EQUAL_IDS]
+    if good:
+        return _by_ids(tables, ids, max(good, key=lambda name: agreement[name] or 0), agreement)
+    if {"longitude", "latitude"} <= set(shared):
+        return _by_places(tables, shared)
+    texts = {name: by for name, by in shared.items() if name in ids or _tells_a_person(name, by)}
+    if any(name not in ids and not _are_dates(by) for name, by in texts.items()):
+        return _by_texts(tables, texts, agreement)
+    ids = {name: by for name, by in ids.items() if (agreement[name] or 0) >= _SOME_IDS}
+    if ids:
+        return _by_ids(tables, ids, max(ids, key=lambda name: agreement[name] or 0), agreement)
+    days = [name for name, by in texts.items() if _are_dates(by)]
+    if days:
+        return _by_days(tables, shared, days)
+    times = {name: by for name, by in shared.items() if _is_time(name, by)}
+    if times:
+        return _by_times(tables, times, next(iter(times)))
+    common = [dict.fromkeys(by[table.name].name for table in tables) for by in shared.values()]
+    found = ", ".join("=".join(names) for names in common) or "none"
+    raise ConfigError(
+        f"--key: no column of all tables looks like a key (a longitude and a latitude, an id, "
+        f"names, addresses, a time); columns in common: {found}. Name the key columns by --key, "
+        f"as --key mine=theirs where names differ"
+    )
+
+
+def _shared(tables: Sequence[Table], without: Sequence[str]) -> _Shared:
+    by_name: dict[str, dict[str, Column]] = {}
+    for table in tables:
+        for column in table.columns:
+            if column.name not in without and not column.excluded:
+                by_name.setdefault(canonical(column.name), {}).setdefault(table.name, column)
+    return {
+        name: by
+        for name, by in by_name.items()
+        if len(by) == len(tables)
+        and (len(kinds := {one.kind for one in by.values()}) == 1 or kinds <= _SPELLED)
+    }
+
+
+def _is_identity(name: str, by: Mapping[str, Column]) -> bool:
+    columns = by.values()
+    if not all(column.kind in ("number", "words", "text") for column in columns):
+        return False
+    named = meaning_of(name) == "identity"
+    if any(column.found is None for column in columns):
+        return named
+    if not all(_is_whole(column) for column in columns):
+        return False
+    # What is unique nowhere tells no one apart, whatever it is called.
+    some = any(column.unique for column in columns)
+    every = all(column.unique for column in columns)
+    return (named and some) or (every and meaning_of(name) == "none")
+
+
+def _is_whole(column: Column) -> bool:
+    if column.kind != "number" or column.values is None:
+        return True
+    if column.found is not None and column.found.sign:
+        return False
+    present = column.values.dropna()
+    return bool((present.astype(float) % 1 == 0).all())
+
+
+def _tells_a_person(name: str, by: Mapping[str, Column]) -> bool:
+    kinds = {column.kind for column in by.values()}
+    if meaning_of(name) != "person" or "boolean" in kinds:
+        return False
+    return "number" not in kinds or spelled_in_digits(name)
+
+
+def _are_dates(by: Mapping[str, Column]) -> bool:
+    return all(column.kind == "date" for column in by.values())
+
+
+def _is_time(name: str, by: Mapping[str, Column]) -> bool:
+    if meaning_of(name) != "time" or not _are_dates(by):
+        return False
+    return all(column.found is None or column.found.timed for column in by.values())
+
+
+def _agreement(tables: Sequence[Table], by: Mapping[str, Column]) -> float | None:
+    """Return the least share of the smaller table's ids that the other one has too."""
+    if any(column.values is None for column in by.values()):
+        return None
+    primary, *others = (_different(by[table.name]) for table in tables)
+    shares = [len(primary & other) / max(1, min(len(primary), len(other))) for other in others]
+    return min(shares)
+
+
+def _different(column: Column) -> frozenset[str]:
+    assert column.values is not None, "asked before"
+    return frozenset(texts_of(column.values)[1])
+
+
+def _columns(
+    tables: Sequence[Table], shared: _Shared, names: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    return {table.name: tuple(shared[name][table.name].name for name in names) for table in tables}
+
+
+def _by_ids(
+    tables: Sequence[Table],
+    ids: _Shared,
+    name: str,
+    agreement: Mapping[str, float | None],
+) -> KeyProposal:
+    columns, agreed = _columns(tables, ids, [name]), agreement[name]
+    said = "has the same name and kind everywhere; whether values agree is not known here"
+    if agreed is not None:
+        most = "nearly all" if agreed >= _EQUAL_IDS else "some"
+        said = f"is in every table, and {most} of the smaller table's values are in the other"
+    once = all(column.unique or column.found is None for column in ids[name].values())
+    return KeyProposal(
+        metric="exact",
+        columns=columns,
+        reasons=(f"{_names(columns)}: {said}; equal ids are linked, and nothing else",),
+        neighbours=1 if once else NEIGHBOURS,
+    )
+
+
+def _by_places(tables: Sequence[Table], shared: _Shared) -> KeyProposal:
+    columns = _columns(tables, shared, ["longitude", "latitude"])
+    return KeyProposal(
+        metric="great-circle",
+        columns=columns,
+        reasons=(
+            f"{_names(columns)}: a longitude and a latitude in every table; near means metres "
+            f"along the surface of the earth",
+        ),
+    )
+
+
+def _by_days(tables: Sequence[Table], shared: _Shared, names: Sequence[str]) -> KeyProposal:
+    columns = _columns(tables, shared, names)
+    return KeyProposal(
+        metric="exact",
+        columns=columns,
+        reasons=(f"{_names(columns)}: dates of people in every table; {_EQUAL_DATES}",),
+    )
+
+
+def _by_times(tables: Sequence[Table], times: _Shared, name: str) -> KeyProposal:
+    columns = _columns(tables, times, [name])
+    return KeyProposal(
+        metric="euclidean",
+        columns=columns,
+        reasons=(f"{_names(columns)}: a time in every table; {_NEAR_IN_TIME}",),
+        doubts=_zones(times[name]),
+    )
+
+
+def _zones(columns: Mapping[str, Column]) -> tuple[str, ...]:
+    """Return a warning where some times have a zone and others have none.
+
+    Args:
+        columns: One of each party that has its table here, by party.
+    """
+    shares = {
+        party: share_with_zone(column.values)
+        for party, column in columns.items()
+        if column.values is not None
+    }
+    if len(set(shares.values())) <= 1 and set(shares.values()) <= {0.0, 1.0}:
+        return ()
+    having = {0.0: "none", 1.0: "all"}
+    said = ", ".join(f"{having.get(share, 'some')} of {party}" for party, share in shares.items())
+    return (
+        f"times with a zone (Z, +01:00): {said}; a time without one counts as UTC, so write the "
+        f"zone, or UTC, at every party",
+    )
+
+
+def _by_texts(
+    tables: Sequence[Table], texts: _Shared, agreement: Mapping[str, float | None]
+) -> KeyProposal:
+    columns = _columns(tables, texts, list(texts))
+    reasons = [
+        f"{_names(columns)}: names, addresses and dates of people in every table; read as one "
+        f"text, near means few edits (levenshtein)"
+    ]
+    for name, agreed in agreement.items():
+        if agreed is not None:
+            reasons.append(
+                f"{', '.join({column.name for column in texts[name].values()})}: an id, but many "
+                f"of the smaller table's values are not in the other, so it is part of the text"
+            )
+    return KeyProposal(
+        metric="levenshtein",
+        columns=columns,
+        reasons=tuple(reasons),
+    )
+
+
+def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
+    chosen: dict[str, list[Column]] = {table.name: [] for table in tables}
+    for key in asked:
+        for table, column in _named(tables, key).items():
+            if any(column is other for other in chosen[table]):
+                raise ConfigError(f"--key {key}: {column.name!r} is named twice")
+            chosen[table].append(column)
+    columns = {name: tuple(column.name for column in own) for name, own in chosen.items()}
+    own = chosen[tables[0].name]
+    held = [column.kind for every in chosen.values() for column in every]
+    numbers = set(held) == {"number"}
+    meanings = [meaning_of(column.name) for column in own]
+    whole = all(_is_whole(column) for every in chosen.values() for column in every)
+    places = [{name: every[place] for name, every in chosen.items()} for place in range(len(own))]
+    dates = [place for place in places if _are_dates(place)]
+    # A date of birth is spelled with the name.
+    spelled = all(meaning_of(place[tables[0].name].name) == "person" for place in dates)
+    if meanings == ["latitude", "longitude"] and numbers:
+        columns = {name: pair[::-1] for name, pair in columns.items()}
+        meanings.reverse()
+    if meanings == ["longitude", "latitude"] and numbers:
+        metric, why = "great-circle", "near means metres along the surface of the earth"
+    elif len(own) == 1 and ((numbers and whole) or meanings == ["identity"]):
+        metric, why = "exact", "equal ids are linked, and nothing else"
+    elif numbers:
+        metric, why = "euclidean", "near means a small Euclidean distance, in the columns' unit"
+    elif len(dates) == len(places):
+        metric, why = "euclidean", _NEAR_IN_TIME
+    elif dates and not (spelled and {"words", "text"} & set(held)):
+        metric, why = "exact", _EQUAL_DATES
+    else:
+        metric, why = "levenshtein", "read as one text, near means few edits"
+    once = metric == "exact" and all(
+        column.unique or column.found is None for every in chosen.values() for column in every
+    )
+    return KeyProposal(
+        metric=metric,
+        columns=columns,
+        reasons=(f"{_names(columns)}: as you asked; {why} ({metric})",),
+        neighbours=1 if once else NEIGHBOURS,
+        doubts=tuple(doubt for place in dates for doubt in _zones(place)),
+    )
+
+
+def _named(tables: Sequence[Table], key: str) -> dict[str, Column]:
+    """Return the column of each table that a key of the command line names.
+
+    Raises:
+        ConfigError: If a table has none of the key's columns, or no table has one of them.
+    """
+    mine, *theirs = key.split("=")
+    named = {}
+    for number, table in enumerate(tables):
+        names = [*theirs, mine] if number else [mine, *theirs]
+        column = next((found for name in names if (found := table.column(name))), None)
+        if column is None:
+            known = [column.name for column in table.columns]
+            raise ConfigError(f"--key {key}: of {table.name!r}, {no_such_column(mine, known)}")
+        named[table.name] = column
+    for name in (mine, *theirs):
+        if name not in {column.name for column in named.values()}:
+            known = [column.name for table in tables for column in table.columns]
+            others = ", ".join(f"{one.name!r} of {party!r}" for party, one in named.items())
+            why = f"is no party's key, as {others} come first"
+            if name not in known:
+                why = no_such_column(name, list(dict.fromkeys(known)))
+            raise ConfigError(f"--key {key}: {name!r}: {why}")
+    return named
+
+
+def _names(columns: Mapping[str, tuple[str, ...]]) -> str:
+    """Return the columns' names, of each party where they differ."""
+    if len(set(columns.values())) == 1:
+        return ", ".join(next(iter(columns.values())))
+    return "; ".join(f"{', '.join(names)} ({party})" for party, names in columns.items())

@@ -1,1 +1,0 @@
-"""Estimators as scikit-learn knows them: a federation behind ``fit`` and ``predict``."""

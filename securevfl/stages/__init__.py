@@ -1,0 +1,1 @@
+"""The optional parts of a run, each whole in its folder."""

@@ -1,0 +1,1 @@
+"""Assisted boosting: residuals in the place of gradients."""

@@ -1,0 +1,586 @@
+"""Assisted boosting: messages, their validation, a secondary, and the primary."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int64, Shaped
+from torch import Tensor
+
+from securevfl.config.sections import OWN
+from securevfl.core.conventions import derive_seed
+from securevfl.core.errors import ProtocolError
+from securevfl.core.progress import RoundDone
+from securevfl.data.rows import consecutive_batches
+from securevfl.data.scaling import LabelScaler
+from securevfl.data.tables import PartyTable
+from securevfl.dp.labels import (
+    digest_of_labels,
+    keep_probability,
+    noised_labels,
+    randomised_labels,
+    unbiased_indicators,
+)
+from securevfl.federation.base import own_inputs
+from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.messages import EpochMark, RoundPlan
+from securevfl.federation.rounds.primary import Primary, PrimaryData
+from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.session.peers import Handler, Handlers, Reply
+from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
+from securevfl.ledger.ledger import Ledger
+from securevfl.models.alone.margins import LEAST_PROBABILITY
+from securevfl.models.alone.margins import cross_fit as cross_fit_base
+from securevfl.models.tasks import TaskHead
+from securevfl.stages.assist import assist
+from securevfl.stages.class_means.class_labels import charge_labels, drawn_once, label_release
+from securevfl.transport.message import DeclaredMessage, Message, MessageKind, wire
+
+# What the primary and the secondaries of assisted boosting tell one another beside rounds.
+
+_ROUNDING: Final = 1e-5
+"""By how much a residual's norm may be over 1: float32 is not exact."""
+
+
+class AssistKind(MessageKind):
+    """What assisted boosting says."""
+
+    RESIDUALS = 40
+    FITTED = 41
+    STEP = 42
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Residuals(DeclaredMessage):
+    """What is left to explain of some training rows' labels, in units of the longest.
+
+    Labels can be read off them: their sign, or the class whose residual is positive. With
+    ``model.label_epsilon`` these are labels that were drawn once.
+    """
+
+    KIND: ClassVar = AssistKind.RESIDUALS
+    WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {
+        "no record": "epoch",
+        "sizes and times": "rows lengths",
+        "residuals": "residuals",
+    }
+
+    epoch: int
+    """The round of boosting, from 1."""
+    rows: Int64[np.ndarray, " some_rows"] = wire(repr=False)
+    """Primary row ids."""
+    residuals: Float32[np.ndarray, "some_rows outputs"] = wire(repr=False)
+    """Each of norm at most 1."""
+
+    @classmethod
+    def from_message(cls, message: Message, **known: Any) -> "Residuals":
+        """Read the primary's.
+
+        Raises:
+            ProtocolError: If there are none, or one is of another shape, not finite or too long.
+        """
+        read = super(Residuals, cls).from_message(message, **known)
+        longest = float(np.linalg.norm(read.residuals.astype(np.float64), axis=1).max())
+        if longest > 1 + _ROUNDING:
+            raise ProtocolError(f"the primary sent a residual of norm {longest:.4g}; 1 is the most")
+        return read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFitted(DeclaredMessage):
+    """The secondary has fitted a model to the round's residuals."""
+
+    KIND: ClassVar = AssistKind.FITTED
+    WAY: ClassVar = "secondary to primary"
+    COVERS: ClassVar = {"no record": "lengths"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step(DeclaredMessage):
+    """The weight of a round's models in predictions: how far the primary went along their sum."""
+
+    KIND: ClassVar = AssistKind.STEP
+    WAY: ClassVar = "primary to every secondary"
+    COVERS: ClassVar = {"no record": "epoch lengths", "residuals": "step"}
+
+    epoch: int
+    step: float = wire(least=0)
+
+
+# What the primary may ask for in a run of assisted boosting, and in which order.
+
+_TRAIN: Final = "train"
+
+
+class AssistValidator(RequestValidator):
+    """An epoch is a round of boosting, and goes like this.
+
+    Residuals of every training row, each once, and the same rows in all epochs; training rounds of
+    those rows; the step; validation rounds and the epoch's mark, as in any run.
+    """
+
+    def __init__(self, limits: SessionLimits) -> None:
+        super().__init__(limits)
+        self._told: Bool[np.ndarray, " rows"] = np.zeros(limits.rows, dtype=np.bool_)
+        """Rows that have residuals in this epoch."""
+        self._trains: Bool[np.ndarray, " rows"] | None = None
+        """Rows that had residuals in the first epoch of this session."""
+        self._stepped = False
+
+    def validate_residuals(self, epoch: int, rows: Int64[np.ndarray, " some"]) -> bool:
+        """Take residuals into account, or refuse them.
+
+        Returns:
+            Whether the epoch has those of all training rows.
+
+        Raises:
+            ProtocolError: If they are not due; of rows that there are not, twice, or more than the
+                training rows; or of other rows than before.
+        """
+        where = f"residuals of round {epoch}"
+        due = self.next_epoch
+        if epoch != due or self._told_all():
+            now = "training is over" if due is None else f"round {due} is under way"
+            raise ProtocolError(f"{where}: are not due; {now}")
+        if rows.min() < 0 or rows.max() >= self.limits.rows:
+            raise ProtocolError(f"{where}: there are no such rows among {self.limits.rows}")
+        if len(np.unique(rows)) != len(rows) or self._told[rows].any():
+            raise ProtocolError(f"{where}: the primary sends those of a row twice")
+        others = self._trains is not None and not self._trains[rows].all()
+        if others or self.used_for_another(_TRAIN, rows):
+            raise ProtocolError(f"{where}: the primary sends those of rows that do not train")
+        most = self.limits.part_rows[_TRAIN]
+        if int(self._told.sum()) + len(rows) > most:
+            raise ProtocolError(f"{where}: the primary sends more than the {most} training rows'")
+        self._told[rows] = True
+        if not self._told_all():
+            return False
+        self._trains = self._told.copy()
+        return True
+
+    def _told_all(self) -> bool:
+        """Whether the epoch has the residuals of all training rows."""
+        return int(self._told.sum()) == self.limits.part_rows[_TRAIN]
+
+    def validate_round(self, plan: RoundPlan) -> None:
+        """Take a round into account, or refuse it; see :meth:`RequestValidator.validate_round`.
+
+        Raises:
+            ProtocolError: If it is of training rows whose residuals have not come, or of validation
+                rows before the step.
+        """
+        where = f"round {plan.round_number}"
+        if plan.purpose == _TRAIN:
+            known = (plan.rows >= 0) & (plan.rows < self.limits.rows)
+            if self._stepped or not self._told_all() or not self._told[plan.rows[known]].all():
+                raise ProtocolError(f"{where}: scores of training rows follow their residuals")
+        elif plan.purpose == "validation" and not self._stepped:
+            raise ProtocolError(f"{where}: validation rows follow the step")
+        super().validate_round(plan)
+
+    def validate_step(self, epoch: int) -> None:
+        """Take an epoch's step into account, or refuse it.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        if epoch != self.next_epoch or self._stepped or not self._trained():
+            raise ProtocolError(f"the step of round {epoch} is not due")
+        self._stepped = True
+
+    def validate_epoch(self, mark: EpochMark) -> None:
+        """Take the end of an epoch into account, or refuse it; see :class:`RequestValidator`.
+
+        Raises:
+            ProtocolError: If it is not due.
+        """
+        if mark.restore_best and self._told.any():
+            raise ProtocolError("the primary ends training within a round of boosting")
+        super().validate_epoch(mark)
+        self._told[:] = False
+        self._stepped = False
+
+
+# A secondary of assisted boosting: it fits models of its own, and answers with their scores.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Round:
+    """The model of the round that is under way."""
+
+    model: Any
+    scores: Float32[np.ndarray, "rows outputs"]
+    """Out of fold, of every row that the primary has; zero where nothing is scored."""
+
+
+@dataclass(eq=False)
+class AssistSecondary(Secondary):
+    """Answers for training rows with scores out of fold, of the round's model alone.
+
+    All other rows get the scores of all rounds' models at once. Scores are scaled so that one of
+    norm 1 is as long as the cut allows.
+    """
+
+    bottom: assist.AssistBottom
+    """Its models, as far as there are any."""
+    validator: AssistValidator = field(kw_only=True)
+    seed: int = field(kw_only=True)
+    """Run seed, of folds and trees."""
+    _told: list[Residuals] = field(default_factory=list, init=False)
+    _round: _Round | None = field(default=None, init=False)
+
+    def _handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
+        """Return what it does with each message type; see :meth:`Secondary.handlers`."""
+        return {
+            **super()._handlers(end_epoch),
+            Residuals: Handler(self._residuals, lambda: {"outputs": self.bottom.config.outputs}),
+            Step: Handler(self._step),
+        }
+
+    def _residuals(self, residuals: Residuals, reply: Reply) -> None:
+        """Take residuals; fit a model and say so when those of all training rows have come."""
+        whole = self.validator.validate_residuals(residuals.epoch, residuals.rows)
+        self._told.append(residuals)
+        if whole:
+            self._fit()
+            reply.send(ModelFitted())
+
+    def _step(self, step: Step, _reply: Reply) -> None:
+        """End a round of boosting: its model counts as much as the step says."""
+        self.validator.validate_step(step.epoch)
+        assert self._round is not None, "a step is due after scores"
+        if step.step:
+            self.bottom.add(self._round.model, step.step)
+        self._round = None
+
+    def _fit(self) -> None:
+        """Fit the round's model to the residuals, and score the training rows out of fold."""
+        epoch = self._told[0].epoch
+        rows = np.concatenate([one.rows for one in self._told])
+        residuals = np.concatenate([one.residuals for one in self._told])
+        self._told = []
+        # In one order, however the primary has cut its rows into messages.
+        order = np.argsort(rows)
+        rows, residuals = rows[order], residuals[order]
+        linked, inputs = self._inputs(rows)
+        model, scores = assist.cross_fit(
+            self.bottom.config,
+            inputs,
+            residuals[linked],
+            seed=derive_seed(self.seed, "assist", self.name, epoch) % 2**32,
+        )
+        whole = np.zeros((self.data.primary_rows, residuals.shape[1]), dtype=np.float32)
+        whole[rows[linked]] = assist.within_ball(scores)
+        self._round = _Round(model=model, scores=whole)
+
+    def _inputs(self, rows: Int64[np.ndarray, " rows"]) -> tuple[Int64[np.ndarray, " linked"], Any]:
+        """Return which of the rows are linked, and what models read of these."""
+        records = self.linked_records(rows)
+        linked = np.flatnonzero(records.present.any(dim=1).cpu().numpy())
+        inputs = self.bottom.inputs(records.features, records.keys, records.present)
+        return linked, inputs[linked]
+
+    def _of_round(self, plan: RoundPlan) -> Tensor:
+        longest = self.contribution.aggregation.clip_norm
+        if plan.purpose != "train":
+            return longest * super()._of_round(plan)
+        assert self._round is not None, "scores are due after residuals"
+        scores = torch.from_numpy(self._round.scores[plan.rows]).unsqueeze(1)
+        return longest * scores.to(self.device)
+
+
+# What assisted boosting tells secondaries of labels: labels as they are, or drawn once.
+
+_NAMED: Final = "boosting"
+"""Base estimator for drawn labels, where the base is the best of several: that choice is made by
+labels as they are."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReleasedLabels:
+    """What residuals and steps are made of, of the training rows."""
+
+    targets: Shaped[Tensor, "train ..."]
+    """As losses take them; of drawn classes, numbers whose mean over the draw is the indicator."""
+    margins: Float[Tensor, "train outputs"]
+    """Before the first round."""
+
+
+def release_labels(
+    plan: RunPlan,
+    table: PartyTable,
+    data: PrimaryData,
+    *,
+    ledger: Ledger,
+    files: StateFolder,
+    estimator: Any,
+) -> ReleasedLabels | None:
+    """Charge for what secondaries will learn of labels; return what that is made of.
+
+    Args:
+        plan: The run.
+        table: The primary's table.
+        data: The same as tensors.
+        ledger: The primary's own, open.
+        files: Its own; a resumed run finds the labels there that were drawn before.
+        estimator: Of scikit-learn, where Python handed one over as the base.
+
+    Returns:
+        None where labels are shown.
+
+    Raises:
+        PrivacyError: If labels were drawn for other rows than the table has now.
+        StorageError: If the disk takes no more; nothing was told then.
+
+    Reveals:
+        Nothing yet: what is sent later is a function of it.
+    """
+    config, release = plan.config, label_release(plan.config)
+    model = config.model
+    assert isinstance(model, assist.AssistConfig), "the family's own"
+    assert release is not None, "of this family"
+    if model.label_epsilon is None:
+        charge_labels(ledger, release)
+        return None
+    drawn = _drawn(model, table, data, delta=config.privacy.delta, files=files)
+    charge_labels(ledger, replace(release, digest=digest_of_labels(drawn)))
+    told = _told(drawn, data.head, epsilon=model.label_epsilon)
+    start = _constant(told, data.head)
+    margins = start.expand(len(drawn), -1).clone()
+    if config.base.exists:
+        name = _NAMED if config.base.estimator == "best" else config.base.estimator
+        corrected = _base_of_drawn(
+            estimator if name == OWN else name,
+            table,
+            data,
+            drawn,
+            epsilon=model.label_epsilon,
+            seed=config.federation.seed,
+        )
+        # As far along as the drawn labels bear out: a base of noise alone counts for nothing.
+        way = corrected - margins
+        margins += assist.best_step(margins, way, told, data.head, unit=1.0) * way
+    trains = torch.from_numpy(np.isin(data.split.train, data.training_rows))
+    device = data.targets.device
+    return ReleasedLabels(targets=told[trains].to(device), margins=margins[trains].to(device))
+
+
+def _drawn(
+    model: assist.AssistConfig,
+    table: PartyTable,
+    data: PrimaryData,
+    *,
+    delta: float,
+    files: StateFolder,
+) -> Shaped[np.ndarray, " train"]:
+    """Return the labels of training rows as they were drawn, in this session or an earlier one."""
+    rows = data.split.train
+
+    def draw() -> Shaped[np.ndarray, " train"]:
+        labels = table.labels
+        assert labels is not None, "the primary's table has labels"
+        assert model.label_epsilon is not None, "labels have an epsilon"
+        if data.head.task != "regression":
+            classes = _classes(data.head)
+            return randomised_labels(labels[rows].astype(np.int64), classes, model.label_epsilon)
+        assert model.label_lower is not None, "checked with the file"
+        assert model.label_upper is not None, "checked with the file"
+        return noised_labels(
+            labels[rows],
+            lower=model.label_lower,
+            upper=model.label_upper,
+            epsilon=model.label_epsilon,
+            delta=delta,
+        )
+
+    return drawn_once(files, rows, draw)
+
+
+def _classes(head: TaskHead) -> int:
+    return head.num_classes if head.task == "multiclass" else 2
+
+
+def _told(
+    drawn: Shaped[np.ndarray, " train"], head: TaskHead, *, epsilon: float
+) -> Shaped[Tensor, "train ..."]:
+    """Return drawn labels as losses take them, on average those of the labels as they are."""
+    if head.task == "regression":
+        return torch.from_numpy(LabelScaler.fit(drawn).apply(drawn)).float()
+    each = torch.from_numpy(
+        unbiased_indicators(drawn, classes=_classes(head), epsilon=epsilon)
+    ).float()
+    return each if head.task == "multiclass" else each[:, 1]
+
+
+def _constant(told: Shaped[Tensor, "train ..."], head: TaskHead) -> Float[Tensor, " outputs"]:
+    """Return the constant margin: of the mean of regression labels, 0, else of class shares."""
+    if head.task == "regression":
+        return torch.zeros(1)
+    shares = told.mean(dim=0).clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
+    return shares.log() if head.task == "multiclass" else shares.logit().reshape(1)
+
+
+def _base_of_drawn(
+    estimator: Any,
+    table: PartyTable,
+    data: PrimaryData,
+    drawn: Shaped[np.ndarray, " train"],
+    *,
+    epsilon: float,
+    seed: int,
+) -> Float[Tensor, "train outputs"]:
+    """Return margins of the training rows, of a base that never saw labels as they are."""
+    rows, head = data.split.train, data.head
+    labels: Shaped[np.ndarray, " rows"]
+    if head.task == "regression":
+        labels = np.zeros(len(data.targets), dtype=np.float32)
+        labels[rows] = LabelScaler.fit(drawn).apply(drawn)
+    else:
+        labels = np.zeros(len(data.targets), dtype=np.int64)
+        labels[rows] = drawn
+    fitted = cross_fit_base(estimator, own_inputs(table), labels, head, train=rows, seed=seed)
+    margins = torch.from_numpy(fitted.margins[rows])
+    if head.task == "regression":
+        return margins
+    # Probabilities of what was drawn are p times the class's own, and q times any other's.
+    kept = keep_probability(epsilon, _classes(head))
+    other = (1 - kept) / (_classes(head) - 1)
+    if head.task == "binary":
+        share = ((margins.sigmoid() - other) / (kept - other)).clamp(
+            LEAST_PROBABILITY, 1 - LEAST_PROBABILITY
+        )
+        return share.logit()
+    shares = ((margins.softmax(dim=1) - other) / (kept - other)).clamp_min(LEAST_PROBABILITY)
+    return (shares / shares.sum(dim=1, keepdim=True)).log()
+
+
+# The primary of assisted boosting: residuals out, the sum of scores in, one step along it.
+
+
+class AssistPrimary(Primary):
+    """An epoch is a round of boosting; nothing is learned by gradients.
+
+    References:
+        Gradient Assisted Learning (Diao et al., NeurIPS 2022): residuals are negative gradients,
+        and a line search sets the step. Weights of its own for each assistant are not possible
+        here: only the sum of their scores is known.
+    """
+
+    _told: ReleasedLabels | None = None
+    """Released labels that residuals and steps are made of; None: labels as they are."""
+
+    _sum: Float[Tensor, "train outputs"] | None = None
+    """Scores of the training rows, out of fold, each round's times its step; None before the first
+    round."""
+
+    _total = 0.0
+    """The steps of all rounds, in units of the average."""
+
+    _scale = 1.0
+    """Weight of outputs in the sum. It is 1 where residuals are made of labels as they are;
+    otherwise the primary chooses it by its drawn labels, and sends it to no party."""
+
+    _stands_still = False
+    """True if the last round's scores brought nothing: another round's residuals would be equal."""
+
+    def use_released_labels(self, told: ReleasedLabels | None) -> None:
+        """Make all later residuals of these labels; None: of labels as they are."""
+        self._told = told
+
+    @property
+    def always_asks(self) -> bool:  # type: ignore[override]
+        """Whether labels have an epsilon: then they don't decide who is asked for what."""
+        return self._told is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last round is done, or a round has brought nothing.
+
+        Patience asks labels as they are, and secondaries see when training ends: it has no say
+        where labels have an epsilon.
+        """
+        if self._told is not None:
+            return self._stands_still or self.epoch >= self.epochs
+        return self._stands_still or super().finished
+
+    def _take_if_best(self, epoch: int, metric: float, threshold: float, outputs: Tensor) -> bool:
+        """Keep an epoch if none before it is as good; where labels have an epsilon, always.
+
+        Secondaries are told which epoch is the best.
+        """
+        if self._told is not None:
+            self.best_metric = None
+        return super()._take_if_best(epoch, metric, threshold, outputs)
+
+    def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
+        """Return the mean loss after the step, and every row with its margins."""
+        rows = self.data.training_rows
+        targets, start = self._targets(rows), self._begin(rows)
+        told = self._told or ReleasedLabels(targets=targets, margins=start)
+        known = torch.zeros_like(start) if self._sum is None else self._sum
+        margins = told.margins + known
+        residuals = assist.residuals_of(margins, told.targets, self.head)
+        longest = float(torch.linalg.vector_norm(residuals, dim=1).max())
+        parts = consecutive_batches(rows, batch_size=self.batch_size)
+        sent, peers = 0, self.exchange.peers
+        for part in parts:
+            some = residuals[sent : sent + len(part)] / max(longest, 1e-12)
+            sent += len(part)
+            message = Residuals(epoch=epoch, rows=part, residuals=some.float().cpu().numpy())
+            if sent < len(rows):
+                peers.tell(message)
+            else:
+                peers.ask(message, ModelFitted)
+        before = float(self.head.loss(start + self._scale * known, targets))
+        scores = []
+        for done, part in enumerate(parts, 1):
+            plan = self._plan(part, "train", self.exchange.ranks)
+            scores.append(self.exchange.release(plan)[:, 0])
+            self.losses.append(before)
+            self.observe(RoundDone(epoch=epoch, done=done, of=len(parts), loss=before))
+        found = torch.cat(scores)
+        # Scores as long as the cut allows are of norm 1, and what comes back is their average.
+        unit = len(self.exchange.ranks) / self.plan.config.privacy.clip_norm
+        step = assist.best_step(margins, found * unit, told.targets, self.head, unit=longest)
+        peers.tell(Step(epoch=epoch, step=step))
+        self._stands_still = step == 0
+        self._sum = known + step * unit * found
+        self._total += step * unit
+        if self._told is not None:
+            self._scale = assist.best_step(start, self._sum, targets, self.head, unit=1.0)
+        top = self.top
+        assert isinstance(top, assist.AssistTop), "the family builds it"
+        top.scale.fill_(self._scale * self._total)
+        outputs = start + self._scale * self._sum
+        return float(self.head.loss(outputs, targets)), rows, outputs
+
+    def _begin(self, rows: Int64[np.ndarray, " train"]) -> Tensor:
+        """Return margins before the first round: the base's, or what labels say by themselves."""
+        if self.data.base is not None:
+            return self.data.base[torch.as_tensor(rows, device=self.data.base.device)]
+        targets = self._targets(rows)
+        top = self.top
+        assert isinstance(top, assist.AssistTop), "the family builds it"
+        top.start.copy_(assist.constant_margin(targets, self.head))
+        return top.start.detach().expand(len(targets), -1).clone()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+        return {
+            **super().state(),
+            "sum": self._sum,
+            "total": self._total,
+            "scale": self._scale,
+            "stands_still": self._stands_still,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to a checkpoint's state."""
+        super().load_state(state)
+        self._sum = state["sum"].to(self.data.targets.device)
+        self._total, self._scale = state["total"], state["scale"]
+        self._stands_still = state["stands_still"]

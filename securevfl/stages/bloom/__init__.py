@@ -1,0 +1,1 @@
+"""Keyed hashes and Bloom filters of text keys."""

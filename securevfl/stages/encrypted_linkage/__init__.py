@@ -1,0 +1,1 @@
+"""Similarities under Paillier, and on secret shares of two helpers."""

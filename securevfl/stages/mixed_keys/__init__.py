@@ -1,0 +1,1 @@
+"""Keys of several columns with metrics and weights of their own."""

@@ -1,0 +1,1 @@
+"""Private set intersection of exact keys."""

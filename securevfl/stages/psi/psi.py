@@ -1,0 +1,437 @@
+"""Private set intersection of exact keys: no third party, and no secret that parties share.
+
+An oblivious pseudorandom function (2HashDH [JKK14], [RFC9497]) on ristretto255, between the primary
+and each secondary by itself. The primary draws the function's key k, a fresh one for each secondary
+and session. With H1 to the group and H2 to 16 bytes,
+
+    F(x) = H2(x, k H1(x)).
+
+1. The primary sends F(x_i) of its rows, in their order.
+2. The secondary announces a number, and sends b_j H1(y_j) of its different keys, shuffled, each
+   under a fresh blind b_j, with random inputs up to that number.
+3. The primary returns k b_j H1(y_j), in the order in which they came.
+4. The secondary takes b_j away and has F(y_j); equal values are equal keys.
+
+Steps 2 and 3 happen once a session: later requests for predictions send their rows alone.
+
+**What the primary learns.** The announced number alone, whatever it can compute: a blinded point is
+uniform. It never sees values of step 4, so whether a record is there stays under the run's epsilon.
+
+**What a secondary learns.** The links, which it needs to train, and which rows have equal keys. To
+whoever has no discrete logarithms F is a random function, one value of which takes one answer of
+step 3 (one-more gap Diffie-Hellman, H1 and H2 random oracles [JKK14]): it tests as many keys as it
+announced, whatever points it sends. Values of H2 say nothing of sums of keys, as points would.
+
+**Truncation.** Two different keys have one value with probability 2^-128, so n rows and m keys have
+a false link with probability n m 2^-128 at most: 2^-76 at 2^26 each.
+
+**The standard.** An input is the SHA-512 of session, secondary's name and key, which separates
+sessions and secondaries and has one length. From there on blinding, evaluation and finalisation are
+OPRF(ristretto255, SHA-512) of [RFC9497] to the letter, but that outputs are cut to 16 bytes, and
+that the primary evaluates inputs of its own too. ``rbcl`` (libsodium) computes, refuses what is no
+point, and is imported nowhere else.
+
+References:
+    [JKK14] S. Jarecki, A. Kiayias, H. Krawczyk. Round-Optimal Password-Protected Secret Sharing and
+        T-PAKE in the Password-Only Model. ASIACRYPT 2014.
+    [RFC9496] The ristretto255 and decaf448 Groups. 2023.
+    [RFC9497] Oblivious Pseudorandom Functions Using Prime-Order Groups. 2023.
+"""
+
+import hashlib
+import itertools
+import secrets
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from jaxtyping import UInt8
+
+from securevfl.core.checks import MOST_KEYS
+from securevfl.core.errors import DataError, ProtocolError, of_an_extra
+from securevfl.core.progress import CiphertextsMade, KeysAnnounced, Pace
+from securevfl.data.tables import KeyTable
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
+from securevfl.linkage.metrics.texts import exact_texts, numbered_keys
+from securevfl.linkage.protections import protection
+from securevfl.linkage.protections.plaintext import KeysAsTheyAre
+from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
+from securevfl.linkage.stage.link_cache import LinkCache
+from securevfl.linkage.stage.messages import Linked, LinkingKind
+from securevfl.stages.encrypted_linkage.paillier import Apply, on_cores, parts_of
+from securevfl.transport.channels import receive_from
+from securevfl.transport.message import DeclaredMessage, TypedMessage, wire
+
+_LABEL: Final = b"securevfl/linkage/psi/v2"
+
+_TO_GROUP: Final = b"HashToGroup-OPRFV1-\0-ristretto255-SHA512" + bytes([40])
+"""[RFC9497]'s tag of HashToGroup in mode OPRF, and its length."""
+
+_POINT: Final = 32
+"""Bytes of a point, of a scalar."""
+
+_VALUE: Final = 16
+"""Bytes of the function's value."""
+
+_BLOCK: Final = 1 << 12
+"""Points of one message: 128 KiB, and a quarter of a second of one core."""
+
+_IN_PLACE: Final = 16
+"""Blocks that take less time than it takes to start a process on every core."""
+
+_BATCH: Final = 32
+"""Blocks that the primary answers together, on all cores: 4 MiB."""
+
+_AHEAD: Final = 2 * _BATCH
+"""Blocks that a secondary sends before it takes the first one's answer."""
+
+
+def most_keys(rows: int) -> int:
+    """Return the default of ``linkage.most_keys``: the most keys that a secondary may announce.
+
+    With more than a hundred a row, fewer than one in a hundred can be linked: a table of another
+    order, which its owner can name before, or guesses. A small table takes 100,000 all the same.
+
+    Args:
+        rows: The primary's, of training.
+    """
+    return max(100_000, 100 * rows)
+
+
+# Messages: each carries some points of a table, or values.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class RowValues(DeclaredMessage):
+    """The function's values at some of the primary's keys, 16 bytes each."""
+
+    KIND = LinkingKind.LINK_POINTS
+    WAY = "primary to a secondary"
+    COVERS: ClassVar = {"linkage": "values", "sizes and times": "lengths"}
+
+    values: UInt8[np.ndarray, "values 16"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class BlindedPoints(DeclaredMessage):
+    """Some of a secondary's different keys as points, shuffled, each under a blind of its own."""
+
+    KIND = LinkingKind.LINK_POINTS
+    WAY = "secondary to primary"
+    COVERS: ClassVar = {"record counts": "count lengths", "masks": "points"}
+
+    count: int = wire(least=1, most=MOST_KEYS)
+    """Points in all, padding among them."""
+
+    points: UInt8[np.ndarray, "some_points 32"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class EvaluatedPoints(DeclaredMessage):
+    """A secondary's points, in the order in which they came, times the primary's key."""
+
+    KIND = LinkingKind.LINK_POINTS
+    WAY = "primary to the secondary"
+    COVERS: ClassVar = {"masks": "points", "record counts": "lengths"}
+
+    points: UInt8[np.ndarray, "points 32"]
+
+
+# The oblivious pseudorandom function, by [RFC9497].
+
+
+def point_of(message: bytes) -> bytes:
+    """Return H1 of an input: HashToGroup, by expand_message_xmd with SHA-512."""
+    first = hashlib.sha512(bytes(128) + message + b"\0\x40\0" + _TO_GROUP).digest()
+    wide = hashlib.sha512(first + b"\1" + _TO_GROUP).digest()
+    return bytes(_rbcl().crypto_core_ristretto255_from_hash(wide))
+
+
+def output_of(message: bytes, point: bytes) -> bytes:
+    """Return the 64 bytes of Finalize, of an input and its point times the key."""
+    parts = (len(one).to_bytes(2, "big") + one for one in (message, point))
+    return hashlib.sha512(b"".join(parts) + b"Finalize").digest()
+
+
+def multiplied(scalars: Sequence[bytes], points: Sequence[bytes]) -> list[bytes]:
+    """Return each point times its scalar.
+
+    Raises:
+        ProtocolError: If one is no point of the group, or its neutral element, which would be the
+            same under every scalar.
+    """
+    multiply = _rbcl().crypto_scalarmult_ristretto255
+    try:
+        return [multiply(*pair) for pair in zip(scalars, points, strict=True)]
+    except RuntimeError:
+        raise ProtocolError("received what is no point of the group") from None
+
+
+def inverted(scalars: Sequence[bytes]) -> list[bytes]:
+    """Return the inverse of each scalar, by one inversion for all (Montgomery's trick)."""
+    library = _rbcl()
+    times = library.crypto_core_ristretto255_scalar_mul
+    products = list(itertools.accumulate(scalars, times))
+    last, inverses = library.crypto_core_ristretto255_scalar_invert(products[-1]), list[bytes]()
+    for before, scalar in zip(products[-2::-1], scalars[:0:-1], strict=True):
+        inverses.append(times(last, before))
+        last = times(last, scalar)
+    return [*reversed([*inverses, last])]
+
+
+def _inputs(context: bytes, texts: Sequence[str | None]) -> list[bytes]:
+    """Return the input of each key; a missing one is random, and has no other's value."""
+    return [
+        secrets.token_bytes(64)
+        if text is None
+        # A lone surrogate is no UTF-8, but may stand in a text that Python read.
+        else hashlib.sha512(context + text.encode(errors="surrogatepass")).digest()
+        for text in texts
+    ]
+
+
+def evaluate(task: tuple[bytes, bytes, Sequence[str | None]]) -> bytes:
+    """Return the function's values at keys, as its key's holder: 16 bytes each."""
+    key, context, texts = task
+    inputs = _inputs(context, texts)
+    points = multiplied([key] * len(inputs), [point_of(one) for one in inputs])
+    return _values(inputs, points)
+
+
+def blind(task: tuple[bytes, Sequence[str | None]]) -> tuple[bytes, bytes]:
+    """Return the points of keys under fresh blinds, and the inverses of these: 32 bytes each."""
+    context, texts = task
+    blinds = [_scalar() for _ in texts]
+    points = multiplied(blinds, [point_of(one) for one in _inputs(context, texts)])
+    return b"".join(points), b"".join(inverted(blinds))
+
+
+def evaluate_blinded(task: tuple[bytes, bytes]) -> bytes:
+    """Return points times the key."""
+    key, points = task
+    given = _each(points, _POINT)
+    return b"".join(multiplied([key] * len(given), given))
+
+
+def unblind(task: tuple[bytes, Sequence[str | None], bytes, bytes]) -> bytes:
+    """Return the function's values at keys, of evaluated points and the blinds' inverses."""
+    context, texts, inverses, points = task
+    # Padding too: what a lying primary returns for it is refused like all else.
+    unblinded = multiplied(_each(inverses, _POINT), _each(points, _POINT))
+    return _values(_inputs(context, texts), unblinded)
+
+
+def _values(inputs: Sequence[bytes], points: Sequence[bytes]) -> bytes:
+    pairs = zip(inputs, points, strict=True)
+    return b"".join(output_of(message, point)[:_VALUE] for message, point in pairs)
+
+
+def _rbcl() -> Any:
+    """Return libsodium's functions of the group.
+
+    Raises:
+        ConfigError: If rbcl is not installed.
+    """
+    return of_an_extra("rbcl", use='linkage.protection = "psi"')
+
+
+def _context(party: protection.DataParty, secondary: str) -> bytes:
+    name = secondary.encode()
+    return _LABEL + party.session + struct.pack(">I", len(name)) + name
+
+
+def _scalar() -> bytes:
+    return bytes(_rbcl().crypto_core_ristretto255_scalar_random())
+
+
+def _sizes(count: int) -> list[int]:
+    return [min(_BLOCK, count - start) for start in range(0, count, _BLOCK)]
+
+
+def _array(content: bytes, width: int) -> UInt8[np.ndarray, "_ _"]:
+    return np.frombuffer(content, dtype=np.uint8).reshape(-1, width)
+
+
+def _each(content: bytes, width: int) -> list[bytes]:
+    return [content[start : start + width] for start in range(0, len(content), width)]
+
+
+# The protection.
+
+
+class Psi(KeysAsTheyAre):
+    """Equal keys alone are found, by the secondary; the primary learns a number of keys."""
+
+    name: ClassVar[str] = "psi"
+    learned: ClassVar[Mapping[str, str]] = {
+        "primary": "how many different keys each secondary has, or linkage.pad_to where that is "
+        "set",
+        "secondary": "for each primary row, which of its own records have the same key; which rows "
+        "have equal keys; and of as many keys as it announces, whether the primary has them",
+    }
+    messages: ClassVar[tuple[type[TypedMessage], ...]] = (
+        *(RowValues, BlindedPoints, EvaluatedPoints),
+        Linked,
+    )
+
+    def check(self, keys: KeySpec) -> None:
+        """Ask for a metric of equal keys alone."""
+        self.require_equal_only(keys)
+
+    def link_in_process(
+        self,
+        spec: LinkSpec,
+        primary: KeyTable,
+        own: KeyTable,
+        *,
+        secret: LinkageSecret,
+        cache: LinkCache,
+    ) -> LinkedSecondary:
+        """Link as every secondary does, without cryptography."""
+        _different(spec, own, rows=primary.num_rows)
+        return self._linked(spec, self.compare(spec, primary, own), own)
+
+    def link_as_primary(self, party: protection.DataParty) -> LinkedPrimary:
+        """Send values, and evaluate each secondary's points; see :class:`Protection`.
+
+        Reveals:
+            To every secondary: values that show it which rows have one of its keys, and which rows
+            have equal keys.
+        """
+        spec, lines, names = party.spec, party.lines, party.spec.roles.present
+        parts = parts_of(exact_texts(spec.keys, party.keys), _BLOCK)
+        announced, linked = dict[str, int](), []
+        # A secondary whose keys were evaluated before in this session asks for no more.
+        keys = {n: party.memory[n][0] if n in party.memory else _scalar() for n in names}
+        with on_cores(-1, after=_IN_PLACE, check=lines.check) as apply:
+            for name, key in keys.items():
+                pace = Pace(party.observe, CiphertextsMade, name=name)
+                tasks = [(key, _context(party, name), part) for part in parts]
+                for number, values in enumerate(apply(evaluate, tasks), 1):
+                    lines.send(RowValues(values=_array(values, _VALUE)).to_message(), name)
+                    pace(min(number * _BLOCK, party.rows), party.rows)
+            for name, key in keys.items():
+                if name not in party.memory:
+                    party.memory[name] = key, self._evaluate(party, name, key, apply)
+                announced[name] = party.memory[name][1]
+                linked.append(self.await_done(party, name)[1])
+        made = protection.linked_primary(spec, party.keys, [], linked)
+        return replace(made, announced=announced)
+
+    def _evaluate(self, party: protection.DataParty, name: str, key: bytes, apply: Apply) -> int:
+        """Return a secondary's points times the key, a batch at a time, and how many these were.
+
+        Raises:
+            ProtocolError: If it announces more than was agreed on, sends another number than it
+                announced, or what is no point.
+        """
+        came = receive_from(party.lines, name, BlindedPoints)
+        count, done = came.count, 0
+        if (refusal := _not_agreed(party.spec, count, rows=party.rows)) is not None:
+            raise ProtocolError(f"{name}: announces {count:,} keys, and {refusal}")
+        party.observe(KeysAnnounced(name=name, keys=count, rows=party.rows))
+        pace = Pace(party.observe, CiphertextsMade, name=name)
+        for sizes in parts_of(_sizes(count), _BATCH):
+            tasks = list[tuple[bytes, bytes]]()
+            for size in sizes:
+                block = receive_from(party.lines, name, BlindedPoints) if done or tasks else came
+                if (block.count, len(block.points)) != (count, size):
+                    raise ProtocolError(f"{name}: sent other points than it announced")
+                tasks.append((key, block.points.tobytes()))
+            for points in apply(evaluate_blinded, tasks):
+                answer = EvaluatedPoints(points=_array(points, _POINT))
+                party.lines.send(answer.to_message(), name)
+                pace(done := done + len(answer.points), count)
+        return count
+
+    def link_as_secondary(self, party: protection.DataParty) -> LinkedSecondary:
+        """Have own keys evaluated, and find the rows that have one; see :class:`Protection`.
+
+        Reveals:
+            To the primary: how many different keys there are, or ``linkage.pad_to``; that linkage
+            is done; and, where the file asks for it, which rows are linked.
+        """
+        spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
+        texts = exact_texts(spec.keys, party.keys)
+        rows = list[bytes]()
+        for size in _sizes(party.rows):
+            block = receive_from(lines, primary, RowValues, values=size)
+            rows += _each(block.values.tobytes(), _VALUE)
+        if primary not in party.memory:
+            party.memory[primary] = self._evaluated(party)
+        keys: dict[bytes, str | None] = party.memory[primary]
+        metric = numbered_keys([keys.get(value) for value in rows], texts)
+        return self.report_done(party, self._linked(spec, metric, party.keys), Linked())
+
+    def _evaluated(self, party: protection.DataParty) -> dict[bytes, str | None]:
+        """Have own keys evaluated by the primary, and return them by their values.
+
+        Raises:
+            DataError: If there are more than may be announced.
+            ProtocolError: If what comes back is not as many points.
+        """
+        spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
+        keys = _different(spec, party.keys, rows=party.rows)
+        padding = max(1, spec.hiding.pad_to or len(keys)) - len(keys)
+        sent: list[str | None] = [*keys, *[None] * padding]
+        secrets.SystemRandom().shuffle(sent)
+        context, parts = _context(party, party.keys.name), parts_of(sent, _BLOCK)
+        pace = Pace(party.observe, CiphertextsMade, name=party.keys.name)
+        inverses, answers, values = list[bytes](), list[bytes](), list[bytes]()
+
+        def take_answer() -> None:
+            size = len(parts[len(answers)])
+            block = receive_from(lines, primary, EvaluatedPoints, points=size)
+            answers.append(block.points.tobytes())
+            pace(min(len(answers) * _BLOCK, len(sent)), 2 * len(sent))
+
+        with on_cores(-1, after=_IN_PLACE, check=lines.check) as apply:
+            for points, inverse in apply(blind, [(context, part) for part in parts]):
+                if len(inverses) == len(answers) + _AHEAD:
+                    take_answer()
+                block = BlindedPoints(count=len(sent), points=_array(points, _POINT))
+                lines.send(block.to_message(), primary)
+                inverses.append(inverse)
+            while len(answers) < len(parts):
+                take_answer()
+            tasks = zip(itertools.repeat(context), parts, inverses, answers, strict=False)
+            for block in apply(unblind, tasks):
+                values += _each(block, _VALUE)
+                pace(len(sent) + len(values), 2 * len(sent))
+        return dict(zip(values, sent, strict=True))
+
+    def _linked(self, spec: LinkSpec, metric: ComparedKeys, own: KeyTable) -> LinkedSecondary:
+        source = source_of_metric(spec, metric)
+        apart = spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows)))
+        return protection.linked_secondary(own, source, None, rows=metric.num_rows, apart=apart)
+
+
+def _not_agreed(spec: LinkSpec, count: int, *, rows: int) -> str | None:
+    """Return which setting a number of announced keys breaks, and how; None if none."""
+    agreed, most = spec.hiding.pad_to, spec.hiding.most_keys or most_keys(rows)
+    if agreed is not None:
+        return None if count == agreed else f"linkage.pad_to is {agreed:,}"
+    allows = f"linkage.most_keys allows {most:,} for {rows:,} rows; agree on another, or on pad_to"
+    return None if count <= most else allows
+
+
+def _different(spec: LinkSpec, own: KeyTable, *, rows: int) -> list[str]:
+    """Return the different keys of a table.
+
+    Raises:
+        DataError: If there are more than may be announced.
+    """
+    keys = list(dict.fromkeys(text for text in exact_texts(spec.keys, own) if text is not None))
+    agreed, count = spec.hiding.pad_to, len(keys)
+    if count > MOST_KEYS:
+        refusal: str | None = f"one run takes {MOST_KEYS:,}"
+    elif agreed is not None and count > agreed:
+        refusal = f"linkage.pad_to hides up to {agreed:,}; agree on a larger one"
+    else:
+        refusal = _not_agreed(spec, agreed or count, rows=rows)
+    if refusal is not None:
+        raise DataError(f"keys of {own.name}: {count:,} are different, and {refusal}")
+    return keys
