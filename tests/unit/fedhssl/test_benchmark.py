@@ -1,25 +1,14 @@
 """The benchmark of FedHSSL: it resumes, and its tables say what its results do."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.scripts import SCRIPTS, run_script
+from helpers.scripts import run_script
 
+from research.fedhssl import tables
 from securevfl.lab.datasets import data_folder
-
-
-def tables() -> Any:
-    spec = importlib.util.spec_from_file_location("tables", SCRIPTS / "fedhssl" / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        spec.loader.exec_module(module)
-    return module
 
 
 def lines(method: str, *values: float, **more: Any) -> list[dict[str, Any]]:
@@ -39,7 +28,7 @@ RESULTS = [
 
 def test_gains_are_paired_by_seed(capsys: pytest.CaptureFixture[str]) -> None:
     """Gains of 4, 5 and 6 points: mean 5, and 4.303 / sqrt(3) = 2.5 by Student's t (2 degrees)."""
-    tables().print_gains(RESULTS)
+    tables.print_gains(RESULTS)
     shown = capsys.readouterr().out
     names, _, row = (line.split(" | ") for line in shown.strip().splitlines()[-3:])
     cells = dict(zip(names, row, strict=True))
@@ -49,7 +38,7 @@ def test_gains_are_paired_by_seed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_difference_beyond_its_interval_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    tables().print_tables(RESULTS)
+    tables.print_tables(RESULTS)
     shown = capsys.readouterr().out
     assert "| fedsplitnn | 0.600 ± 0.100 |" in shown
     assert "| fedhssl, simsiam | 0.650 ± 0.110 (better) |" in shown
@@ -59,7 +48,7 @@ def test_a_difference_beyond_its_interval_is_marked(capsys: pytest.CaptureFixtur
 def test_the_plot_is_drawn_from_the_same_results(tmp_path: Path) -> None:
     """And is the same every time: it lies in the repository."""
     for name in ("one.svg", "other.svg"):
-        tables().plot(RESULTS, tmp_path / name)
+        tables.plot(RESULTS, tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
     assert b"fedhssl" in (tmp_path / "one.svg").read_bytes()
 
@@ -78,7 +67,7 @@ def test_guidance_and_samples_have_tables_of_their_own(
             *lines("fedhssl", *more, gamma=gamma, **of),
         )
     ]
-    tables().print_guidance(guided)
+    tables.print_guidance(guided)
     row = "0.600 ± 0.100 | 0.650 ± 0.110 | +5.0 ± 2.5 |"
     assert capsys.readouterr().out.splitlines()[2:] == [
         f"| made | simsiam | 0 | {row}",
@@ -88,9 +77,9 @@ def test_guidance_and_samples_have_tables_of_their_own(
         *lines("fedlocalssl", *few, samples=0.2, algorithm="simsiam"),
         *lines("fedcssl", *more, samples=0.2, algorithm="simsiam"),
     ]
-    tables().print_samples(sampled)
+    tables.print_samples(sampled)
     assert capsys.readouterr().out.splitlines()[2:] == [f"| made | simsiam | 20% | {row}"]
-    tables().plot_guidance(guided, tmp_path / "guidance.svg")
+    tables.plot_guidance(guided, tmp_path / "guidance.svg")
     assert b"gamma" in (tmp_path / "guidance.svg").read_bytes()
 
 

@@ -2,11 +2,12 @@
 
 import json
 
-import gpu
 import pytest
 import torch
 from helpers.labelled_cuda import labelled_cuda, operations
 from helpers.scripts import run_script
+
+from research.gpu import gpu
 
 
 def test_smoke(capsys: pytest.CaptureFixture[str]) -> None:
