@@ -188,10 +188,10 @@ def without_blocks(
 class ChargedExchange(ExchangeAround):
     """An exchange that charges each release to the primary's own ledger before asking for it."""
 
-    def __init__(self, inner: Exchange, ledger: Ledger, heard: Callable[[float], None]) -> None:
+    def __init__(self, inner: Exchange, ledger: Ledger, on_charge: Callable[[float], None]) -> None:
         super().__init__(inner)
         self.ledger = ledger
-        self.heard = heard
+        self.heard = on_charge
         self.booked_before: Sequence[Int64[np.ndarray, " batch"]] = ()
         """Rows of rounds that were booked and asked for when the run was cut, in their order, and
         that are asked for once more: what comes back are the same releases."""
@@ -202,9 +202,9 @@ class ChargedExchange(ExchangeAround):
         Reveals:
             What the inner exchange reveals.
         """
-        return self.inner.release_each(self._charged(plans))
+        return self.inner.release_each(self._charge_rounds(plans))
 
-    def _charged(self, plans: Iterator[RoundPlan]) -> Iterator[RoundPlan]:
+    def _charge_rounds(self, plans: Iterator[RoundPlan]) -> Iterator[RoundPlan]:
         for plan in plans:
             if self.booked_before and np.array_equal(plan.rows, self.booked_before[0]):
                 self.booked_before = self.booked_before[1:]

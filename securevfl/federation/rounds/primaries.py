@@ -23,7 +23,7 @@ from securevfl.federation.base import own_inputs
 from securevfl.federation.messages import AverageRequest, EpochMark, RoundPlan
 from securevfl.federation.rounds import cut, primary
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.label_defences import DrawnLabels, protected
+from securevfl.federation.rounds.label_defences import DrawnLabels, protect_gradient
 from securevfl.federation.rounds.release import refuse_lost
 from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.federation.run_plan import RunPlan
@@ -167,7 +167,7 @@ class NetworkPrimary(primary.Primary):
             aggregate = split_average(
                 self.exchange,
                 plan,
-                protect=lambda gradient: protected(gradient, targets, self.training),
+                protect=lambda gradient: protect_gradient(gradient, targets, self.training),
                 anchor=anchor,
             )
             output = self._forward(plan, aggregate)
@@ -216,15 +216,15 @@ class NetworkPrimary(primary.Primary):
 
     def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:
         """Return the top model's explanation, and how the first average aligned its encodings."""
-        told = super().explanation(others)
+        explanation = super().explanation(others)
         if self._positions_taken is not None:
-            told["alignment"] = alignment(
+            explanation["alignment"] = alignment(
                 self.top.get_submodule("positions"),
                 self._positions_taken,
                 key_dim=self.data.keys.shape[1],
                 others={name: taken.own for name, taken in others.items()},
             )
-        return told
+        return explanation
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
@@ -301,7 +301,7 @@ class OneFitPrimary(primary.Primary):
         Args:
             after_epoch: Called when it is fitted.
         """
-        if not self.finished:
+        if not self.is_finished:
             self._run_epoch(after_epoch)
 
 
@@ -392,7 +392,7 @@ class FittedPrimary(OneFitPrimary):
         targets = self._targets(rows)
         fitted = cross_fit(
             self._estimator,
-            self.top.known(values),
+            self.top.fill_gaps(values),
             targets.cpu().numpy(),
             self.head,
             train=np.arange(len(rows)),

@@ -158,10 +158,10 @@ class Secondary:
             row_by_row=self.row_by_row,
             apart=self.gradient_noise is not None or self.contribution.noise is not None,
             precision=self.precision,
-            network=self._replayed(),
+            network=self._captured_network(),
         )
 
-    def _replayed(self) -> Network | None:
+    def _captured_network(self) -> Network | None:
         """Return the bottom model as a GPU replays it; None for one that cannot be captured."""
         if self.row_by_row or not isinstance(self.bottom, Stackable):
             return None
@@ -191,7 +191,7 @@ class Secondary:
         if self.kept is not None:
             words = self.kept.again(plan.rows)
             if words is not None:
-                self.epsilon_spent = self.kept.spent
+                self.epsilon_spent = self.kept.epsilon_spent
                 return words
             if not self._settled:
                 # Here and not before: a resumed run may ask for no release, and then fits nothing.
@@ -217,7 +217,7 @@ class Secondary:
             plan, represent, learns=training and self.gradient_noise is None
         )
         if self.kept is not None:
-            self.kept.answered(plan.rows, *reads().host(released.words))
+            self.kept.keep_answer(plan.rows, *reads().host(released.words))
         self.epsilon_spent = released.epsilon
         self._pending = None
         if training:
@@ -260,8 +260,8 @@ class Secondary:
         Args:
             end_epoch: Saves what an epoch's end asks for.
         """
-        found = self._handlers(end_epoch)
-        return found if self.overheard is None else self.overheard(found)
+        handlers = self._handlers(end_epoch)
+        return handlers if self.overheard is None else self.overheard(handlers)
 
     def _handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
         def end(mark: EpochMark, _reply: Reply) -> None:
@@ -451,15 +451,15 @@ class Secondary:
         linked = self.linked_records(rows)
         self.bottom.eval()
         with torch.no_grad():
-            told = self.bottom.explain(linked.features, linked.keys, linked.present)
+            explanation = self.bottom.explain(linked.features, linked.keys, linked.present)
         if self.positions_taken is not None:
-            told["alignment"] = alignment(
+            explanation["alignment"] = alignment(
                 self.bottom.get_submodule("positions"),
                 self.positions_taken,
                 key_dim=self.data.keys.shape[1],
                 others={},
             )
-        return told
+        return explanation
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
