@@ -28,11 +28,13 @@ from securevfl.federation.base import own_inputs, train_alone
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds.exchanges import CachedRows, ReleasedRows, without_blocks
+from securevfl.federation.rounds.exchanges import ReleasedRows, without_blocks
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.membership import in_blocks
+from securevfl.federation.session.peers import ReplyHere
 from securevfl.ledger.book import LedgerBook
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.ledger import Ledger, recomputed, until_end
@@ -609,15 +611,17 @@ def _representations(
     found = torch.zeros((plan.facts.rows, *plan.cut.shape))
     parts = consecutive_batches(asked, batch_size=plan.config.training.batch_size)
     for number, rows in enumerate(parts, 1):
-        words = secondary.answer(
-            RoundPlan(
-                round_number=number,
-                rows=rows,
-                active=tuple(sorted(plan.secondaries)),
-                purpose="predict",
-            )
+        asked_round = RoundPlan(
+            round_number=number,
+            rows=rows,
+            active=tuple(sorted(plan.secondaries)),
+            purpose="predict",
         )
-        one = plan.cut.decode(words, rows=len(rows), active=(secondary.name,), round_number=number)
+        reply = ReplyHere()
+        secondary.hear_round(asked_round, reply)
+        one = plan.cut.decode(
+            reply.words[0], rows=len(rows), active=(secondary.name,), round_number=number
+        )
         found[rows] = one.cpu()
     return found
 

@@ -22,7 +22,7 @@ from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation import run_plan
 from securevfl.federation.base import features_of, own_inputs
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, build_top
-from securevfl.federation.rounds.exchanges import ChargedExchange, Exchange, PresentBlocks
+from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.primaries import read_by_top
 from securevfl.federation.rounds.primary import PrimaryInputs, TopModel
@@ -289,8 +289,6 @@ def top_model(
         assert told.shape[1] == len(active), "one of each secondary that answers"
         similarities = np.full((len(told), len(config.secondaries), told.shape[2]), np.nan, "f4")
         similarities[:, active] = told
-    if in_blocks(config) and len(active) < len(config.secondaries):
-        exchange = PresentBlocks(exchange, blocks=len(config.secondaries))
     read, keys = read_by_top(
         config,
         table,
@@ -315,6 +313,15 @@ def top_model(
         scale=part.scale,
         precision=config.training.precision,
     )
+
+
+def expected_blocks(plan: RunPlan) -> int | None:
+    """Return how many blocks the top model expects, where some secondaries of these are absent.
+
+    None where none is absent, or an average is not made of blocks.
+    """
+    trained = len(plan.config.secondaries)
+    return trained if in_blocks(plan.config) and len(plan.secondaries) < trained else None
 
 
 def answers_alone(model: SavedModel) -> bool:
@@ -581,7 +588,7 @@ class SessionWithPartners(PredictionSession):
                 self._top,
                 table,
                 linked.primary,
-                ChargedExchange(linked.exchange, linked.ledgers[0], lambda _epsilon: None),
+                linked.exchange,
                 request=request,
                 device=device,
             )
@@ -638,6 +645,11 @@ class SimulatedSession(SessionWithPartners):
                 parties[plan.ranks[name]] = secondary
             yield LinkedRequest(
                 primary=link.primary,
-                exchange=SimulatedExchange(parties, plan.cut),
+                exchange=SimulatedExchange(
+                    parties,
+                    plan.cut,
+                    ledger=ledgers[self.config.primary.name],
+                    blocks=expected_blocks(plan),
+                ),
                 ledgers=list(ledgers.values()),
             )

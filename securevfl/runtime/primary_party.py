@@ -28,7 +28,12 @@ from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, reveals_of
 from securevfl.runtime.party import PartySession, countersigner
-from securevfl.runtime.predicting import LinkedRequest, Request, SessionWithPartners
+from securevfl.runtime.predicting import (
+    LinkedRequest,
+    Request,
+    SessionWithPartners,
+    expected_blocks,
+)
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
 from securevfl.runtime.run_folder import RunFigures
@@ -320,12 +325,13 @@ def _build(
                 session.peers(plan, work_s=config.waits.work.primary_s),
                 plan.cut,
                 device=party.job.device,
+                ledger=party.files.ledger,
+                recorder=recorder,
             ),
             traffic=lambda: sum(session.traffic()[name].values()),
             countersigning=session.countersigning,
             fit_class_means=class_means,
             presence=presence,
-            recorder=recorder,
         ),
         observe=party.observe,
         own=OwnModels(base=party.job.in_memory.base, top=party.job.in_memory.top),
@@ -489,7 +495,12 @@ class PredictingPrimary(SessionWithPartners):
         yield LinkedRequest(
             primary=link_as_primary(place, session.transport, observe),
             exchange=RoundExchange(
-                session.peers(plan), plan.cut, device=party.job.device, rounds=self._rounds
+                session.peers(plan),
+                plan.cut,
+                device=party.job.device,
+                rounds=self._rounds,
+                ledger=ledger,
+                blocks=expected_blocks(plan),
             ),
             ledgers=[ledger],
         )

@@ -8,7 +8,7 @@ of releases, and the joint model has to be better than the average of that with 
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.core import progress
@@ -37,13 +37,13 @@ from securevfl.federation.base import (
     train_alone,
 )
 from securevfl.federation.build import build_primary, save_primary
-from securevfl.federation.checkpoint import DamagedError, StateFolder
-from securevfl.federation.messages import EpochMark, RoundPlan
+from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.messages import EpochMark
 from securevfl.federation.rounds import exchanges
-from securevfl.federation.rounds.cut import CutRows
+from securevfl.federation.rounds.kept_rounds import CachedRows, CachedTestRounds
 from securevfl.federation.rounds.primaries import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData
-from securevfl.federation.rounds.recording import AVERAGE, Recorder
+from securevfl.federation.rounds.recording import Recorder
 from securevfl.federation.run_plan import RoundCounter, RunPlan
 from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
@@ -106,93 +106,6 @@ def _keep_nothing(_mark: EpochMark) -> None:
     pass
 
 
-class KeptTestRounds(exchanges.ExchangeAround):
-    """An exchange that asks only for test rows that it has not yet: a file each round."""
-
-    def __init__(
-        self,
-        inner: exchanges.Exchange,
-        files: StateFolder,
-        parts: Sequence[Tensor],
-        *,
-        top: nn.Module,
-        shape: tuple[int, ...],
-        device: torch.device,
-    ) -> None:
-        """Find out what is kept.
-
-        Args:
-            inner: Where the secondaries are.
-            files: The primary's; they name the run.
-            parts: Row ids of every test round, in order; int64.
-            top: The primary's half of the model that is tested. What is kept of another model, or
-                of other secondaries, is asked for again.
-            shape: Of one row of the cut, (L, H).
-            device: Where the top model computes.
-        """
-        super().__init__(inner)
-        self._files = files
-        self._parts = parts
-        self._model = _digest(top, inner.ranks)
-        self._shape = shape
-        self._device = device
-        self._kept: list[Tensor] = []
-        # Rounds are kept in order, so what comes behind one that is missing is of another model.
-        for number in range(len(parts)):
-            aggregate = self._read(number)
-            if aggregate is None:
-                break
-            self._kept.append(aggregate)
-
-    def missing(self) -> list[int]:
-        """Return how many rows each round has that is still to be asked for."""
-        return [len(part) for part in self._parts[len(self._kept) :]]
-
-    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[tuple[RoundPlan, CutRows]]:
-        """Yield the averages of all test rounds: first those that are kept, then fresh ones.
-
-        Reveals:
-            What the inner exchange reveals, of the rounds that are not kept.
-        """
-        before = len(self._kept)
-        for aggregate, plan in zip(tuple(self._kept), plans, strict=False):
-            yield plan, aggregate.to(self._device)
-        for number, (plan, aggregate) in enumerate(self.inner.release_each(plans), before):
-            state = {"model": self._model, "rows": self._parts[number]}
-            self._files.write(_name(number), {**state, "aggregate": aggregate.cpu()})
-            self._kept.append(aggregate)
-            yield plan, aggregate
-
-    def _read(self, number: int) -> Tensor | None:
-        try:
-            state = self._files.read(_name(number))
-        except (FileNotFoundError, DamagedError):
-            return None
-        rows, aggregate = state.get("rows"), state.get("aggregate")
-        part = self._parts[number]
-        if not isinstance(rows, Tensor) or not isinstance(aggregate, Tensor):
-            return None
-        if state.get("model") != self._model or not torch.equal(rows, part):
-            return None
-        return aggregate if aggregate.shape == (len(part), *self._shape) else None
-
-
-def _digest(top: nn.Module, ranks: tuple[int, ...]) -> str:
-    """Return the hash of a model and of who answers.
-
-    An epoch that is trained once more, behind other noise, is another model of the same number.
-    """
-    made = hashlib.sha256(repr(ranks).encode())
-    for name, value in sorted(top.state_dict().items()):
-        made.update(name.encode())
-        made.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return made.hexdigest()
-
-
-def _name(number: int) -> str:
-    return f"tested/{number + 1}.pt"
-
-
 def for_an_epoch(plan: RunPlan, split: RowSplit, ledger: Ledger) -> bool:
     """Return whether one more epoch and the final test fit into the budget.
 
@@ -221,19 +134,14 @@ def for_test_rows(
         ledger: The primary's.
         files: Its own; None keeps nothing.
     """
-    data = primary.data
-    parts = consecutive_batches(data.split.test, batch_size=plan.config.training.batch_size)
+    rows, exchange = primary.data.split.test, primary.exchange
+    parts = consecutive_batches(rows, batch_size=plan.config.training.batch_size)
     missing = [len(part) for part in parts]
-    if files is not None:
-        kept = KeptTestRounds(
-            primary.exchange,
-            files,
-            [torch.from_numpy(part) for part in parts],
-            top=primary.top,
-            shape=plan.cut.shape,
-            device=data.features.device,
+    if files is not None and isinstance(exchange, exchanges.RoundExchange):
+        exchange.test_rounds = kept = CachedTestRounds(
+            files, parts, top=primary.top, ranks=exchange.ranks, shape=plan.cut.shape
         )
-        primary.exchange, missing = kept, kept.missing()
+        missing = kept.missing()
     return for_test_rounds(ledger, missing)
 
 
@@ -250,31 +158,6 @@ def _covers(ledger: Ledger, *, rounds: int, rows: int, passes: int) -> bool:
     except BudgetExceededError:
         return False
     return True
-
-
-class RecordedExchange(exchanges.ExchangeAround):
-    """An exchange whose averages are recorded in the primary's own folder."""
-
-    def __init__(self, inner: exchanges.Exchange, recorder: Recorder) -> None:
-        super().__init__(inner)
-        self._recorder = recorder
-
-    def release_each(self, plans: Iterator[RoundPlan]) -> Iterator[tuple[RoundPlan, CutRows]]:
-        """Yield the inner exchange's averages.
-
-        Reveals:
-            What the inner exchange reveals.
-        """
-        for plan, average in self.inner.release_each(plans):
-            self._recorder.take(
-                AVERAGE,
-                round_number=plan.round_number,
-                rows=plan.rows,
-                active=plan.active,
-                purpose=plan.purpose,
-                average=average,
-            )
-            yield plan, average
 
 
 def hold_primary(recorder: Recorder, data: PrimaryData) -> None:
@@ -307,7 +190,7 @@ class OwnModels:
 class OtherParties:
     """The other parties of a run, as the primary reaches them."""
 
-    exchange: exchanges.Exchange
+    exchange: exchanges.RoundExchange
     """Rounds with the secondaries."""
     traffic: Callable[[], int] = lambda: 0
     """Returns the bytes that the primary has sent and received so far."""
@@ -317,8 +200,6 @@ class OtherParties:
     """Lets secondaries fit class means, where their encoders are such."""
     presence: Presence | None = None
     """Record of which secondaries took part, and when; None where all always do."""
-    recorder: Recorder | None = None
-    """Records what the primary receives and holds, where that is asked for."""
 
 
 class PrimaryRun:
@@ -363,12 +244,11 @@ class PrimaryRun:
         """Averaged with the joint model; None until it is fitted, or without a base."""
         noised = plan.config.privacy.mechanism != "none"
         self._epsilon = self.ledger.spent if noised else math.inf
-        exchange = others.exchange
-        if others.recorder is not None:
-            exchange = RecordedExchange(exchange, others.recorder)
-            hold_primary(others.recorder, data)
-            others.recorder.hold_keys(table)
-        self.exchange = exchanges.ChargedExchange(exchange, self.ledger, self._spent)
+        """Epsilon before the exchange's first charge."""
+        self.exchange = others.exchange
+        if self.exchange.recorder is not None:
+            hold_primary(self.exchange.recorder, data)
+            self.exchange.recorder.hold_keys(table)
         self.primary = build_primary(
             plan, table, data, self.exchange, observe=self._tell, estimator=own.top
         )
@@ -391,11 +271,10 @@ class PrimaryRun:
         self.linked_rows: dict[str, Any] | None = None
         """What each secondary has said of the rows that are linked there, likewise."""
 
-    def _spent(self, epsilon: float) -> None:
-        self._epsilon = epsilon
-
     def _figures(self) -> dict[str, Any]:
-        spent = {"epsilon": self._epsilon} if math.isfinite(self._epsilon) else {}
+        charged = self.exchange.epsilon_spent
+        epsilon = self._epsilon if charged is None else charged
+        spent = {"epsilon": epsilon} if math.isfinite(epsilon) else {}
         return {"bytes": self._others.traffic(), **spent}
 
     def _tell(self, event: progress.ProgressEvent) -> None:
@@ -428,8 +307,13 @@ class PrimaryRun:
             self.checkpoints.forget_after(0)
         if self.plan.frozen:
             self._train_on_one_release(base)
-        else:
-            self._train_by_rounds(base)
+            return
+        primary, presence = self.primary, self._others.presence
+        primary.may_go_on = self._room_for_an_epoch
+        if presence is not None:
+            primary.continues_with_others(presence.since)
+        primary.train(after_epoch=self._save_and_countersign)
+        self._conclude(base)
 
     def _fit_base(self) -> Base | None:
         """Fit the base, and let the joint model begin at it; a resumed run fits the same again."""
@@ -463,14 +347,14 @@ class PrimaryRun:
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
         parts = consecutive_batches(rows, batch_size=self.plan.config.training.batch_size)
-        kept = exchanges.CachedRows(self.checkpoints.files, parts, shape=self.plan.cut.shape)
-        self.exchange.booked_before = kept.asked_again(self.ledger.released_rows)
+        kept = CachedRows(self.checkpoints.files, parts, shape=self.plan.cut.shape)
+        self.exchange.charged_before = kept.asked_again(self.ledger.released_rows)
         released = bool(kept.missing())
         if released:
             self._tell(progress.Stage(text="releasing rows", of=self.plan.releases.rounds))
             if self.plan.releases.fitting and not self.ledger.fitted:
                 # Secondaries fit, each for itself, when the first row is asked for.
-                self._spent(self.ledger.charge_fitting())
+                self._epsilon = self.ledger.charge_fitting()
             if self._others.fit_class_means is not None:
                 self._tell(progress.Stage(text="fitting class means"))
                 files = self.checkpoints.files
@@ -499,13 +383,6 @@ class PrimaryRun:
         made = hashlib.sha256(self.plan.config.settings_digest.encode())
         made.update(rows.tobytes())
         return made.hexdigest()
-
-    def _train_by_rounds(self, base: Base | None) -> None:
-        self.primary.may_go_on = self._room_for_an_epoch
-        if self._others.presence is not None:
-            self.primary.continues_with_others(self._others.presence.since)
-        self.primary.train(after_epoch=self._save_and_countersign)
-        self._conclude(base)
 
     def _conclude(self, base: Base | None) -> None:
         """Go back to the best epoch, decide who answers, and test."""

@@ -354,8 +354,9 @@ class _Simulation:
                         for party, one in self._secondaries.items()
                     },
                     links=config.model.neighbours,
+                    ledger=self._files[name].ledger,
+                    recorder=self._recorders.get(name),
                 ),
-                recorder=self._recorders.get(name),
                 fit_class_means=partial(class_means_in_process, list(by_rank.values()))
                 if plan.fits_class_means
                 else None,

@@ -22,6 +22,7 @@ from unittest import mock
 import numpy as np
 import torch
 from helpers.fixed_entropy import fixed_entropy
+from helpers.secondaries import answer
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig, link_spec
@@ -130,7 +131,7 @@ class World:
         """Return a round's release in whole units of the ring, without noise, a vector a row."""
         cut = self.plan.cut
         with self.overheard():
-            words = self.secondary.answer(self._round(rows, number, purpose))
+            words = answer(self.secondary, self._round(rows, number, purpose))
         units = decode_sum(
             words, cut.ring, elements=len(rows) * math.prod(cut.shape), parties_active=1
         )
@@ -561,7 +562,7 @@ def whole_run(
         for owner, name, make in (
             (simulation, "build_secondary", listener.built),
             (predicting, "build_secondary", listener.built),
-            (Secondary, "answer", listener.spoken),
+            (Secondary, "hear_round", listener.spoken),
             (Secondary, "learn", listener.spoken),
             (encoder_fitting.ClassMeansFitting, "vectors", listener.spoken),
             (encoder_fitting.ClassMeansFitting, "finish", listener.finished),

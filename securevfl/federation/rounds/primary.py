@@ -257,7 +257,8 @@ class Primary(TopModel, ABC):
         if self.epoch == 0 and self.best_metric is None and self.data.base is not None:
             self._begin_at(self.data.base)
         while not self.finished and (self.epoch == 0 or self.may_go_on()):
-            self._run_epoch(after_epoch)
+            start = time.monotonic()
+            self._end_epoch(*self._train_epoch(self.epoch + 1), start, after_epoch)
 
     @property
     def epochs(self) -> int:
@@ -335,10 +336,24 @@ class Primary(TopModel, ABC):
         stale = self.epoch - gained >= self.training.patience
         return self.epoch >= self.epochs or (self.best_metric is not None and stale)
 
-    def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
-        start = time.monotonic()
+    def _end_epoch(
+        self,
+        loss: float,
+        rows: Int64[np.ndarray, " train"],
+        fitted: Tensor,
+        start: float,
+        after_epoch: Callable[[EpochMark], None],
+    ) -> None:
+        """Validate an epoch, keep it if it is the best, and report it.
+
+        Args:
+            loss: Mean loss of its training rows.
+            rows: Ids of these.
+            fitted: Outputs for them, shape (rows, outputs).
+            start: When it began, by ``time.monotonic``.
+            after_epoch: Called with it.
+        """
         epoch = self.epoch + 1
-        loss, rows, fitted = self._train_epoch(epoch)
         own = self.data.split.validation
         outputs = self.predict(own, "validation")
         scale = self._weight(outputs, own)

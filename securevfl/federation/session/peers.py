@@ -203,6 +203,8 @@ class PeersHere(Peers):
     def __init__(self, secondaries: Mapping[int, Handlers]) -> None:
         """Take the secondaries' handlers by rank."""
         self._secondaries = {rank: HandlerTable(one) for rank, one in secondaries.items()}
+        self._answers: list[Any] = []
+        """Messages that answered the last one."""
         self._words: dict[int, list[Words]] = {}
 
     @property
@@ -216,7 +218,12 @@ class PeersHere(Peers):
         Reveals:
             What :meth:`Peers.tell` reveals; here all is in one process.
         """
-        self._handled(message, self.ranks if ranks is None else ranks)
+        reply = ReplyHere()
+        for rank in self.ranks if ranks is None else ranks:
+            self._secondaries[rank].handle(message, reply)
+        self._answers = reply.messages
+        if reply.words:
+            self._words[getattr(message, "round_number", 0)] = reply.words
 
     def ask(self, message: TypedMessage, answer: type[M], **_known: Any) -> list[M]:
         """Let every secondary handle a message, and return their answers.
@@ -224,7 +231,8 @@ class PeersHere(Peers):
         Reveals:
             What :meth:`Peers.ask` reveals.
         """
-        answers = self._handled(message, self.ranks)
+        self.tell(message)
+        answers = self._answers
         assert all(type(one) is answer for one in answers), "handlers answer with one type"
         assert len(answers) == len(self._secondaries), "every secondary answers once"
         return answers
@@ -237,14 +245,6 @@ class PeersHere(Peers):
         """
         words = self._words.pop(round_number)
         return InProcessSum()([to_device(own, words[0].device), *words])
-
-    def _handled(self, message: TypedMessage, ranks: Sequence[int]) -> list[Any]:
-        reply = ReplyHere()
-        for rank in ranks:
-            self._secondaries[rank].handle(message, reply)
-        if reply.words:
-            self._words[getattr(message, "round_number", 0)] = reply.words
-        return reply.messages
 
 
 @dataclass

@@ -284,10 +284,11 @@ class AssistSecondary(Secondary):
         inputs = self.bottom.inputs(records.features, records.keys, records.present)
         return linked, inputs[linked]
 
-    def _of_round(self, plan: RoundPlan) -> Tensor:
+    def represent(self, plan: RoundPlan) -> Tensor:
+        """Return scores of a round's rows: of training rows, those of the round's model alone."""
         longest = self.contribution.aggregation.clip_norm
         if plan.purpose != "train":
-            return longest * super()._of_round(plan)
+            return longest * super().represent(plan)
         assert self._round is not None, "scores are due after residuals"
         scores = torch.from_numpy(self._round.scores[plan.rows]).unsqueeze(1)
         return longest * scores.to(self.device)

@@ -16,7 +16,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.federation.checkpoint import read_state
-from securevfl.federation.rounds.exchanges import CachedRows
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.runtime.run_options import RunOptions
