@@ -26,7 +26,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.lab.advice import advise
 from securevfl.lab.datasets import load_builtin, split_table
 from securevfl.lab.digits import write_tables
-from securevfl.lab.rehearsal import merged, settings_for
+from securevfl.lab.rehearsal import merge_settings, settings_for
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
@@ -99,7 +99,7 @@ def really(
     found: dict[float | None, tuple[float, float]] = {}
     alone: float | None = None
     for epsilon in epsilons:
-        source = merged(config.source, settings_for(config, epsilon))
+        source = merge_settings(config.source, settings_for(config, epsilon))
         source["federation"] = {**source["federation"], "seed": seed}
         with tempfile.TemporaryDirectory() as folder:
             metrics = simulate_federation(
@@ -140,7 +140,7 @@ def measure(data: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             )
         for one in advice.rehearsed:
             rehearsed[one.epsilon].append((one.alone, one.gain))
-        told.append(advice.casts[0].told)
+        told.append(advice.casts[0].predictable_share)
         for epsilon, figures in really(config, tables, asked, seed).items():
             real[epsilon].append(figures)
     return [

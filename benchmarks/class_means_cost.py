@@ -10,7 +10,14 @@ from statistics import median
 
 import numpy as np
 
-from securevfl.mpc.dealt_sums import DealtFor, deal, masked, masked_noise, opened, shifted
+from securevfl.mpc.dealt_sums import (
+    DealtFor,
+    deal,
+    mask_vectors,
+    masked_noise,
+    open_sums,
+    shift_bins,
+)
 
 SIZES = {
     "digits, 5 parties": (1_797, 10, 16),
@@ -48,12 +55,12 @@ def turn(rows: int, classes: int, features: int) -> tuple[float, float, float, f
     what = DealtFor(run="cost", secondary=1, rows=rows, bins=bins, numbers=numbers)
     dealing, seed = deal(what)
     marks.append(time.process_time())
-    said = shifted(bins_of_rows, dealing.shifts, bins=bins)
+    said = shift_bins(bins_of_rows, dealing.shifts, bins=bins)
     shifting = time.process_time() - marks[-1]
-    pieces = list(masked(vectors, said, seed, what))
+    pieces = list(mask_vectors(vectors, said, seed, what))
     hidden = masked_noise(noise, seed, what)
     marks.append(time.process_time())
-    opened(pieces, hidden, dealing)
+    open_sums(pieces, hidden, dealing)
     marks.append(time.process_time())
     dealer, secondary, primary = np.diff(marks)
     sent = sum(piece.nbytes for piece in pieces)

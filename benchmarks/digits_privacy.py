@@ -19,7 +19,7 @@ from figure_files import keep
 
 from securevfl.config.reading import parse_federation
 from securevfl.federation.base import Base
-from securevfl.lab.digits import combined, demo_federation, digits_tables
+from securevfl.lab.digits import demo_federation, digits_tables, train_on_all_features
 from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
@@ -54,7 +54,7 @@ class Seed:
             )
         self._base = result.base
         if self._combine is None:
-            self._combine = combined(config, self._tables).test
+            self._combine = train_on_all_features(config, self._tables).test
         metrics = result.metrics
         placebo = metrics["placebos"]["permuted"]["accuracy"]
         joint = metrics["gain"]["used"] == "joint"

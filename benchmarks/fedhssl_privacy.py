@@ -26,7 +26,7 @@ from aligned.views import scarce_rows
 from fedhssl import PAPER_SETS, SETS, Results, timed
 from scipy.stats import t
 
-from securevfl.lab.attacks.own_models import KNOWN, completed_head, scaled
+from securevfl.lab.attacks.own_models import KNOWN, completed_head, standardise
 from securevfl.lab.trade_off import Protected, calibrated_averaged_performance
 from securevfl.models.fedhssl.family import FedHSSLBottom
 
@@ -155,7 +155,7 @@ def recovered(prepared: methods.Prepared, bottoms: list[FedHSSLBottom], seed: in
     known = np.concatenate([train[labels[train] == label][:each] for label in range(classes)])
     found = []
     for bottom, view in zip(bottoms, prepared.views[1:], strict=True):
-        numbers = scaled(methods.represented(bottom, view, np.concatenate([known, test])))
+        numbers = standardise(methods.represented(bottom, view, np.concatenate([known, test])))
         taught, asked = numbers[: len(known)], numbers[len(known) :]
         scores = completed_head(taught, labels[known], asked, classes)
         found.append(float((scores.argmax(axis=1) == labels[test]).mean()))

@@ -54,7 +54,7 @@ class PlainFedSim(nn.Module):
         self.merge = nn.Sequential(
             nn.ReLU(),
             nn.Flatten(),
-            nn.Dropout(config.dropped(classes=False)),
+            nn.Dropout(config.dropout_rate(classes=False)),
             nn.Linear(places * config.pair_outputs * config.channels, config.merge_width),
             nn.ReLU(),
             nn.Linear(config.merge_width, 1),

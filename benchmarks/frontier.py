@@ -46,7 +46,7 @@ from securevfl.core.errors import PrivacyError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
 from securevfl.lab.datasets import load_builtin, load_full, split_table
-from securevfl.lab.digits import combined
+from securevfl.lab.digits import train_on_all_features
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
@@ -380,7 +380,7 @@ def joint_or_alone(
 def combine(source: dict[str, Any], tables: Tables) -> dict[str, float]:
     """Return the test figure of one network on all features, joined by the true matches."""
     config = parse_federation(source, file="frontier")
-    return {"combine": combined(config, tables.parties).test}
+    return {"combine": train_on_all_features(config, tables.parties).test}
 
 
 def pooled(name: str, tables: Tables, seed: int) -> dict[str, float]:

@@ -148,7 +148,7 @@ def text(size: Sizes) -> dict[str, Any]:
     def by_grams() -> TextKeys:
         keys = TextKeys.of(mine, records)
         both = {"primary": gram_matrix(keys.primary), "records": gram_matrix(keys.records)}
-        return keys.blocked(QGramCandidates(**both, least_overlap=0.2), 10)
+        return keys.with_candidates(QGramCandidates(**both, least_overlap=0.2), 10)
 
     setup, blocked = timed(by_grams)
     again, near = timed(lambda: blocked.nearest(None, 10))

@@ -62,7 +62,7 @@ def main() -> None:
             found = fit_alone(
                 inputs, labels, head, train=split.train, validation=split.validation, seed=seed
             )
-            measured = found.measured(inputs.take(split.test), labels[split.test])
+            measured = found.measure(inputs.take(split.test), labels[split.test])
             for model in ("linear", "boosting", "network"):
                 tested.setdefault(model, []).append(head.headline(measured[model]))
             tested.setdefault("baseline", []).append(head.headline(measured[found.chosen]))

@@ -161,7 +161,7 @@ def run_baselines(folder: Path) -> None:
     from fastapi import FastAPI
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    from securevfl.serving.server import bound
+    from securevfl.serving.server import listening_socket
 
     table = pd.read_csv(folder / "primary.csv")
     columns = [name for name in table.columns if name != "y"]
@@ -179,7 +179,7 @@ def run_baselines(folder: Path) -> None:
         rows = np.array([[row[name] for name in columns] for row in body["rows"]])
         return {"predictions": [{"probability": p} for p in trees.predict_proba(rows)[:, 1]]}
 
-    with bound("127.0.0.1", 0) as listener:
+    with listening_socket("127.0.0.1", 0) as listener:
         print(json.dumps({"url": f"http://127.0.0.1:{listener.getsockname()[1]}"}), flush=True)
         config = uvicorn.Config(app, log_level="error", access_log=False)
         uvicorn.Server(config).run(sockets=[listener])

@@ -42,7 +42,7 @@ class Enlarged:
             seed=self.seed,
         )
         test = self.split.test
-        found = alone.measured(inputs.take(test), self.targets[test])
+        found = alone.measure(inputs.take(test), self.targets[test])
         return self.head.headline(found[alone.chosen])
 
     def scores(self, records: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from securevfl.core import interrupts
 def main() -> None:
     """Load the command line and run it; an interrupt while it loads ends it in one line too."""
     try:
-        with interrupts.noted():
+        with interrupts.watch_signals():
             from securevfl.cli.main import main as run
 
             run()

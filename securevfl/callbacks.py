@@ -67,20 +67,20 @@ class TensorBoard(Callback):
         """Write what has a figure."""
         step, figures = self._steps.of(event)
         for name, value in figures.items():
-            self._opened().add_scalar(name, value, step)
+            self._open_writer().add_scalar(name, value, step)
         if isinstance(event, progress.Warned):
-            self._opened().add_text("warning", event.text, step)
+            self._open_writer().add_text("warning", event.text, step)
 
     def on_end(self, figures: Mapping[str, Any] | None) -> None:
         """Write the run's last figures, and close the file."""
         numbers, _ = _last(figures or {})
         for name, value in numbers.items():
-            self._opened().add_scalar(name, value, 0)
+            self._open_writer().add_scalar(name, value, 0)
         if self._writer is not None:
             self._writer.close()
         self._writer, self._steps = None, _Steps()
 
-    def _opened(self) -> "SummaryWriter":
+    def _open_writer(self) -> "SummaryWriter":
         if self._writer is None:
             # Slow to import, and for those alone who ask for it.
             from torch.utils.tensorboard import SummaryWriter
@@ -145,9 +145,11 @@ class MLflow(Callback):
 
     def _begun(self) -> str:
         if self._run is None:
-            found = self._client.get_experiment_by_name(self._experiment)
+            experiment = self._client.get_experiment_by_name(self._experiment)
             made = (
-                found.experiment_id if found else self._client.create_experiment(self._experiment)
+                experiment.experiment_id
+                if experiment
+                else self._client.create_experiment(self._experiment)
             )
             run = self._client.create_run(made, run_name=self._run_name)
             self._run = str(run.info.run_id)
@@ -176,7 +178,7 @@ class CallbackObserver:
                 self._leave_out(callback, error)
         self._observe(event)
 
-    def ended(self, figures: Mapping[str, Any]) -> None:
+    def keep_figures(self, figures: Mapping[str, Any]) -> None:
         """Keep the run's figures for the callbacks, which get them when the run is left."""
         self._figures = figures
 
@@ -224,7 +226,9 @@ class _Steps:
             case _:
                 return self._rounds, {}
         figures = {
-            name: value for name, value in progress.told(event).items() if name not in _COUNTS
+            name: value
+            for name, value in progress.event_fields(event).items()
+            if name not in _COUNTS
         }
         return step, {f"{event.EVENT}/{name}": float(value) for name, value in figures.items()}
 

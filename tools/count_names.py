@@ -86,7 +86,8 @@ def unfinished_docstrings(root: Path = ROOT) -> list[str]:
                     and isinstance(after.value, ast.Constant)
                     and UNFINISHED.match(str(after.value.value))
                 ):
-                    places.append(f"{path.relative_to(root)}:{after.lineno}: {after.value.value}")
+                    place = f"{path.relative_to(root)}:{after.lineno}"
+                    places.append(f"{place}: {after.value.value!s}")
     return places
 
 

@@ -41,7 +41,7 @@ from helpers.federations import write_federation  # noqa: E402
 from helpers.undisturbed import undisturbed  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, svg, titled  # noqa: E402
+from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, svg, title_axes  # noqa: E402
 
 _ROWS: Final = 60
 _FIGURES: Final = ("train", "validation", "test", "epochs", "best_epoch")
@@ -238,11 +238,11 @@ def _plot(soaked: Soaked, path: Path) -> None:
     figure = Figure(figsize=(SIZE[0], 5 * SIZE[1]), layout="constrained")
     panels = iter(figure.subplots(5))
 
-    axes = titled(next(panels), "memory of all parties together", "minutes", "MiB (Pss)")
+    axes = title_axes(next(panels), "memory of all parties together", "minutes", "MiB (Pss)")
     axes.plot(times, [sum(one.pss for one in minutes[at]) for at in times], color=BLUE)
     axes.set_ylim(bottom=0)
 
-    axes = titled(
+    axes = title_axes(
         next(panels), "the primary's own memory, and a secondary's mean", "minutes", "MiB"
     )
     for primary, colour, label in ((True, ORANGE, "primary"), (False, BLUE, "secondary")):
@@ -254,20 +254,20 @@ def _plot(soaked: Soaked, path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, frameon=False)
 
-    axes = titled(
+    axes = title_axes(
         next(panels), "open descriptors of all parties together", "minutes", "descriptors"
     )
     axes.plot(times, [sum(one.descriptors for one in minutes[at]) for at in times], color=BLUE)
     axes.set_ylim(bottom=0)
 
-    axes = titled(next(panels), "sessions and epochs", "minutes", "sessions")
+    axes = title_axes(next(panels), "sessions and epochs", "minutes", "sessions")
     lost = [at / 60 for at, _ in soaked.losses]
     axes.step([0.0, *lost], range(1, len(lost) + 2), where="post", color=ORANGE)
     beside = axes.twinx()
     beside.plot([at / 60 for at in soaked.epochs], range(len(soaked.epochs)), color=BLUE)
     beside.set_ylabel("epochs", fontsize=9)
 
-    axes = titled(next(panels), "from a fault to when the primary notices", "seconds", "share")
+    axes = title_axes(next(panels), "from a fault to when the primary notices", "seconds", "share")
     for way, colour in (("killed", ORANGE), ("cut", BLUE), ("stopped", GREY)):
         seconds = sorted(
             f.noticed_s for f in soaked.faults if f.way == way and f.noticed_s is not None

@@ -148,7 +148,7 @@ def _answer(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    from securevfl.dp.statement import bounded
+    from securevfl.dp.statement import bounded_statement
 
     spent = asked.epsilon(noise_multiplier=noise_multiplier)
     share = asked.noise_share_std(noise_multiplier=noise_multiplier)
@@ -160,7 +160,7 @@ def _answer(
             "gradient_noise_std": asked.gradient_noise_std(multiplier),
             "gradient_clip_norm": asked.gradient_clip_norm or 1.0,
         }
-    said = bounded(
+    statement = bounded_statement(
         unit=asked.unit,
         encoder=asked.encoder,
         epsilon=spent,
@@ -179,11 +179,11 @@ def _answer(
             "noise_share_std": share,
             **plan,
             **updates,
-            "statement": said.text,
-            "against": said.against,
-            "hides": said.hides,
-            "odds_factor": said.odds_factor,
-            "warning": said.warning,
+            "statement": statement.text,
+            "against": statement.against,
+            "hides": statement.hides,
+            "odds_factor": statement.odds_factor,
+            "warning": statement.warning,
         }
         if rows:
             answer["compare"] = {
@@ -206,7 +206,7 @@ def _answer(
     for row in rows:
         figure = "no answer" if row.epsilon is None else f"{row.epsilon:.6g}"
         print(f"  {row.label:<50} epsilon {figure}")
-    print(textwrap.fill(said.text, 80))
+    print(textwrap.fill(statement.text, 80))
     if plot is not None:
         print(f"plot              {plot}")
 

@@ -106,8 +106,8 @@ def limit(
         allow_programs(path, allowed=programs == "allow")
     spent = None if wanted is None else set_limit(path, wanted)
     if as_json:
-        told = {} if spent is None else asdict(spent)
-        print(json.dumps({"table": str(table), "programs": programs, **told}))
+        spent_figures = {} if spent is None else asdict(spent)
+        print(json.dumps({"table": str(table), "programs": programs, **spent_figures}))
         return
     if programs is not None:
         print(f"{table}: programs may {'' if programs == 'allow' else 'not '}read it")
@@ -123,8 +123,10 @@ def _print_limit(table: Path, spent: "UnitSpent") -> None:
     )
 
 
-@app.command()
-def restored(table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False) -> None:
+@app.command("restored")
+def mark_restored(
+    table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False
+) -> None:
     """Book what a ledger may lack that was restored from a copy.
 
     All that may have been released since the copy was made counts in full: of each run that it
@@ -139,14 +141,14 @@ def restored(table: TableFile, pretraining: OfPretraining = False, as_json: AsJs
 
     booked = book_restored(ledger_of_table(table, book=_book(pretraining)))
     if as_json:
-        print(json.dumps({"table": str(table), "booked": [asdict(one) for one in booked]}))
+        print(json.dumps({"table": str(table), "booked": [asdict(run) for run in booked]}))
         return
     if not booked:
         print(f"{table}: its ledger lacks nothing that is known of; nothing was booked")
-    for one in booked:
+    for run in booked:
         print(
-            f"{table}: booked epsilon = {epsilon_in_words(one.epsilon)} at delta = {one.delta:g} "
-            f"(unit {one.unit}) for what {one.federation} may have released of it"
+            f"{table}: booked epsilon = {epsilon_in_words(run.epsilon)} at delta = {run.delta:g} "
+            f"(unit {run.unit}) for what {run.federation} may have released of it"
         )
 
 
@@ -191,9 +193,9 @@ def verify(
         from securevfl.desk.report.verify import verify_run
 
     findings = verify_run(run)
-    bad = [one for one in findings if one.good is False]
+    bad = [finding for finding in findings if finding.good is False]
     if as_json:
-        checks = [asdict(one) for one in findings]
+        checks = [asdict(finding) for finding in findings]
         print(json.dumps({"run": str(run), "good": not bad, "checks": checks}))
     else:
         _print_findings(findings)
@@ -202,10 +204,10 @@ def verify(
 
 
 def _print_findings(findings: "list[Finding]") -> None:
-    width = max(len(one.party) for one in findings)
-    for one in findings:
-        print(f"{one.check:<12} {one.party:<{width}}  {_WORDS[one.good]:<4}  {one.text}")
-    bad = sorted({one.party for one in findings if one.good is False})
+    width = max(len(finding.party) for finding in findings)
+    for row in findings:
+        print(f"{row.check:<12} {row.party:<{width}}  {_WORDS[row.good]:<4}  {row.text}")
+    bad = sorted({finding.party for finding in findings if finding.good is False})
     if bad:
         print(f"verdict: BAD ({', '.join(bad)}): what was spent cannot be relied on")
     else:
@@ -223,17 +225,17 @@ def _print_summary(table: Path, summary: "LedgerSummary") -> None:
         runs.add_column(name, no_wrap=name not in ("run", "federation", "as"), overflow="fold")
     for name in ("rows", "epsilon", "delta"):
         runs.add_column(name, justify="right", no_wrap=True)
-    for one in summary.runs:
+    for run in summary.runs:
         runs.add_row(
-            one.began[:_DATE],
-            one.run[:_RUN_DIGITS] + (f" in {one.sessions} sessions" if one.sessions > 1 else ""),
-            one.federation,
-            one.party,
-            one.encoder,
-            one.unit,
-            f"{one.row_releases:,}",
-            epsilon_in_words(one.epsilon),
-            f"{one.delta:g}",
+            run.began[:_DATE],
+            run.run[:_RUN_DIGITS] + (f" in {run.sessions} sessions" if run.sessions > 1 else ""),
+            run.federation,
+            run.party,
+            run.encoder,
+            run.unit,
+            f"{run.row_releases:,}",
+            epsilon_in_words(run.epsilon),
+            f"{run.delta:g}",
         )
     if summary.runs:
         # As wide on narrow terminals too: these lines are kept and compared.
@@ -246,7 +248,7 @@ def _print_summary(table: Path, summary: "LedgerSummary") -> None:
 
 def _lines(summary: "LedgerSummary") -> Iterator[str]:
     """Yield what follows the table of runs."""
-    restored = ", ".join(one.run[:_RUN_DIGITS] for one in summary.runs if one.lost)
+    restored = ", ".join(run.run[:_RUN_DIGITS] for run in summary.runs if run.lost)
     if restored:
         yield f"booked in full when the ledger was restored: {restored}"
     yield from map(_total, summary.units)

@@ -54,7 +54,7 @@ _UsageError: Final[Any] = typer.BadParameter.__base__
 
 def _arguments(ctx: Any) -> set[str]:
     parameters = [] if ctx is None else ctx.command.params
-    return {one.name for one in parameters if one.param_type_name == "argument"}
+    return {parameter.name for parameter in parameters if parameter.param_type_name == "argument"}
 
 
 def _setting(name: str) -> str | None:
@@ -74,7 +74,7 @@ def _setting(name: str) -> str | None:
         "model": [family.settings_class for family in FAMILIES.values()],
     }
     for section, classes in sections.items():
-        if any(name in {one.name for one in dataclasses.fields(cls)} for cls in classes):
+        if any(name in {field.name for field in dataclasses.fields(cls)} for cls in classes):
             return f"{section}.{name}"
     return None
 
@@ -143,7 +143,7 @@ def main() -> None:
     """
     _show_every_name(sys.stdout, sys.stderr)
     try:
-        with interrupts.noted():
+        with interrupts.watch_signals():
             _run()
     except KeyboardInterrupt:
         _say("interrupted")

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core.command_line import print_figures, wrapped
+from securevfl.core.command_line import print_figures, wrap_text
 from securevfl.core.errors import SecureVflError, missing_extra
-from securevfl.core.formatting import written
+from securevfl.core.formatting import format_figure
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import alignment_in_words
 from securevfl.core.shown_progress import RunProgress
@@ -88,7 +88,7 @@ def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool
     for name in ("cross", "local"):
         if f"{name}_loss" in figures:
             loss, spread = figures[f"{name}_loss"], figures[f"{name}_spread"]
-            table.add_row(name, written(loss), f"{spread:.3f}")
+            table.add_row(name, format_figure(loss), f"{spread:.3f}")
     console.print(table)
     _print_alignment(console, figures)
     if figures.get("bytes"):
@@ -99,11 +99,11 @@ def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool
 
 def _print_alignment(console: Console, figures: Mapping[str, Any]) -> None:
     if "alignment" in figures:
-        found = figures["alignment"]
-        text = alignment_in_words(found)
+        alignment = figures["alignment"]
+        text = alignment_in_words(alignment)
         console.print(text, highlight=False, soft_wrap=True, markup=False)
-        if found["warning"]:
-            console.print(Text(found["warning"], "yellow"), soft_wrap=True)
+        if alignment["warning"]:
+            console.print(Text(alignment["warning"], "yellow"), soft_wrap=True)
 
 
 def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
@@ -111,8 +111,8 @@ def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
     console.print(Text.assemble("\n", ("privacy: ", "bold"), shown))
     labels = privacy.get("labels")
     if labels is not None:
-        said = (labels["statement"], "yellow" if labels["warning"] else "")
-        console.print(Text.assemble(("labels: ", "bold"), said))
+        statement = (labels["statement"], "yellow" if labels["warning"] else "")
+        console.print(Text.assemble(("labels: ", "bold"), statement))
     if privacy["epsilon"] is not None:
         console.print(
             f"cost: epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}; by the papers' "
@@ -138,14 +138,14 @@ def _print_parties(console: Console, metrics: Mapping[str, Any]) -> None:
 
 
 def _figure(value: float | None) -> str:
-    return "undefined" if value is None else written(value)
+    return "undefined" if value is None else format_figure(value)
 
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.2f} MB"
 
 
-def finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
+def report_finished(config: FederationConfig, folder: Path) -> dict[str, Any] | None:
     """Return the figures of a finished run, with a line on stderr; None if it is not finished."""
     from securevfl.runtime.entry import finished_metrics
 
@@ -219,7 +219,7 @@ def write_page(folder: Path, config: FederationConfig | None = None) -> None:
         lacks = missing_extra(error)
         if lacks is None:
             raise
-        print(wrapped(f"securevfl: warning: no report: {lacks}"), file=sys.stderr)
+        print(wrap_text(f"securevfl: warning: no report: {lacks}"), file=sys.stderr)
     else:
         write_report(folder, config)
 
@@ -254,7 +254,7 @@ def write_own_page(party: Path) -> None:
 def warn(config: FederationConfig) -> None:
     """Print what is risky about a federation file on stderr."""
     for warning in warnings_about(config):
-        print(wrapped(f"securevfl: warning: {warning}"), file=sys.stderr)
+        print(wrap_text(f"securevfl: warning: {warning}"), file=sys.stderr)
 
 
 def metric_name(config: FederationConfig) -> str:
@@ -304,7 +304,9 @@ def print_predictions(
         cost = " by the primary alone: nothing was sent, and no ledger was charged"
     print(f"securevfl: {len(predictions)} rows predicted{cost}", file=sys.stderr)
     if left is not None and predictions.used != "alone":
-        rest = f"left of the limit for predictions: epsilon {left.left:.4g} of {left.budget:g}"
+        rest = (
+            f"left of the limit for predictions: epsilon {left.epsilon_left:.4g} of {left.budget:g}"
+        )
         if left.releases_per_record is not None:
             most = left.releases_per_record
             rest = f"no later prediction costs more; releases of a record in all of them: {most}"
@@ -314,7 +316,7 @@ def print_predictions(
     if predictions.metrics:
         table = Table("metric", "of these rows")
         for name, value in predictions.metrics.items():
-            table.add_row(name, "not defined" if value is None else written(value))
+            table.add_row(name, "not defined" if value is None else format_figure(value))
         Console().print(table)
     print(out)
 
@@ -325,10 +327,10 @@ def _absence(predictions: Predictions) -> str:
     measured = predictions.measured_without
     if measured is None:
         return f"{who}: not measured what such predictions are worth"
-    found = []
+    texts = []
     for name, figure in measured["metrics"].items():
         value = f"{name} {figure['value']:.4g}"
         ends = figure["interval"]
-        found.append(value if ends is None else f"{value} ({ends[0]:.4g} to {ends[1]:.4g})")
+        texts.append(value if ends is None else f"{value} ({ends[0]:.4g} to {ends[1]:.4g})")
     by = "the primary alone, who does better then" if measured["used"] == "alone" else "the others"
-    return f"{who}, answered by {by}: on the run's test rows {', '.join(found)}"
+    return f"{who}, answered by {by}: on the run's test rows {', '.join(texts)}"

@@ -62,13 +62,13 @@ def _training_command(name: str, help_text: str, *, simulated: bool) -> None:
         config = read_federation(federation)
         root = data_root or federation.parent
         if pretrain_only:
-            folder, figures = _pretrained(
+            folder, figures = _pretrain_encoders(
                 config, out, root, resume=resume, device=device, simulated=simulated
             )
             results.print_pretraining(figures, folder, as_json=as_json)
             return
         folder = run_folder_for(config, out, resume=resume)
-        metrics = results.finished(config, folder) if resume else None
+        metrics = results.report_finished(config, folder) if resume else None
         if metrics is None:
             metrics = results.train_and_report(
                 config,
@@ -92,7 +92,7 @@ _training_command(
 )
 
 
-def _pretrained(
+def _pretrain_encoders(
     config: "FederationConfig",
     out: Path | None,
     root: Path,
@@ -179,14 +179,14 @@ def party(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.launch.child import end_with_launcher, report_failure, report_memory
-        from securevfl.runtime.handing_over import taken
+        from securevfl.runtime import handing_over
         from securevfl.runtime.run_folder import run_folder_for
         from securevfl.runtime.run_options import InMemory, PartyJob, Program, device_named
 
     end_with_launcher()
     keep_freed_memory()
     try:
-        in_memory = InMemory() if handed is None else taken(handed)
+        in_memory = InMemory() if handed is None else handing_over.load(handed)
         config = read_federation(federation, only_linkage=program is not None)
         agreed = None
         if program is not None:
@@ -233,7 +233,7 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
     """Run a party's process to the end, and report the outcome to its launcher or its user."""
     with loading():
         from securevfl.cli import results
-        from securevfl.core.progress import told
+        from securevfl.core.progress import event_fields
         from securevfl.core.shown_progress import RunProgress
         from securevfl.launch.child import is_launched
         from securevfl.launch.child import report as report_to_launcher
@@ -245,7 +245,7 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
     with RunProgress(metric=results.metric_name(job.config)) as progress:
 
         def observe(event: "ProgressEvent") -> None:
-            report_to_launcher(event.EVENT, **told(event))
+            report_to_launcher(event.EVENT, **event_fields(event))
             progress(event)
 
         try:
@@ -264,7 +264,7 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
             results.write_page(job.run_folder, job.config)
         results.print_results(figures, job.run_folder, as_json=as_json)
     elif isinstance(outcome, Predictions):
-        report_to_launcher(OUTCOME_EVENT, **outcome.told())
+        report_to_launcher(OUTCOME_EVENT, **outcome.metadata())
     elif outcome is not None:
         report_to_launcher(OUTCOME_EVENT, **outcome)
         results.print_pretraining(outcome, job.run_folder, as_json=as_json)

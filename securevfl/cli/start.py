@@ -217,7 +217,7 @@ def _print_proposal(proposal: "Proposal", out: Path) -> None:
         for use in proposal.uses[table.name]:
             grid.add_row(Text(use.column.name), use.use, Text(use.reason))
         console.print(grid)
-    if (warning := proposal.keys.shown) is not None:
+    if (warning := proposal.keys.key_warning) is not None:
         warn(f"warning: {warning}")
     for reason in (*proposal.keys.reasons, *proposal.spelling_shares):
         tell(f"keys: {reason}")
@@ -361,13 +361,13 @@ def check(
         from securevfl.desk.setup.check import check_federation
 
     show = partial(print, file=sys.stderr, flush=True)
-    found = check_federation(federation, name=name, data_root=data_root, show=show)
+    checked = check_federation(federation, name=name, data_root=data_root, show=show)
     if as_json:
-        print(json.dumps(found.as_json()))
+        print(json.dumps(checked.as_json()))
     else:
-        _print_check(Console(), found)
-    if not found.fine:
-        count = len(found.problems)
+        _print_check(Console(), checked)
+    if not checked.fine:
+        count = len(checked.problems)
         raise ConfigError(f"{federation}: {count} problem{'' if count == 1 else 's'}")
 
 
@@ -382,76 +382,78 @@ def _check_peers(
 ) -> None:
     with loading():
         from securevfl.config.reading import read_federation
-        from securevfl.desk.setup.before_run import looked
+        from securevfl.desk.setup.before_run import run_peer_checks
 
-    console, found = Console(), []
+    console, results = Console(), []
     config = read_federation(federation)
-    for one in looked(config, name, identity, runs=Path("runs"), wait_s=wait_s, listen=listen):
-        found.append(one)
+    for result in run_peer_checks(
+        config, name, identity, runs=Path("runs"), wait_s=wait_s, listen=listen
+    ):
+        results.append(result)
         if not as_json:
-            how = "wrong" if one.exit_code else "warning" if one.warns else "fine"
+            how = "wrong" if result.exit_code else "warning" if result.warns else "fine"
             style = {"wrong": "red", "warning": "yellow", "fine": ""}[how]
-            say(console, f"{how}: ", one.text, style=style)
+            say(console, f"{how}: ", result.text, style=style)
     if as_json:
-        print(json.dumps([dataclasses.asdict(one) for one in found]))
-    wrong = [one for one in found if one.exit_code]
+        print(json.dumps([dataclasses.asdict(result) for result in results]))
+    wrong = [result for result in results if result.exit_code]
     if wrong:
         kind = ConfigError if wrong[0].exit_code == ConfigError.exit_code else ProtocolError
         raise kind(f"{federation}: {len(wrong)} problem{'' if len(wrong) == 1 else 's'}")
 
 
-def _print_check(console: Console, found: "Check") -> None:
-    for one in found.parties:
-        _print_party(console, one)
-    for name, links in found.links.items():
+def _print_check(console: Console, checked: "Check") -> None:
+    for party_check in checked.parties:
+        _print_party(console, party_check)
+    for name, links in checked.links.items():
         say(console, f"links of {name}: ", links.in_words())
-    if found.config is not None:
-        if found.config.chosen:
-            told = (f"{name} = {value!r}" for name, value in found.config.chosen.items())
-            say(console, "auto: ", ", ".join(told))
-        say(console, "base: ", found.config.base.in_words())
-    _print_privacy(console, found)
-    _print_costs(console, found)
-    if found.config is not None:
+    if checked.config is not None:
+        if checked.config.chosen:
+            settings = (f"{name} = {value!r}" for name, value in checked.config.chosen.items())
+            say(console, "auto: ", ", ".join(settings))
+        say(console, "base: ", checked.config.base.in_words())
+    _print_privacy(console, checked)
+    _print_costs(console, checked)
+    if checked.config is not None:
         headings = ("channel", "who learns what", "what covers it", "of whom")
         table = Table(*headings, title="what each party will learn", title_justify="left")
-        for row in found.learns():
+        for row in checked.learns():
             table.add_row(*(Text(cell) for cell in row.values()))
         console.print(table)
     else:
         say(console, "", "noise, links and costs are shown once the settings can be read")
-    for warning in found.warnings:
+    for warning in checked.warnings:
         say(console, "warning: ", warning, style="yellow")
-    for problem in found.problems:
+    for problem in checked.problems:
         say(console, "wrong: ", " ".join(problem.split()), style="red")
-    if found.fine:
-        say(console, "nothing is wrong; next: ", f"securevfl simulate {found.file}")
+    if checked.fine:
+        say(console, "nothing is wrong; next: ", f"securevfl simulate {checked.file}")
 
 
-def _print_party(console: Console, one: "PartyCheck") -> None:
-    party = one.party
-    rows = "no table here" if one.rows is None else f"{one.rows:,} rows"
+def _print_party(console: Console, party_check: "PartyCheck") -> None:
+    party = party_check.party
+    rows = "no table here" if party_check.rows is None else f"{party_check.rows:,} rows"
     title = Text(f"{party.name}: {party.role}, {rows}")
     table = Table("columns", "what becomes of them", title=title, title_justify="left")
     table.add_row("key", Text(", ".join(party.key)))
-    if one.features:
+    if party_check.features:
         alike: dict[str, list[str]] = {}
-        for name, encoding in one.features.items():
+        for name, encoding in party_check.features.items():
             alike.setdefault(encoding, []).append(name)
         texts = [f"{', '.join(names)}: {encoding}" for encoding, names in alike.items()]
-        count = "" if one.num_features is None else f" ({one.num_features})"
+        count = "" if party_check.num_features is None else f" ({party_check.num_features})"
         table.add_row(f"features{count}", Text("\n".join(texts)))
         table.add_row("scaling", party.scaling)
-    if one.unusable:
-        table.add_row("wrong as they are", Text(", ".join(one.unusable)))
-    dropped = [f"{name} ({why})" for name, why in one.dropped.items() if why != "a key"]
+    if party_check.unusable:
+        table.add_row("wrong as they are", Text(", ".join(party_check.unusable)))
+    dropped = [f"{name} ({why})" for name, why in party_check.dropped.items() if why != "a key"]
     if dropped:
         table.add_row("no features", Text(", ".join(dropped)))
     console.print(table)
 
 
-def _print_privacy(console: Console, found: "Check") -> None:
-    privacy = found.privacy()
+def _print_privacy(console: Console, checked: "Check") -> None:
+    privacy = checked.privacy()
     if privacy is None:
         return
     if privacy["mechanism"] != "none":
@@ -470,10 +472,10 @@ def _print_privacy(console: Console, found: "Check") -> None:
         say(console, "predictions: ", privacy["predictions"])
 
 
-def _print_costs(console: Console, found: "Check") -> None:
-    if found.costs is None:
+def _print_costs(console: Console, checked: "Check") -> None:
+    if checked.costs is None:
         return
-    costs = found.costs
+    costs = checked.costs
     minutes = costs.seconds / 60
     took = f"{minutes:.0f} min" if minutes >= 2 else f"{costs.seconds:.0f} s"
     used = costs.memory_bytes

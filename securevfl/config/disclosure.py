@@ -89,7 +89,7 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
 
 
 def _all(config: FederationConfig) -> Iterator[Channel]:
-    for part in (_rounds, _returned, _linkage, _always, _pretraining, _encoders):
+    for part in (_rounds, _returned_channels, _linkage, _always, _pretraining, _encoders):
         yield from part(config)
 
 
@@ -157,7 +157,7 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
         )
 
 
-def _returned(config: FederationConfig) -> Iterator[Channel]:
+def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
     """Yield what rounds return to secondaries: gradients, residuals, averages of weights."""
     encoder, assisted = config.privacy.encoder, config.family.assisted
     if encoder == "frozen" or assisted:
@@ -242,7 +242,8 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
     yield Channel(
         "linkage",
         "; ".join(
-            f"{one} {role}: {', '.join(reveals_of(spec, role))}" for role, one in roles.items()
+            f"{party_name} {role}: {', '.join(reveals_of(spec, role))}"
+            for role, party_name in roles.items()
         ),
         f'not covered by epsilon: protection = "{config.linkage.protection}"',
         "all",
@@ -273,7 +274,7 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
             "secondary, which no noise covers, so epsilon would not hold for one record; set it "
             'to "all"'
             if config.training.rows == "aligned"
-            else _exchanged(config, "averages of projections"),
+            else _exchange_error(config, "averages of projections"),
         )
     reveals, covered = "no one: the family reads none", _NOTHING
     if spec.similarities is not None:
@@ -336,7 +337,7 @@ def _counts(config: FederationConfig) -> Iterator[Channel]:
 
 def _receivers(messages: Sequence[type[TypedMessage]], channel: Cover) -> str:
     """Return who receives messages with fields of a channel; empty where there are none."""
-    ways = [one.WAY.partition(" to ")[2] for one in messages if channel in one.COVERS]
+    ways = [message.WAY.partition(" to ")[2] for message in messages if channel in message.COVERS]
     return ", ".join(dict.fromkeys(ways))
 
 
@@ -391,7 +392,7 @@ def _pretraining(config: FederationConfig) -> Iterator[Channel]:
             _NOT_COVERED,
             "secondaries",
             "primary",
-            refusal=_exchanged(config, "averages of projections"),
+            refusal=_exchange_error(config, "averages of projections"),
         )
         seen, covered = "unit vectors of every aligned row", _NOT_COVERED
         if settings.primary_sends == "gaussian":
@@ -428,11 +429,11 @@ def _pretraining(config: FederationConfig) -> Iterator[Channel]:
             covered,
             "all",
             "all",
-            refusal=_exchanged(config, "means of weights"),
+            refusal=_exchange_error(config, "means of weights"),
         )
 
 
-def _exchanged(config: FederationConfig, what: str) -> str:
+def _exchange_error(config: FederationConfig, what: str) -> str:
     return (
         f"model.family: {config.family.name!r} exchanges {what} in pretraining, which carry no "
         f'noise, so epsilon would not cover them; use family = "fedlocalssl", which exchanges '

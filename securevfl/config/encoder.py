@@ -95,8 +95,8 @@ def resolve(source: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any
     encoder = source.get("encoder")
     if not isinstance(encoder, Mapping) or encoder.get("method") != AUTO:
         return source, {}
-    said = {name: value for name, value in encoder.items() if name != "method"}
-    written = {**source, "encoder": said}
+    settings = {name: value for name, value in encoder.items() if name != "method"}
+    written = {**source, "encoder": settings}
     filled: dict[str, Any] = {**written}
     chosen: dict[str, Any] = {}
     for table, fields in _chosen_settings(source).items():

@@ -212,7 +212,7 @@ class FederationConfig:
         return self.prediction.releases_per_record or self.privacy.links_per_record
 
     @property
-    def split(self) -> SplitKind:
+    def split_kind(self) -> SplitKind:
         """How the primary's rows are split.
 
         Secondaries know the seed, so a split by classes shows labels: where labels have an epsilon
@@ -353,7 +353,7 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
             validation_fraction=training.validation_fraction,
             test_fraction=training.test_fraction,
         )
-        if config.split == "random"
+        if config.split_kind == "random"
         else None,
         similarities=similarities,
         tells_rows=tells_rows(config),

@@ -160,7 +160,9 @@ class LinkageSettings:
     def _check_protection(self) -> None:
         protection = PROTECTIONS[self.protection]
         if self.cell is not None and not protection.takes_cells:
-            takers = _quoted(other.name for other in PROTECTIONS.values() if other.takes_cells)
+            takers = _quote_choices(
+                other.name for other in PROTECTIONS.values() if other.takes_cells
+            )
             raise ConfigError(f"cell: goes with protection = {takers} alone")
         for name in ("pad_to", "most_keys"):
             if getattr(self, name) is not None and self.protection != "psi":
@@ -197,12 +199,12 @@ def parse_linkage(table: Mapping[str, Any]) -> LinkageSettings:
         raise ConfigError(
             'linkage.protection: is missing; write protection = "none" to accept that '
             f"the primary's keys are shown to every secondary, or "
-            f"{_quoted(name for name in PROTECTIONS if name != 'none')}"
+            f"{_quote_choices(name for name in PROTECTIONS if name != 'none')}"
         )
     return read_settings(LinkageSettings, table, where="linkage")
 
 
-def _quoted(names: Iterable[str]) -> str:
+def _quote_choices(names: Iterable[str]) -> str:
     """Return names as a choice: ``"a", "b" or "c"``."""
     *most, last = (f'"{name}"' for name in names)
     return f"{', '.join(most)} or {last}" if most else last

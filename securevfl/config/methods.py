@@ -24,7 +24,7 @@ from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES, family_named, family_names
 
 
-def adapted(source: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def adapt_to_family(source: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return a method's federation file with what its family can take, and what was changed.
 
     Args:
@@ -34,12 +34,12 @@ def adapted(source: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]
         ConfigError: If its ``[model]`` table is wrong.
     """
     result, notes = dict(source), []
-    model, _ = presets.without_top(presets.expanded(source)["model"])
+    model, _ = presets.without_top(presets.expand_preset(source)["model"])
     family = family_named(model.pop("family", None))
     require_own_fields(family, model)
     settings = family.settings_from(model)
     frozen = source["privacy"].get("encoder") == "frozen"
-    pooled = frozen and family.pooled(settings, frozen=frozen)
+    pooled = frozen and family.pools_records(settings, frozen=frozen)
     linkage = source["linkage"]
     if linkage.get("choose") == "records" and (not pooled or family.needs_similarities(settings)):
         result["linkage"] = {**linkage, "choose": "rows"}
@@ -82,7 +82,7 @@ def require_own_fields(family: AnyFamily, model: Mapping[str, Any]) -> None:
 
 
 def _fields(family: AnyFamily) -> tuple[str, ...]:
-    return tuple(one.name for one in dataclasses.fields(family.settings_class) if one.init)
+    return tuple(field.name for field in dataclasses.fields(family.settings_class) if field.init)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,18 +210,18 @@ def method_source(
     if family in IN_ONE_PLACE:
         return result, ()
     preset = own.pop("preset", None)
-    inherited, notes = _inherited(source["model"], family)
+    inherited, notes = _inherited_settings(source["model"], family)
     training = source.get("training", {})
     wider = source.get("pretraining", {})
     if preset is not None:
-        one = presets.preset_named(family_named(family), preset)
+        chosen = presets.preset_named(family_named(family), preset)
         inherited.pop("preset", None)
-        inherited |= {key: value for key, value in one.model.items() if key not in _INPUTS}
-        training = training | {k: v for k, v in one.training.items() if k not in _COMMON}
-        wider = {**wider, **presets.pretraining_of(one, {**wider, **pretraining})}
-        result["privacy"] = presets.privacy_of(one, source["privacy"])
+        inherited |= {key: value for key, value in chosen.model.items() if key not in _INPUTS}
+        training = training | {k: v for k, v in chosen.training.items() if k not in _COMMON}
+        wider = {**wider, **presets.pretraining_of(chosen, {**wider, **pretraining})}
+        result["privacy"] = presets.privacy_of(chosen, source["privacy"])
         # What a file chooses as a base for its own family is not meant for a paper's protocol.
-        result["base"] = presets.base_of(one, {})
+        result["base"] = presets.base_of(chosen, {})
     result["model"] = {
         **inherited,
         **{key: value for key, value in own.items() if key not in training_fields},
@@ -266,7 +266,9 @@ def _settings(source: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in merged.items() if key != "family"}
 
 
-def _inherited(model: Mapping[str, Any], family: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _inherited_settings(
+    model: Mapping[str, Any], family: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return what a family takes from ``[model]``, and what it does not, in words."""
     given = {key: value for key, value in model.items() if key != "family"}
     if model.get("family") == family:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from securevfl.config.sections import OWN, TrainingSettings, described
+from securevfl.config.sections import OWN, TrainingSettings, describe_estimator
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
@@ -71,7 +71,7 @@ def top_source(top: Any) -> str:
     if isinstance(top, str):
         return top
     names = '"boosting", "linear", "tied", "mixed"'
-    return f"{_OWN}{described(top, f'top: must be {names}')}"
+    return f"{_OWN}{describe_estimator(top, f'top: must be {names}')}"
 
 
 # Presets of ``[model]``: the settings by which a family is what its paper writes.
@@ -109,7 +109,7 @@ def preset(
         >>> preset("fedsim", neighbours=20).model.merge
         'convolution'
     """
-    source = expanded(
+    source = expand_preset(
         {
             "model": {"family": family, "preset": name, **model},
             "privacy": {"mechanism": "none"},
@@ -126,7 +126,7 @@ def preset(
     )
 
 
-def expanded(source: Mapping[str, Any]) -> Mapping[str, Any]:
+def expand_preset(source: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a parsed federation file with its preset written out, if it names one.
 
     Raises:
@@ -135,17 +135,17 @@ def expanded(source: Mapping[str, Any]) -> Mapping[str, Any]:
     if "preset" not in source["model"]:
         return source
     family = family_named(source["model"].get("family"))
-    return _filled(source, preset_named(family, source["model"]["preset"]))
+    return _fill_from_preset(source, preset_named(family, source["model"]["preset"]))
 
 
 def methods_with_presets() -> dict[str, dict[str, Any]]:
     """Return every name such as ``fedsim-paper``, with the ``[methods.NAME]`` table it means."""
     methods: dict[str, dict[str, Any]] = {}
     for family in FAMILIES.values():
-        for called, one in family.presets.items():
+        for called, method_preset in family.presets.items():
             stem, table = f"{family.name}-{called}", {"family": family.name, "preset": called}
             methods[stem] = table
-            for algorithm in one.algorithms:
+            for algorithm in method_preset.algorithms:
                 methods[f"{stem}-{algorithm}"] = {**table, "pretraining": {"algorithm": algorithm}}
     return methods
 
@@ -163,31 +163,31 @@ def preset_named(family: AnyFamily, name: object) -> Preset:
     raise ConfigError(f"model.preset: {family.name!r} has {there}; got {name!r}{near}")
 
 
-def pretraining_of(one: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+def pretraining_of(method_preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a preset's fields of ``[pretraining]`` for the algorithm that a table asks for."""
     algorithm = given.get("algorithm", PretrainingSettings().algorithm)
-    return {**one.pretraining, **one.algorithms.get(algorithm, {})}
+    return {**method_preset.pretraining, **method_preset.algorithms.get(algorithm, {})}
 
 
-def base_of(one: Preset, source: Mapping[str, Any]) -> dict[str, Any]:
+def base_of(method_preset: Preset, source: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file's ``[base]`` table, with the preset's estimator where it names none."""
-    return {"estimator": one.base, **source.get("base", {})}
+    return {"estimator": method_preset.base, **source.get("base", {})}
 
 
-def privacy_of(one: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+def privacy_of(method_preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ``[privacy]`` table, with the preset's clip norm where nothing is promised."""
     free = given.get("mechanism") == "none"
-    return {**({"clip_norm": one.clip_norm} if free else {}), **given}
+    return {**({"clip_norm": method_preset.clip_norm} if free else {}), **given}
 
 
-def _filled(source: Mapping[str, Any], one: Preset) -> dict[str, Any]:
+def _fill_from_preset(source: Mapping[str, Any], method_preset: Preset) -> dict[str, Any]:
     given = source.get("pretraining", {})
     own = {key: value for key, value in source["model"].items() if key != "preset"}
     return {
         **source,
-        "model": {**one.model, **own},
-        "training": {**one.training, **source.get("training", {})},
-        "base": base_of(one, source),
-        "pretraining": {**pretraining_of(one, given), **given},
-        "privacy": privacy_of(one, source["privacy"]),
+        "model": {**method_preset.model, **own},
+        "training": {**method_preset.training, **source.get("training", {})},
+        "base": base_of(method_preset, source),
+        "pretraining": {**pretraining_of(method_preset, given), **given},
+        "privacy": privacy_of(method_preset, source["privacy"]),
     }

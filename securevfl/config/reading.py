@@ -15,7 +15,7 @@ from securevfl.config import methods, rules, sections
 from securevfl.config.encoder import EncoderSettings, resolve
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import parse_linkage
-from securevfl.config.presets import expanded, without_top
+from securevfl.config.presets import expand_preset, without_top
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
@@ -121,13 +121,13 @@ def require_method(config: FederationConfig, name: str) -> None:
 
 def method_source_of(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the file as a method sees it, and what it has otherwise than the file says."""
-    fields = frozenset(one.name for one in dataclasses.fields(sections.TrainingSettings))
+    fields = frozenset(field.name for field in dataclasses.fields(sections.TrainingSettings))
     source, dropped = methods.method_source(config.source, name, training_fields=fields)
     if methods.method_family(config.source, name) in methods.IN_ONE_PLACE:
         methods.baseline_settings(config.source, name)
         return source, ()
     try:
-        source, changed = methods.adapted(source)
+        source, changed = methods.adapt_to_family(source)
     except ConfigError as error:
         raise ConfigError(f"method {name!r}: {error}") from None
     return source, (*dropped, *changed)
@@ -170,7 +170,9 @@ def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationCo
             written[name] = {}
     plain = {name: value for name, value in written["model"].items() if name != "preset"}
     tables = findings.attempt(
-        lambda: dict(expanded(written)), otherwise={**written, "model": plain}, about="model.preset"
+        lambda: dict(expand_preset(written)),
+        otherwise={**written, "model": plain},
+        about="model.preset",
     )
 
     def section(kind: type[T], name: str) -> T:

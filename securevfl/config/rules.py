@@ -76,7 +76,7 @@ def _require_pooled_records(config: FederationConfig) -> None:
     missing = []
     if not frozen:
         missing.append('privacy.encoder = "frozen"')
-    if not config.family.pooled(config.model, frozen=True):
+    if not config.family.pools_records(config.model, frozen=True):
         missing.append('a family that pools records: family = "fet" with model.release = "pooled"')
     if not privacy.links_per_record:
         missing.append("privacy.links_per_record")
@@ -375,7 +375,7 @@ def _require_encodable(config: FederationConfig) -> None:
     if config.encoder is None:
         return
     frozen = config.privacy.encoder == "frozen"
-    if not (frozen and config.family.pooled(config.model, frozen=frozen)):
+    if not (frozen and config.family.pools_records(config.model, frozen=frozen)):
         raise ConfigError(
             "[encoder]: makes frozen encoders whose rows are pooled; it needs privacy.encoder = "
             '"frozen" and model.release = "pooled"; write these, or leave [encoder] out'

@@ -11,7 +11,7 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.rows import SplitKind
 from securevfl.data.scaling import MAX_CATEGORIES, declared_range
-from securevfl.data.sources.settings import AS_IT_IS, Reading, repeated
+from securevfl.data.sources.settings import AS_IT_IS, Reading, first_repeated
 from securevfl.models.optimisers import Schedule
 from securevfl.models.tasks import Rule
 
@@ -67,10 +67,10 @@ def base_source(base: Any) -> dict[str, str]:
     if isinstance(base, str):
         return {"estimator": base}
     names = '"best", "boosting", "linear", "none"'
-    return {"estimator": OWN, "described": described(base, f"base: must be {names}")}
+    return {"estimator": OWN, "described": describe_estimator(base, f"base: must be {names}")}
 
 
-def described(estimator: Any, rule: str) -> str:
+def describe_estimator(estimator: Any, rule: str) -> str:
     """Return an estimator's class and parameters, by which the digest of a model knows it.
 
     Raises:
@@ -422,7 +422,7 @@ class PartySettings:
             ) from None
         if not self.key:
             raise ConfigError("key: must name at least one column")
-        if repeated(self.key) is not None:
+        if first_repeated(self.key) is not None:
             raise ConfigError(f"key: names a column twice: {', '.join(self.key)}; name each once")
         if (self.scaling == "bounds") != (self.bounds is not None):
             raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
@@ -458,12 +458,12 @@ def require_one_federation(parties: Sequence[PartySettings]) -> None:
             keys of one dimension are needed.
     """
     names = [party.name for party in parties]
-    if (twice := repeated(names)) is not None:
+    if (twice := first_repeated(names)) is not None:
         raise ConfigError(f"party.name: two parties are called {twice!r}; rename one")
     primaries = [party.name for party in parties if party.role == "primary"]
     if len(primaries) != 1:
-        found = "none has" if not primaries else f"{' and '.join(primaries)} have"
-        raise ConfigError(f'party.role: exactly one party must be "primary"; {found} that role')
+        holders = "none has" if not primaries else f"{' and '.join(primaries)} have"
+        raise ConfigError(f'party.role: exactly one party must be "primary"; {holders} that role')
     if not any(party.role == "secondary" for party in parties):
         raise ConfigError(
             '[[party]]: at least one secondary is needed; add one with role = "secondary"'

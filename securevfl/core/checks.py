@@ -178,7 +178,7 @@ def require_limits(settings: object) -> None:
             continue
         values = {name: value}
         if isinstance(value, tuple):
-            values = {f"{name}[{place}]": one for place, one in enumerate(value)}
+            values = {f"{name}[{place}]": item for place, item in enumerate(value)}
         for check in limits:
             check(**values)
 
@@ -186,21 +186,25 @@ def require_limits(settings: object) -> None:
 @functools.cache
 def limits_of(kind: type[Any]) -> list[tuple[str, bool, list[Callable[..., None]]]]:
     """Return each field, whether it may be None, and what its annotation asks of it otherwise."""
-    found = []
+    limits_by_name = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
         options = options_of(hint)
-        numbers = [get_args(one)[0] if get_origin(one) is tuple else one for one in options]
-        limits = [c for one in numbers for c in getattr(one, "__metadata__", ()) if callable(c)]
+        numbers = [
+            get_args(option)[0] if get_origin(option) is tuple else option for option in options
+        ]
+        limits = [
+            c for number in numbers for c in getattr(number, "__metadata__", ()) if callable(c)
+        ]
         if len(options) == 1 and get_origin(options[0]) is Literal:
             limits.append(partial(one_of, get_args(options[0])))
-        found.append((name, NoneType in get_args(hint), limits))
-    return found
+        limits_by_name.append((name, NoneType in get_args(hint), limits))
+    return limits_by_name
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:
     """Return the types that a value may have, without None."""
     if get_origin(hint) in (Union, UnionType):
-        return tuple(one for one in get_args(hint) if one is not NoneType)
+        return tuple(choice for choice in get_args(hint) if choice is not NoneType)
     return (hint,)
 
 
@@ -268,19 +272,19 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
     """Return the known word that a misspelt one is most like; None where none is near."""
     if not isinstance(word, str):
         return None
-    words = {one.casefold(): one for one in known}
+    words = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), words, n=1)
     return words[close[0]] if close else None
 
 
-def _composed(word: str) -> str:
+def _compose_accents(word: str) -> str:
     return unicodedata.normalize("NFC", word)
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return what ends a message about a word that is not known; empty where none is near."""
     near = nearest(word, known)
-    if near is not None and _composed(near) == _composed(str(word)):
+    if near is not None and _compose_accents(near) == _compose_accents(str(word)):
         return f"; {near!r} is there, which looks alike: its letters have another Unicode form"
     return "" if near is None else f"; did you mean {near!r}?"
 
@@ -302,10 +306,12 @@ def strict_json(text: str | bytes, *, depth: int) -> Any:
         ValueError: If it is something else.
     """
     try:
-        found = json.loads(text, parse_constant=_refused, parse_float=_finite, parse_int=_whole)
+        parsed = json.loads(
+            text, parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole
+        )
     except RecursionError:
         raise ValueError("too many levels") from None
-    level = [found]
+    level = [parsed]
     for _ in range(depth):
         level = [
             inner
@@ -315,18 +321,18 @@ def strict_json(text: str | bytes, *, depth: int) -> Any:
         ]
     if any(isinstance(inner, dict | list) for inner in level):
         raise ValueError(f"more than {depth} levels")
-    return found
+    return parsed
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _refused(text)
+    return value if math.isfinite(value) else _refuse_number(text)
 
 
 def _whole(text: str) -> int:
     value = int(text) if len(text) <= _MOST_DIGITS else _MOST_WHOLE
-    return value if -_MOST_WHOLE <= value < _MOST_WHOLE else _refused(text[:_MOST_DIGITS])
+    return value if -_MOST_WHOLE <= value < _MOST_WHOLE else _refuse_number(text[:_MOST_DIGITS])
 
 
-def _refused(text: str) -> NoReturn:
+def _refuse_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number that is taken")

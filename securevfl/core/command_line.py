@@ -77,10 +77,10 @@ def say(console: Console, head: str, text: str, *, style: str = "") -> None:
         console.print(Text.assemble((head, f"bold {style}".strip()), text))
     else:
         # Rich would break paths that are longer than a line.
-        console.print(wrapped(head + text), markup=False, highlight=False, soft_wrap=True)
+        console.print(wrap_text(head + text), markup=False, highlight=False, soft_wrap=True)
 
 
-def wrapped(text: str) -> str:
+def wrap_text(text: str) -> str:
     """Return a text in lines of 80 columns, later ones indented; words and paths stay whole."""
     return textwrap.fill(
         text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -106,14 +106,14 @@ def print_figures(
     ]
     for number, columns in enumerate(_pieces(widths, console.width, names=names)):
         piece = Table(title=Text(title) if title and not number else None, title_justify="left")
-        whole = sum(max(widths[one], len(head[one])) + _BESIDE_TEXT for one in columns)
-        for one in columns:
+        whole = sum(max(widths[column], len(head[column])) + _BESIDE_TEXT for column in columns)
+        for column in columns:
             # What rich would do itself breaks cells, too, where headings have to be broken.
-            width = widths[one] if whole >= console.width else None
-            justify: Literal["left", "right"] = "left" if one < names else "right"
-            piece.add_column(Text(head[one]), justify=justify, width=width)
+            width = widths[column] if whole >= console.width else None
+            justify: Literal["left", "right"] = "left" if column < names else "right"
+            piece.add_column(Text(head[column]), justify=justify, width=width)
         for row in rows:
-            piece.add_row(*(Text(row[one]) for one in columns))
+            piece.add_row(*(Text(row[column]) for column in columns))
         console.print(piece)
 
 

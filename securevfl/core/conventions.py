@@ -21,7 +21,7 @@ PRIMARY_RANK: Final = 0
 Task = Literal["regression", "binary", "multiclass"]
 """A number, one of two classes, or one of several."""
 
-TASKS: Final[dict[str, Task]] = {one: one for one in get_args(Task)}
+TASKS: Final[dict[str, Task]] = {task: task for task in get_args(Task)}
 """Every task by its name."""
 
 

@@ -101,7 +101,8 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
     """Return a block in which this thread's networks compute in a precision.
 
     Weights, their gradients and sums within a product stay float32. bfloat16 has the range of
-    float32, so that no loss need be scaled. Results are widened after the block (:func:`widened`).
+    float32, so that no loss need be scaled. Results are widened after the block
+    (:func:`widen_floats`).
 
     References:
         torch's automatic mixed precision, ``torch.autocast``.
@@ -111,7 +112,7 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
-def widened(value: Tensor) -> Tensor:
+def widen_floats(value: Tensor) -> Tensor:
     """Return floats in at least 32 bits; differentiable."""
     return value.float() if value.itemsize < 4 else value
 
@@ -144,10 +145,10 @@ def _on_host(values: list[Tensor]) -> list[Tensor]:
 
 def _alike(values: list[Tensor]) -> dict[Hashable, list[int]]:
     """Return the places of a device's values that cross in one copy; large ones go alone."""
-    found: dict[Hashable, list[int]] = {}
+    places_by_key: dict[Hashable, list[int]] = {}
     for place, value in enumerate(values):
         if value.is_cuda:
             small = value.numel() <= _SMALL
             key = (value.device, value.dtype, value.shape) if small else place
-            found.setdefault(key, []).append(place)
-    return found
+            places_by_key.setdefault(key, []).append(place)
+    return places_by_key

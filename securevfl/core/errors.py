@@ -42,7 +42,7 @@ _LOCAL: Final = re.compile(
 )
 
 
-def shown(text: str, most: int) -> str:
+def printable_text(text: str, most: int) -> str:
     """Return text of another program without control characters, cut to ``most`` characters.
 
     What arrives is shown on a terminal, and a terminal obeys control characters.
@@ -69,7 +69,7 @@ class SecureVflError(Exception):
 
         A message of another party or a file may have put words of its own into it.
         """
-        return shown(super().__str__(), _LONGEST)
+        return printable_text(super().__str__(), _LONGEST)
 
     def for_others(self) -> str:
         """Return what other organisations may read about this error.

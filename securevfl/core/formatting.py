@@ -23,7 +23,9 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def written(value: float, *, sign: str = "", beside: Iterable[float] = (), digits: int = 4) -> str:
+def format_figure(
+    value: float, *, sign: str = "", beside: Iterable[float] = (), digits: int = 4
+) -> str:
     """Return a figure with decimals, or with significant digits where decimals say nothing.
 
     Args:
@@ -32,7 +34,9 @@ def written(value: float, *, sign: str = "", beside: Iterable[float] = (), digit
         beside: Figures of the same unit that stand next to it, which are written alike.
         digits: Decimals of a figure of usual size: from 0.001 to below 10 million, or 0.
     """
-    largest = max((abs(one) for one in (value, *beside) if math.isfinite(one)), default=0.0)
+    largest = max(
+        (abs(number) for number in (value, *beside) if math.isfinite(number)), default=0.0
+    )
     if largest != 0 and not _SMALLEST <= largest < _LARGEST:
         return f"{value:{sign}.4g}"
     # Not "-0.0000".
@@ -54,7 +58,8 @@ def curve_html(values: Sequence[float], *, caption: str) -> str:
     return (
         f'<svg width="300" height="80" role="img"><title>{html.escape(caption)}</title><polyline '
         f'points="{" ".join(places)}" fill="none" stroke="currentColor"/></svg>'
-        f"<div>{html.escape(caption)}: {written(finite[0])} to {written(finite[-1])}</div>"
+        f"<div>{html.escape(caption)}: {format_figure(finite[0])} to "
+        f"{format_figure(finite[-1])}</div>"
     )
 
 
@@ -69,7 +74,7 @@ def toml_key(name: str) -> str:
 def toml_value(value: object) -> str:
     """Return what TOML can hold as it writes it, on one line."""
     if isinstance(value, Mapping):
-        pairs = ", ".join(f"{toml_key(name)} = {toml_value(one)}" for name, one in value.items())
+        pairs = ", ".join(f"{toml_key(name)} = {toml_value(item)}" for name, item in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
@@ -88,7 +93,7 @@ def toml_text(source: Mapping[str, object]) -> str:
         if isinstance(value, Mapping):
             blocks.append((f"[{toml_key(name)}]", value))
         elif _is_tables(value):
-            blocks += [(f"[[{toml_key(name)}]]", one) for one in value]
+            blocks += [(f"[[{toml_key(name)}]]", table) for table in value]
     texts = []
     for heading, settings in blocks:
         lines = [heading] if heading else []
@@ -103,7 +108,7 @@ def _is_tables(value: object) -> TypeGuard[Sequence[Mapping[str, object]]]:
     return (
         isinstance(value, list | tuple)
         and bool(value)
-        and all(isinstance(one, Mapping) for one in value)
+        and all(isinstance(item, Mapping) for item in value)
     )
 
 

@@ -35,7 +35,7 @@ def behind(error: BaseException) -> BaseException:
 
 
 @contextlib.contextmanager
-def reported() -> Iterator[None]:
+def unwrap_interrupts() -> Iterator[None]:
     """Raise KeyboardInterrupt in place of an error in the block that an interrupt is behind."""
     try:
         yield
@@ -58,12 +58,12 @@ def note_signals() -> None:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[None]:
-    """Note signals while the block runs, and report its errors as :func:`reported` does."""
+def watch_signals() -> Iterator[None]:
+    """Note signals while the block runs; its errors leave as from :func:`unwrap_interrupts`."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     note_signals()
     try:
-        with reported():
+        with unwrap_interrupts():
             yield
     finally:
         if threading.current_thread() is threading.main_thread():

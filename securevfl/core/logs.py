@@ -52,7 +52,7 @@ def log_event(event: progress.ProgressEvent) -> None:
     """Log a run's progress."""
     level = logging.DEBUG if isinstance(event, _FREQUENT) else logging.INFO
     level = logging.WARNING if isinstance(event, _LOUD) else level
-    log(event.EVENT, progress.told(event), level=level)
+    log(event.EVENT, progress.event_fields(event), level=level)
 
 
 def log_refusal(error: SecureVflError) -> None:

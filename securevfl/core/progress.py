@@ -297,14 +297,16 @@ ProgressEvent = (
 Observer = Callable[[ProgressEvent], None]
 """Hears of progress: figures and words, never a row or a record."""
 
-_TYPES: Final[Mapping[str, type[Any]]] = {one.EVENT: one for one in get_args(ProgressEvent)}
+_TYPES: Final[Mapping[str, type[Any]]] = {
+    event_type.EVENT: event_type for event_type in get_args(ProgressEvent)
+}
 
 
 def unheard(_event: ProgressEvent) -> None:
     """Hear nothing: the observer of those who do not ask."""
 
 
-def told(event: ProgressEvent) -> dict[str, Any]:
+def event_fields(event: ProgressEvent) -> dict[str, Any]:
     """Return an event's figures by name, without those that are not known."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     return {name: value for name, value in values.items() if value is not None}
@@ -362,7 +364,7 @@ def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
 
     Args:
         name: Its ``EVENT``.
-        figures: What :func:`told` returned there.
+        figures: What :func:`event_fields` returned there.
     """
     kind = _TYPES.get(name)
     if kind is None:

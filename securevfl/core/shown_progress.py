@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Column
 
 from securevfl.core import interrupts, logs, progress
-from securevfl.core.formatting import epsilon_in_words, written
+from securevfl.core.formatting import epsilon_in_words, format_figure
 
 _QUIET_SECONDS = 5.0
 
@@ -90,11 +90,13 @@ class RunProgress:
             case progress.PretrainingIteration():
                 self._pretraining(event)
             case progress.RoundDone():
-                self._figures["loss"] = f"loss {written(event.loss)}"
+                self._figures["loss"] = f"loss {format_figure(event.loss)}"
                 self._advance(f"epoch {event.epoch}", event.done, event.of)
             case progress.EpochDone():
-                self._figures["loss"] = f"loss {written(event.loss)}"
-                self._figures["metric"] = f"validation {self._metric} {written(event.validation)}"
+                self._figures["loss"] = f"loss {format_figure(event.loss)}"
+                self._figures["metric"] = (
+                    f"validation {self._metric} {format_figure(event.validation)}"
+                )
                 self._line(f"epoch {event.epoch}/{event.epochs}: {self._text()}")
             case progress.Listening() | progress.PartyDone():
                 pass
@@ -109,7 +111,7 @@ class RunProgress:
 
     def _note(self, event: progress.ProgressEvent) -> None:
         """Keep the event's figures for the lines to come, but the time left for this event only."""
-        figures = progress.told(event)
+        figures = progress.event_fields(event)
         if "epsilon" in figures and not isinstance(event, progress.SpendingPlanned):
             self._figures["epsilon"] = f"epsilon {figures['epsilon']:.3g}"
         if "bytes" in figures:
@@ -133,7 +135,7 @@ class RunProgress:
             "local": (event.local_loss, event.local_spread),
         }
         parts = [
-            f"{name} loss {written(loss)} (spread {spread:.2f})"
+            f"{name} loss {format_figure(loss)} (spread {spread:.2f})"
             for name, (loss, spread) in steps.items()
             if loss is not None and spread is not None
         ]
@@ -204,18 +206,18 @@ def _sentence(
         case progress.LinkedRowsCounted():
             return progress.linked_rows_in_words(event)
         case progress.RowsAligned():
-            return progress.alignment_in_words(progress.told(event))
+            return progress.alignment_in_words(progress.event_fields(event))
 
 
 def presence_in_words(event: progress.PresenceChanged) -> str:
     """Return who is back and who is absent, in one line."""
-    said = []
+    phrases = []
     if event.back:
-        said.append(f"{_are(event.back)} back")
+        phrases.append(f"{_are(event.back)} back")
     if event.absent:
-        said.append(f"{_are(event.absent)} absent")
+        phrases.append(f"{_are(event.absent)} absent")
     count = f"{event.secondaries} {'secondary' if event.secondaries == 1 else 'secondaries'}"
-    return f"warning: from epoch {event.epoch} on {' and '.join(said)}; {count} take part"
+    return f"warning: from epoch {event.epoch} on {' and '.join(phrases)}; {count} take part"
 
 
 def _are(names: Sequence[str]) -> str:

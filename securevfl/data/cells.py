@@ -19,7 +19,7 @@ from pandas.api import types
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.settings import require_names
-from securevfl.data.sources.text_files import unsigned
+from securevfl.data.sources.text_files import split_unit_sign
 
 _DAY_US: Final = 86_400_000_000
 _ISO_DATE: Final = r"\d{4}-\d{2}-\d{2}([T ].*)?"
@@ -66,8 +66,8 @@ def amounts_of(values: "pd.Series[Any]", sign: str) -> Float64[np.ndarray, " row
     if types.is_numeric_dtype(values):
         return np.full(len(values), np.nan)
     places, texts = texts_of(values)
-    parts = [unsigned(text) for text in texts]
-    amounts = [_float(text) if found == sign else np.nan for text, found in parts]
+    parts = [split_unit_sign(text) for text in texts]
+    amounts = [_float(text) if part_sign == sign else np.nan for text, part_sign in parts]
     return np.array([*amounts, np.nan])[places] / (100 if sign == PERCENT else 1)
 
 

@@ -36,7 +36,7 @@ from securevfl.data.cells import (
     word,
 )
 from securevfl.data.scaling import MAX_CATEGORIES, ColumnSettings, Dependence, Pair, declared_range
-from securevfl.data.sources.text_files import is_bracketed, is_number, unit_of, unsigned
+from securevfl.data.sources.text_files import is_bracketed, is_number, split_unit_sign, unit_of
 
 # The kind of a column: numbers, truth values, words, dates, or nothing that a model can use.
 
@@ -98,7 +98,7 @@ def numbers_rows(values: "pd.Series[Any]") -> str | None:
     numbers = numbers_of(values)
     present = numbers[~np.isnan(numbers)]
     whole = len(present) > 0 and not (present % 1).any()
-    return _numbered(np.unique(present), len(present)) if whole else None
+    return _numbering_reason(np.unique(present), len(present)) if whole else None
 
 
 def infer(values: "pd.Series[Any]", *, max_categories: int = MAX_CATEGORIES) -> ColumnKind:
@@ -117,7 +117,7 @@ def infer(values: "pd.Series[Any]", *, max_categories: int = MAX_CATEGORIES) -> 
             return _words(values, "a categorical column", max_categories)
         return _of_texts(values, max_categories)
     if types.is_bool_dtype(values):
-        return _found(values, "boolean", f"true and false ({values.dtype})", different=2)
+        return _column_kind(values, "boolean", f"true and false ({values.dtype})", different=2)
     if values.dtype.kind == "c":
         return _unusable(values, "complex numbers", "holds complex numbers; exclude it")
     if values.dtype.kind == "m" or types.is_numeric_dtype(values):
@@ -132,7 +132,7 @@ def _of_objects(
 ) -> ColumnKind:
     held = types.infer_dtype(present)
     if held == "boolean":
-        return _found(values, "boolean", "true and false", different=2)
+        return _column_kind(values, "boolean", "true and false", different=2)
     if held in ("integer", "floating", "mixed-integer-float", "decimal", "timedelta"):
         return _number(values, "numbers")
     if held in ("date", "datetime", "datetime64") or all(isinstance(c, date) for c in present):
@@ -157,7 +157,7 @@ def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
     lower = set(texts.str.strip().str.casefold())
     if lower <= {"true", "false"} or lower <= {"yes", "no"}:
         names = " and ".join(word for word in TRUTH_WORDS if word in lower)
-        return _found(values, "boolean", f"texts {names}", different=len(lower))
+        return _column_kind(values, "boolean", f"texts {names}", different=len(lower))
     dated = ~np.isnat(dates_of(texts))
     if dated.all():
         return _date(values, "texts that are dates")
@@ -185,7 +185,7 @@ def _of_signed(
     values: "pd.Series[Any]", places: np.ndarray, different: list[str]
 ) -> ColumnKind | None:
     """Return the kind of a column of numbers with a sign, or None for other columns."""
-    signs = Counter(sign for _, sign in map(unsigned, different) if sign)
+    signs = Counter(sign for _, sign in map(split_unit_sign, different) if sign)
     bracketed = np.array([*map(is_bracketed, different), False])
     numbers = bracketed[:-1] | np.array([*map(is_number, different)])
     if numbers.mean() <= 0.5 or not (signs or bracketed.any()):
@@ -229,7 +229,7 @@ def _words(values: "pd.Series[Any]", reason: str, max_categories: int) -> Column
                 f"in categories",
             )
         looks = f"{different} different words in {present} rows"
-        return _found(
+        return _column_kind(
             values,
             "words",
             reason,
@@ -238,7 +238,7 @@ def _words(values: "pd.Series[Any]", reason: str, max_categories: int) -> Column
             problem=f"holds {looks}, which looks like an identifier or free text; exclude it, use "
             f"it as a key, or list its words in categories",
         )
-    return _found(values, "words", reason, different=different)
+    return _column_kind(values, "words", reason, different=different)
 
 
 def _number(values: "pd.Series[Any]", reason: str) -> ColumnKind:
@@ -255,11 +255,11 @@ def _number(values: "pd.Series[Any]", reason: str) -> ColumnKind:
     elif too_large.any():
         problem = f"row {first_row(too_large)} is too large for float32; change its unit"
     elif len(different):
-        identifier = _numbered(different, len(present))
+        identifier = _numbering_reason(different, len(present))
         problem = _indistinct(different, len(present))
         if problem is not None and len(different) == len(present):
             identifier = f"all {len(present)} values differ"
-    return _found(
+    return _column_kind(
         values,
         "number",
         reason,
@@ -270,7 +270,7 @@ def _number(values: "pd.Series[Any]", reason: str) -> ColumnKind:
     )
 
 
-def _numbered(different: np.ndarray, rows: int) -> str | None:
+def _numbering_reason(different: np.ndarray, rows: int) -> str | None:
     """Return why whole numbers look assigned, as they never repeat, or None if they do not.
 
     Of n numbers drawn evenly from a span, all differ with a probability of about
@@ -298,7 +298,7 @@ def _indistinct(different: np.ndarray, rows: int) -> str | None:
 def _date(values: "pd.Series[Any]", reason: str) -> ColumnKind:
     dates = dates_of(values)
     timed = dates[~np.isnat(dates)]
-    return _found(
+    return _column_kind(
         values,
         "date",
         reason,
@@ -308,13 +308,15 @@ def _date(values: "pd.Series[Any]", reason: str) -> ColumnKind:
     )
 
 
-def _found(values: "pd.Series[Any]", kind: Kind | None, reason: str, **facts: Any) -> ColumnKind:
+def _column_kind(
+    values: "pd.Series[Any]", kind: Kind | None, reason: str, **facts: Any
+) -> ColumnKind:
     facts = {"missing": int(values.isna().sum()), **facts}
     return ColumnKind(kind=kind, reason=reason, rows=len(values), **facts)
 
 
 def _unusable(values: "pd.Series[Any]", reason: str, problem: str) -> ColumnKind:
-    return _found(values, None, reason, different=0, problem=problem)
+    return _column_kind(values, None, reason, different=0, problem=problem)
 
 
 # The encoding of a column, the same for every row.
@@ -630,16 +632,16 @@ class _Fit:
             return WordsColumn(name=name, flagged=self.flagged, words=words)
         if pair is not None and isinstance(pair[0], str):
             return self._declared_dates(pair)
-        found = infer(self.cells, max_categories=settings.max_categories)
+        inferred = infer(self.cells, max_categories=settings.max_categories)
         stated = isinstance(settings.bounds, Mapping) and pair is not None  # to be numbers
-        if found.problem is not None and (found.kind == "number" or not stated):
-            raise DataError(f"{where}: {found.problem}")
-        if found.kind == "boolean":
+        if inferred.problem is not None and (inferred.kind == "number" or not stated):
+            raise DataError(f"{where}: {inferred.problem}")
+        if inferred.kind == "boolean":
             return BooleanColumn(name=name, flagged=self.flagged)
-        if found.kind == "number" or stated:
-            fill = self._filling_number(found.sign)
-            return NumberColumn(name=name, flagged=self.flagged, fill=fill, sign=found.sign)
-        return self._dates(found.timed) if found.kind == "date" else self._collected_words()
+        if inferred.kind == "number" or stated:
+            fill = self._filling_number(inferred.sign)
+            return NumberColumn(name=name, flagged=self.flagged, fill=fill, sign=inferred.sign)
+        return self._dates(inferred.timed) if inferred.kind == "date" else self._collected_words()
 
     def _filling_number(self, sign: str) -> float | None:
         pair = self.settings.pair(self.name)

@@ -32,7 +32,7 @@ from securevfl.data.cells import (
 )
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
-from securevfl.data.sources.text_files import unsigned
+from securevfl.data.sources.text_files import split_unit_sign
 from securevfl.data.tables import KeyTable, Labels
 
 LARGEST_WHOLE_NUMBER: Final = 2**53
@@ -100,11 +100,11 @@ def key_texts(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
     column = np.empty(len(values), dtype=object)
     cells = zip(values.astype(object), values.isna(), strict=True)
     for row, (value, missing) in enumerate(cells):
-        column[row] = None if missing else _spelled(value, where=f"{where}, row {row + 1}")
+        column[row] = None if missing else _key_text(value, where=f"{where}, row {row + 1}")
     return column
 
 
-def _spelled(value: Any, *, where: str) -> str:
+def _key_text(value: Any, *, where: str) -> str:
     if isinstance(value, str):
         text = value.strip()
         if _SHORTENED.fullmatch(text):
@@ -298,7 +298,7 @@ def _numbers(values: "pd.Series[Any]", *, where: str) -> Labels:
     if pd.api.types.is_bool_dtype(values) or unread.any():
         row = first_row(unread)
         sample = values.iloc[row - 1]
-        if unsigned(str(sample))[1]:
+        if split_unit_sign(str(sample))[1]:
             raise DataError(
                 f"{where}, row {row}: is {str(sample)[:40]!r}, a number with a sign; write labels "
                 f"as numbers without one, in the unit that predictions are to have"

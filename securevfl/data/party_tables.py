@@ -18,9 +18,9 @@ from securevfl.data.columns import OTHER, NumberColumn, WordsColumn, is_row_numb
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
 from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, fit_schema, raise_first
 from securevfl.data.sources.pieces import plain, to_pandas
-from securevfl.data.sources.read import read_frame, unnoticed
+from securevfl.data.sources.read import ignore_note, read_frame
 from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted, require_different
-from securevfl.data.sources.text_files import unit_of, unsigned
+from securevfl.data.sources.text_files import split_unit_sign, unit_of
 from securevfl.data.tables import Labels, PartyTable
 
 T = TypeVar("T")
@@ -345,10 +345,10 @@ def _keys(
 ) -> tuple[np.ndarray, tuple[KeyColumn, ...]]:
     columns, kinds = [], []
     for name in names:
-        found = tried(lambda: _key_column(frame[name], name, where=f"{where}: key {name!r}"))  # noqa: B023
-        if found is not None:
-            columns.append(found[0])
-            kinds.append(found[1])
+        key_column = tried(lambda: _key_column(frame[name], name, where=f"{where}: key {name!r}"))  # noqa: B023
+        if key_column is not None:
+            columns.append(key_column[0])
+            kinds.append(key_column[1])
     stacked = np.column_stack(columns) if columns else np.empty((len(frame), 0))
     return stacked, tuple(kinds)
 
@@ -518,7 +518,7 @@ def _checked_key(key: Any) -> Sequence[str] | Mapping[str, keys_and_labels.KeyKi
         ConfigError: If they are neither a name, nor several.
     """
     names: list[Any] = [key] if isinstance(key, str) or not isinstance(key, Iterable) else list(key)
-    if not all(isinstance(one, str) for one in names):
+    if not all(isinstance(name, str) for name in names):
         raise ConfigError(
             f"key: must be a column's name or a list of names, such as ['id'], got {key!r:.60}"
         )
@@ -596,7 +596,7 @@ def _task_of(values: "pd.Series[Any]", label: str) -> Task:
             f"task: label {label!r} holds whole numbers, which may be classes or amounts; write "
             f'task="binary", "multiclass" or "regression"'
         )
-    if any(unsigned(str(cell))[1] for cell in values.dropna().unique()):
+    if any(split_unit_sign(str(cell))[1] for cell in values.dropna().unique()):
         return "regression"  # which says what to do with the sign
     return "multiclass"
 
@@ -611,7 +611,7 @@ def read_table(
     *,
     name: str,
     reading: Reading = AS_IT_IS,
-    notice: Callable[[str], None] = unnoticed,
+    notice: Callable[[str], None] = ignore_note,
 ) -> PartyTable:
     """Read one party's table: a file of any kind, or a database that a source file names.
 
@@ -651,7 +651,7 @@ def read_new_rows(
     name: str,
     truth: str | None = None,
     reading: Reading = AS_IT_IS,
-    notice: Callable[[str], None] = unnoticed,
+    notice: Callable[[str], None] = ignore_note,
 ) -> PartyTable:
     """Read new rows of a party from a file, as those were read that a schema was fitted to.
 
@@ -712,7 +712,7 @@ def columns_of_schema(schema: TableSchema, *, truth: str | None = None) -> Wante
     label = [] if schema.label is None else [schema.label.name]
     special = [*keys, *([truth] if truth is not None else [])]
     words: dict[str, Sequence[str]] = {
-        one.name: one.words for one in schema.columns if isinstance(one, WordsColumn)
+        column.name: column.words for column in schema.columns if isinstance(column, WordsColumn)
     }
     if schema.label is not None and schema.label.classes is not None:
         classes = schema.label.classes

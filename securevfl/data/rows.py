@@ -190,11 +190,11 @@ def _by_group(
     """
     from sklearn.model_selection import GroupShuffleSplit
 
-    found = len(np.unique(groups))
-    if found < 3:
-        raise DataError(f"{found} groups are too few to split; each of three parts needs one")
-    tested = min(max(1, round(found * fractions[1])), found - 2)
-    validated = min(max(1, round(found * fractions[0])), found - 1 - tested)
+    group_count = len(np.unique(groups))
+    if group_count < 3:
+        raise DataError(f"{group_count} groups are too few to split; each of three parts needs one")
+    tested = min(max(1, round(group_count * fractions[1])), group_count - 2)
+    validated = min(max(1, round(group_count * fractions[0])), group_count - 1 - tested)
 
     def cut(chosen: np.ndarray, size: int, what: str) -> tuple[np.ndarray, np.ndarray]:
         state = derive_seed(seed, "rows", what) % 2**32

@@ -156,7 +156,7 @@ class FeatureScaler:
         )
 
     @classmethod
-    def bounded(
+    def from_bounds(
         cls,
         feature_names: Sequence[str],
         bounds: Bounds,
@@ -179,7 +179,7 @@ class FeatureScaler:
         )
 
     @classmethod
-    def unscaled(cls, num_features: int) -> "FeatureScaler":
+    def identity(cls, num_features: int) -> "FeatureScaler":
         """Leave features as they are. Data-independent."""
         return cls(
             centre=np.zeros(num_features),
@@ -204,7 +204,7 @@ class FeatureScaler:
         Raises:
             DataError: If it is damaged.
         """
-        kept = _kept(_KeptFeatureScaler, content, where=where)
+        kept = _parse_stored(_KeptFeatureScaler, content, where=where)
         return cls(
             centre=np.array(kept.centre, dtype=np.float64),
             width=np.array(kept.width, dtype=np.float64),
@@ -305,7 +305,7 @@ class LabelScaler:
         Raises:
             DataError: If it is damaged.
         """
-        return _kept(cls, content, where=where)
+        return _parse_stored(cls, content, where=where)
 
     def apply(self, labels: Float64[np.ndarray, " rows"]) -> Float32[np.ndarray, " rows"]:
         """Return standardised labels: float32, which they fit once they are centred."""
@@ -332,7 +332,7 @@ class _KeptFeatureScaler:
             checks.positive(limit=self.limit)
 
 
-def _kept(cls: type[T], content: Any, *, where: str) -> T:
+def _parse_stored(cls: type[T], content: Any, *, where: str) -> T:
     try:
         if not isinstance(content, dict):
             raise ConfigError(f"must be a table, got {type(content).__name__}")
@@ -357,11 +357,11 @@ def feature_scaler(
     if (scaling == "bounds") != (bounds is not None):
         raise ConfigError('bounds: goes with scaling = "bounds", and only with it')
     if bounds is not None:
-        return FeatureScaler.bounded(feature_names, bounds)
+        return FeatureScaler.from_bounds(feature_names, bounds)
     if scaling in ("standard", "clamped"):
         limit = DEVIATIONS if scaling == "clamped" else None
         return FeatureScaler.standard(features, limit=limit)
-    return FeatureScaler.unscaled(len(feature_names))
+    return FeatureScaler.identity(len(feature_names))
 
 
 def _bounds_of(name: str, bounds: Bounds) -> tuple[float, float]:

@@ -32,7 +32,7 @@ from securevfl.data.columns import (
     fit_column,
 )
 from securevfl.data.scaling import Bounds, ColumnSettings, Dependence, Pair, declared_range
-from securevfl.data.sources.settings import repeated
+from securevfl.data.sources.settings import first_repeated
 
 T = TypeVar("T")
 
@@ -306,14 +306,14 @@ def _read(cls: type[TableSchema], content: Any) -> TableSchema:
     kept = rest.pop("format", None)
     if kept != FORMAT:
         raise ConfigError(f"format: must be {FORMAT}, got {kept!r}")
-    for name in {one.name for one in dataclasses.fields(cls)} - {*rest}:
+    for name in {field.name for field in dataclasses.fields(cls)} - {*rest}:
         raise ConfigError(f"{name}: is missing")
     columns = rest["columns"]
     if not isinstance(columns, list | tuple):
         raise ConfigError(f"columns: must be a list, got {type(columns).__name__}")
     schema = read_settings(cls, {**rest, "columns": ()}, where="schema")
-    read = tuple(_read_column(one, f"columns[{place}]") for place, one in enumerate(columns))
-    if (twice := repeated(one.name for one in read)) is not None:
+    read = tuple(_read_column(column, f"columns[{place}]") for place, column in enumerate(columns))
+    if (twice := first_repeated(column.name for column in read)) is not None:
         raise ConfigError(f"columns: two are called {twice!r}")
     return dataclasses.replace(schema, columns=read)
 

@@ -158,7 +158,7 @@ class PartyTable:
         by_row = ("keys", "features", "labels", "labelled", "split_by", "entities")
         columns = {name: getattr(self, name) for name in by_row}
         taken: dict[str, Any] = {
-            name: None if one is None else one[rows] for name, one in columns.items()
+            name: None if values is None else values[rows] for name, values in columns.items()
         }
         links = None if self.link_columns is None else self.link_columns.take(rows)
         return replace(self, **taken, link_columns=links, unknown_words={}, notes=())
@@ -181,8 +181,8 @@ def require_finite(values: np.ndarray, names: Sequence[str], *, where: str) -> N
         return
     row, column = (int(axis[0]) for axis in np.nonzero(~finite))
     value = values[row, column]
-    found = "a missing value (NaN)" if np.isnan(value) else f"an infinite value ({value})"
+    problem = "a missing value (NaN)" if np.isnan(value) else f"an infinite value ({value})"
     raise DataError(
-        f"{where}: column {names[column]!r}, row {row + 1}: is {found}; "
+        f"{where}: column {names[column]!r}, row {row + 1}: is {problem}; "
         f"fill it in or drop the row ({int((~finite).sum())} such values in all)"
     )

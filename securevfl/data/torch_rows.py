@@ -60,11 +60,11 @@ def _parts_of_items(rows: Any, *, where: str) -> tuple[Any, ...] | dict[str, Any
         raise DataError(f"{where}: has no rows")
     first = items[0]
     if isinstance(first, Mapping):
-        if any(not isinstance(one, Mapping) or one.keys() != first.keys() for one in items):
+        if any(not isinstance(item, Mapping) or item.keys() != first.keys() for item in items):
             raise DataError(f"{where}: items must all have the names {', '.join(map(str, first))}")
-        return {name: [one[name] for one in items] for name in first}
+        return {name: [item[name] for item in items] for name in first}
     if isinstance(first, tuple | list):
-        if any(len(one) != len(first) for one in items):
+        if any(len(item) != len(first) for item in items):
             raise DataError(f"{where}: items must all have {len(first)} parts")
         return tuple(list(part) for part in zip(*items, strict=True))
     return (items,)
@@ -72,7 +72,7 @@ def _parts_of_items(rows: Any, *, where: str) -> tuple[Any, ...] | dict[str, Any
 
 def _columns(name: str, part: Any, *, where: str) -> dict[str, np.ndarray]:
     try:
-        values = _array(part) if isinstance(part, Tensor) else _stacked(part)
+        values = _array(part) if isinstance(part, Tensor) else _stack_items(part)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
             f"{where}: {name!r} must have one shape in all rows: {in_one_line(error)}"
@@ -84,11 +84,13 @@ def _columns(name: str, part: Any, *, where: str) -> dict[str, np.ndarray]:
         )
     flat = values.reshape(len(values), -1) if len(values) else values.reshape(0, 1)
     numbered = name == FEATURES or flat.shape[1] > 1
-    return {f"{name}{place}" if numbered else name: one for place, one in enumerate(flat.T)}
+    return {f"{name}{place}" if numbered else name: column for place, column in enumerate(flat.T)}
 
 
-def _stacked(items: list[Any]) -> np.ndarray:
-    return np.stack([_array(one) if isinstance(one, Tensor) else np.asarray(one) for one in items])
+def _stack_items(items: list[Any]) -> np.ndarray:
+    return np.stack(
+        [_array(item) if isinstance(item, Tensor) else np.asarray(item) for item in items]
+    )
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -137,11 +137,13 @@ def _model_of(model: Any, fields: Mapping[str, Any]) -> FamilySettings | PresetS
 
 def _with(settings: FamilySettings, fields: Mapping[str, Any]) -> FamilySettings:
     require_own_fields(family_of(settings), fields)
-    changed: FamilySettings = family_of(settings).settings_from({**_given(settings), **fields})
+    changed: FamilySettings = family_of(settings).settings_from(
+        {**_given_settings(settings), **fields}
+    )
     return changed
 
 
-def _given(settings: Any) -> dict[str, Any]:
+def _given_settings(settings: Any) -> dict[str, Any]:
     fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -157,7 +159,7 @@ def _training_of(
     given = {name: _plain(params[name]) for name in _TRAINING if params[name] is not None}
     # scikit-learn holds rows out itself: of these, a run takes the one that it can't do without.
     tested = _plain(params["test_fraction"] or 1 / rows)
-    fields = {"metric": _CHOOSES[task], **_given(base), **given, "test_fraction": tested}
+    fields = {"metric": _CHOOSES[task], **_given_settings(base), **given, "test_fraction": tested}
     training = read_settings(TrainingSettings, fields, where="training")
     if training.validation_fraction * rows < 1:
         training = replace(training, validation_fraction=1 / rows)
@@ -309,13 +311,13 @@ def key_columns(
     columns = list(frame.columns)
     chosen = [] if key is None else [key] if isinstance(key, str | int) else list(key)
     names = []
-    for one in chosen:
-        if isinstance(one, str) and one in columns:
-            names.append(one)
-        elif isinstance(one, int) and 0 <= one < len(columns):
-            names.append(columns[one])
+    for choice in chosen:
+        if isinstance(choice, str) and choice in columns:
+            names.append(choice)
+        elif isinstance(choice, int) and 0 <= choice < len(columns):
+            names.append(columns[choice])
         else:
-            raise ConfigError(f"key: X has no column {one!r}; it has {', '.join(columns[:20])}")
+            raise ConfigError(f"key: X has no column {choice!r}; it has {', '.join(columns[:20])}")
     spec = KeySpec(
         columns=tuple(names),
         metric=METRICS[linkage.metric],
@@ -365,8 +367,8 @@ def partner_tables(
 
 def _names(sources: Sequence[Any]) -> dict[str, Any]:
     named = {
-        one.name if isinstance(one, PartyTable) else f"secondary-{number}": one
-        for number, one in enumerate(sources, 1)
+        source.name if isinstance(source, PartyTable) else f"secondary-{number}": source
+        for number, source in enumerate(sources, 1)
     }
     if len(named) < len(sources):
         raise ConfigError("secondaries: two tables have one name")
@@ -404,7 +406,7 @@ class Asked:
         What was released once may be looked at again: a score and a probability of the same rows
         cost one request.
         """
-        rows = _digest(self.run.named(frame))
+        rows = _digest(self.run.name_rows(frame))
         if self._last is None or self._last[0] != rows:
             self._last = rows, self.run.predict(frame)
         return self._last[1]
@@ -630,13 +632,13 @@ def _warn(event: ProgressEvent) -> None:
 
 def _digest(rows: NamedRows) -> bytes:
     table = rows.table
-    found = hashlib.sha256(np.ascontiguousarray(table.features).tobytes())
-    found.update(np.ascontiguousarray(table.keys).tobytes())
-    found.update(rows.linkable.tobytes())
+    digest = hashlib.sha256(np.ascontiguousarray(table.features).tobytes())
+    digest.update(np.ascontiguousarray(table.keys).tobytes())
+    digest.update(rows.linkable.tobytes())
     columns = {} if table.link_columns is None else table.link_columns.columns
     for column in columns.values():
-        found.update(repr(column.tolist()).encode())
-    return found.digest()
+        digest.update(repr(column.tolist()).encode())
+    return digest.digest()
 
 
 # ``FederatedClassifier`` and ``FederatedRegressor``.
@@ -726,10 +728,10 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         Reveals:
             See :meth:`predictions`.
         """
-        found = self.predictions(X)
-        assert found.classes is not None, "of a classifier"
+        answer = self.predictions(X)
+        assert answer.classes is not None, "of a classifier"
         place = {value: number for number, value in enumerate(self._values)}
-        chosen: np.ndarray = self.classes_[[place[value] for value in found.values]]
+        chosen: np.ndarray = self.classes_[[place[value] for value in answer.values]]
         return chosen
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "rows classes"]:
@@ -744,10 +746,10 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         Reveals:
             See :meth:`predictions`.
         """
-        found = self.predictions(X)
-        assert found.probabilities is not None, "of a classifier"
-        assert found.classes is not None, "of a classifier"
-        return found.probabilities[:, [found.classes.index(value) for value in self._values]]
+        answer = self.predictions(X)
+        assert answer.probabilities is not None, "of a classifier"
+        assert answer.classes is not None, "of a classifier"
+        return answer.probabilities[:, [answer.classes.index(value) for value in self._values]]
 
     def _target(self, y: Any) -> Target:
         values = column_or_1d(
@@ -765,9 +767,9 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         if self.positive is None:
             return Target(task=task, labels=numbers.astype(np.int64), classes=self._values)
         if task != "binary" or self.positive not in self.classes_.tolist():
-            said = ", ".join(map(repr, self.classes_.tolist()))
+            class_names = ", ".join(map(repr, self.classes_.tolist()))
             raise ConfigError(
-                f"positive: must be one of two classes, got {self.positive!r}; y has {said}"
+                f"positive: must be one of two classes, got {self.positive!r}; y has {class_names}"
             )
         # The class of number 1 is the positive one, everywhere in a run.
         last = self.classes_[1] == self.positive

@@ -84,7 +84,7 @@ def epsilon_of(
     """
     checks.open_unit(delta=delta)
     checks.one_of(("auto", "pld", "rdp"), method=method)
-    left = simplified(releases)
+    left = simplify_releases(releases)
     if not left:
         return 0.0
     if method == "rdp":
@@ -106,7 +106,7 @@ def epsilon_of(
         return _by_divergences(left, delta)
 
 
-def simplified(releases: Sequence[events.Release]) -> tuple[events.Release, ...]:
+def simplify_releases(releases: Sequence[events.Release]) -> tuple[events.Release, ...]:
     """Drop what releases nothing, and merge all Gaussian releases without sampling into one."""
     gaussian: list[float] = []
     sampled: list[events.Release] = []
@@ -171,7 +171,7 @@ def pld_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
     """
     checks.open_unit(delta=delta)
     try:
-        return _pld_epsilon(simplified(releases), delta)
+        return _pld_epsilon(simplify_releases(releases), delta)
     except RecursionError:
         # It halves an interval to 1e-6, which float64 does not reach beyond 4e9.
         raise ConfigError(
@@ -195,7 +195,7 @@ def _pld_epsilon(releases: tuple[events.Release, ...], delta: float) -> float:
     total: Any = None
     for release in releases:
         points = shift_mixture(_as_removal(release)).loss_range() / step
-        composed = _repeated(_single(release, step), release.count, points=points)
+        composed = _self_compose(_single(release, step), release.count, points=points)
         total = composed if total is None else total.compose(composed, _TAIL_MASS)
     epsilon = float(total.get_epsilon_for_delta(delta - allowance))
     return checked_epsilon(epsilon, releases=releases, delta=delta)
@@ -249,7 +249,7 @@ def _single(release: events.Release, step: float) -> Any:
     )
 
 
-def _repeated(single: Any, count: int, *, points: float) -> Any:
+def _self_compose(single: Any, count: int, *, points: float) -> Any:
     """Compose a distribution of about ``points`` grid points with itself.
 
     For small grids the library computes ``size ** count`` as an exact integer, which takes seconds
@@ -403,10 +403,10 @@ def rdp_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
     low, high = edges[max(best - 1, 0)], edges[min(best + 1, len(edges) - 1)]
     from scipy.optimize import minimize_scalar  # slow to import, and most runs never come here
 
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         epsilon_at, bounds=(float(low), float(high)), method="bounded", options={"xatol": 1e-4}
     )
-    return checked_epsilon(min(float(found.fun), least), releases=releases, delta=delta)
+    return checked_epsilon(min(float(minimum.fun), least), releases=releases, delta=delta)
 
 
 # Calibration: from a target epsilon to the smallest sufficient noise, rounded to more noise.
@@ -471,7 +471,7 @@ def _if_gaussian(
     """
     squares = []
     for argument in (1.0, 2.0, 4.0):
-        merged = simplified(releases_at(argument))
+        merged = simplify_releases(releases_at(argument))
         if not (len(merged) == 1 and isinstance(merged[0], events.GaussianRelease)):
             return None
         squares.append(1 / merged[0].noise_multiplier / merged[0].noise_multiplier)

@@ -200,7 +200,7 @@ class Budget:
         if replace_one:
             # z was measured by the exchange, of up to 2m rows; the event wants one record's m.
             assert self.links_per_record is not None  # checked: sampled units need the cap
-            exchanged, one = (
+            exchanged, added = (
                 rows_changed(
                     links_per_record=self.links_per_record,
                     rows=self.batch_rows,
@@ -211,7 +211,7 @@ class Budget:
                     events.Neighbouring.ADD_REMOVE,
                 )
             )
-            z *= math.sqrt(exchanged / one)
+            z *= math.sqrt(exchanged / added)
         return events.SampledRelease(
             sampling_rate=self.sampling_rate,
             noise_multiplier=z,

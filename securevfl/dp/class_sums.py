@@ -202,14 +202,14 @@ class SumFormat:
             PrivacyError: If there is no such format: the noise leaves nothing to fit to.
         """
         for bits in range(_FINEST_BITS, _COARSEST_SUM_BITS - 1, -1):
-            found = SumFormat(
+            sum_format = SumFormat(
                 features=features, bins=bins, links_per_record=links_per_record, bits=bits
             )
             if noise_multiplier is None:
-                return found
-            std = noise_multiplier * found.change_of_record
+                return sum_format
+            std = noise_multiplier * sum_format.change_of_record
             if MIN_STD_UNITS <= std <= _LARGEST_STD_UNITS:
-                return found
+                return sum_format
         raise PrivacyError(
             f"encoder.share: noise of {noise_multiplier:.3g} times what a record can change leaves "
             f"nothing of class sums; raise the share, or epsilon"

@@ -103,7 +103,7 @@ def finite_or_zero(value: Tensor, *, dim: tuple[int, ...]) -> tuple[Tensor, Int6
 def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> Tensor:
     checks.positive(clip_norm=clip_norm)
     # A model that computes in half precision is clipped and encoded in single.
-    representation = devices.widened(representation)
+    representation = devices.widen_floats(representation)
     target = clip_norm * (1 - _MARGIN)
     # What is exported is traced through torch's own operations, and needs no gradient.
     if not (torch.is_grad_enabled() and representation.requires_grad):

@@ -119,21 +119,22 @@ def labels_total(releases: Iterable[LabelRelease]) -> LabelTotal | None:
     all_of_them = list(releases)
     if not all_of_them:
         return None
-    noised = [one for one in all_of_them if one.gaussian]
-    delta = min((one.delta for one in noised), default=0.0)
-    if any(one.mechanism == "plaintext" for one in all_of_them):
+    noised = [release for release in all_of_them if release.gaussian]
+    delta = min((release.delta for release in noised), default=0.0)
+    if any(release.mechanism == "plaintext" for release in all_of_them):
         return LabelTotal(epsilon=None, together=None, delta=delta)
     if len(all_of_them) == 1:
         # As it was asked for, which its noise gives back but for the last digits.
         (only,) = all_of_them
         return LabelTotal(epsilon=only.epsilon, together=only.together, delta=delta)
-    pure = math.fsum(one.epsilon or 0.0 for one in all_of_them if not one.gaussian)
+    pure = math.fsum(release.epsilon or 0.0 for release in all_of_them if not release.gaussian)
     alone = [
-        gaussian_noise_multiplier(epsilon=one.epsilon or 0.0, delta=one.delta) for one in noised
+        gaussian_noise_multiplier(epsilon=release.epsilon or 0.0, delta=release.delta)
+        for release in noised
     ]
     joint = [
-        z / math.sqrt(one.parties if one.mechanism == "shares" else 1)
-        for z, one in zip(alone, noised, strict=True)
+        z / math.sqrt(release.parties if release.mechanism == "shares" else 1)
+        for z, release in zip(alone, noised, strict=True)
     ]
     if not noised:
         return LabelTotal(epsilon=pure, together=pure, delta=delta)

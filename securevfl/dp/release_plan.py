@@ -23,7 +23,7 @@ from securevfl.dp.events import (
 from securevfl.dp.gaussian import composed_multiplier, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.sensitivity import gradient_sensitivity, honest_parties, row_change
-from securevfl.dp.statement import Statement, bounded, unbounded
+from securevfl.dp.statement import Statement, bounded_statement, unbounded_statement
 
 # Fitting of frozen encoders: cost and noise. Each secondary fits its encoder to noised statistics
 # of its own records, once, before anything is released; nothing of that leaves it but through the
@@ -225,9 +225,9 @@ class ReleasePlan:
         if privacy.mechanism == "none":
             return 0.0
         # tau at which releases have the multiplier 1, for the worst number of active secondaries.
-        one = self._change_over_noise() * math.sqrt(self._measured_rows)
+        change = self._change_over_noise() * math.sqrt(self._measured_rows)
         if privacy.noise_multiplier is not None:
-            return privacy.noise_multiplier * one
+            return privacy.noise_multiplier * change
         assert privacy.epsilon is not None  # Privacy demands exactly one of the two
         if privacy.accounting == "as-published":
             on_average = noise_multiplier_for(
@@ -240,11 +240,13 @@ class ReleasePlan:
                 delta=privacy.delta,
             )
             return on_average * privacy.clip_norm * math.sqrt(self.parties)
-        share_std = one * noise_multiplier_for(
+        share_std = change * noise_multiplier_for(
             lambda multiplier: [
                 *self.fitting_releases(),
-                *self.link_count_releases(multiplier * one),
-                self.release(multiplier * one, rounds=self.rounds, row_releases=self.row_releases),
+                *self.link_count_releases(multiplier * change),
+                self.release(
+                    multiplier * change, rounds=self.rounds, row_releases=self.row_releases
+                ),
             ],
             epsilon=privacy.epsilon,
             delta=self.privacy.delta,
@@ -294,8 +296,8 @@ class ReleasePlan:
         many there are, nor how many collude.
         """
         return sum(
-            one.noise_multiplier * self._linked_rows_change
-            for one in self.link_count_releases(noise_share_std)
+            release.noise_multiplier * self._linked_rows_change
+            for release in self.link_count_releases(noise_share_std)
         )
 
     def link_count_releases(self, noise_share_std: float) -> list[GaussianRelease]:
@@ -403,7 +405,9 @@ class ReleasePlan:
         checks.at_least(1, rounds=rounds)
         checks.at_least(rounds, row_releases=row_releases)
         privacy, rate = self.privacy, self.privacy.sampling_rate
-        touched = self._touched(row_releases, self.releases_per_row if passes is None else passes)
+        touched = self._touched_releases(
+            row_releases, self.releases_per_row if passes is None else passes
+        )
         if privacy.encoder == "dp-trained":
             multiplier = self.release_multiplier(noise_share_std)
             multiplier = composed_multiplier(multiplier, privacy.update_noise_ratio * multiplier)
@@ -454,9 +458,9 @@ class ReleasePlan:
         """
         privacy = self.privacy
         if privacy.mechanism == "none":
-            return unbounded(parties=self.parties)
+            return unbounded_statement(parties=self.parties)
         published = privacy.accounting == "as-published"
-        return bounded(
+        return bounded_statement(
             unit=privacy.unit,
             encoder=privacy.encoder,
             epsilon=max(self.epsilon(noise_share_std), spent),
@@ -506,7 +510,7 @@ class ReleasePlan:
             for active in (self.min_active, self.parties)
         )
 
-    def _touched(self, row_releases: int, passes: int) -> int:
+    def _touched_releases(self, row_releases: int, passes: int) -> int:
         """Return how many of the row releases one unit's data can change."""
         privacy = self.privacy
         if self.releases_per_record is not None:
@@ -537,7 +541,7 @@ class ReleasePlan:
         if self.privacy.encoder != "frozen":
             dp_trained = self.privacy.encoder == "dp-trained"
             return self._rows_of_a_round if dp_trained else self.rows_per_round
-        return self._touched(self.row_releases, self.releases_per_row)
+        return self._touched_releases(self.row_releases, self.releases_per_row)
 
     def release_multiplier(self, noise_share_std: float) -> float:
         """Return the noise multiplier of a dp-trained round, or of a frozen run's one release.

@@ -320,18 +320,21 @@ class ExactDiscreteGaussian:
         raw = self._bits.take((4 + self._offset.itemsize) * n)
         cell, coin = raw[: 4 * n].view(np.uint16).reshape(2, n)
         offset = raw[4 * n :].view(self._offset)
-        index, found = self._index[:n], self._found[:n]
+        index, entries = self._index[:n], self._found[:n]
         index[:] = cell
         # Torch takes half of numpy's time for this.
         torch.index_select(
-            torch.from_numpy(tables.cells), 0, torch.from_numpy(index), out=torch.from_numpy(found)
+            torch.from_numpy(tables.cells),
+            0,
+            torch.from_numpy(index),
+            out=torch.from_numpy(entries),
         )
-        np.right_shift(found, 16, out=out)
+        np.right_shift(entries, 16, out=out)
         np.multiply(out, tables.block, out=out)
         offset &= self._offset.type(tables.block - 1)
         np.add(out, offset, out=out, casting="unsafe")
         # Compared in one type, which is faster than in two.
-        sure, toss = np.bitwise_and(found, 0xFFFF, out=found), index
+        sure, toss = np.bitwise_and(entries, 0xFFFF, out=entries), index
         toss[:] = coin
         places = np.flatnonzero(toss >= sure)
         return places + start, cell[places], coin[places], sure[places] > 0

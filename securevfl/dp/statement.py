@@ -1,8 +1,8 @@
 """Privacy statement of a run in plain words: the adversary, what it cannot learn, and the bound.
 
-:func:`bounded` states the guarantee of a run with noise, :func:`unbounded` the lack of one, and
-:func:`of_labels` the separate guarantee of the primary's labels. The console, reports, the
-calculator and documents show their text unchanged.
+:func:`bounded_statement` states the guarantee of a run with noise, :func:`unbounded_statement` the
+lack of one, and :func:`of_labels` the separate guarantee of the primary's labels. The console,
+reports, the calculator and documents show their text unchanged.
 """
 
 import math
@@ -64,7 +64,7 @@ class Statement:
     """Part of ``text``: why the bound is too weak to rely on; None if it is not."""
 
 
-def unbounded(*, parties: int) -> Statement:
+def unbounded_statement(*, parties: int) -> Statement:
     """Return the statement of a run without noise.
 
     Args:
@@ -74,7 +74,7 @@ def unbounded(*, parties: int) -> Statement:
     return Statement(text=text, against=None, hides=None, odds_factor=None, warning=text)
 
 
-def bounded(
+def bounded_statement(
     *,
     unit: UnitName,
     encoder: Encoder,

@@ -25,17 +25,17 @@ def write_released(frame: pd.DataFrame, path: Path) -> None:
         ConfigError: If it ends otherwise.
         StorageError: If the disk takes no more.
     """
-    told = frame.attrs[METADATA]
+    metadata = frame.attrs[METADATA]
     require_writable_name(path)
     if path.suffix == ".csv":
         files.write_text(path, frame.to_csv(index=False, lineterminator="\n"))
-        files.write_json(path.with_name(f"{path.name}.json"), told)
+        files.write_json(path.with_name(f"{path.name}.json"), metadata)
         return
     # Without pandas' own copy of the attributes: the promise stands in one place.
     bare = frame.copy(deep=False)
     bare.attrs = {}
     arrow = pa.Table.from_pandas(bare, preserve_index=False)
-    own = {METADATA.encode(): json.dumps(told, allow_nan=False).encode()}
+    own = {METADATA.encode(): json.dumps(metadata, allow_nan=False).encode()}
     buffer = io.BytesIO()
     pq.write_table(arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), **own}), buffer)
     files.write_bytes(path, buffer.getvalue())

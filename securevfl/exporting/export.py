@@ -45,37 +45,37 @@ class Format(ABC):
         """
         require_extra(*self.needs, use=f"--format {self.name}")
 
-    def written(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes:
+    def write(self, part: ExportedPart, metadata: Mapping[str, Any]) -> bytes:
         """Return the file of a part.
 
         Args:
             part: What is written.
-            told: What the file says of itself.
+            metadata: What the file says of itself.
 
         Raises:
             ConfigError: If the part does not go into this format.
         """
-        with _quiet(), _blamed(part, f"can't be written as {self.name}"):
-            return self._written(part, told)
+        with _quiet(), _blame_part(part, f"can't be written as {self.name}"):
+            return self._write(part, metadata)
 
-    def computed(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
+    def compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
         """Return what the written file makes of inputs.
 
         Raises:
             ConfigError: If it can't be run.
         """
-        with _quiet(), _blamed(part, f"can't be run as {self.name}"):
-            return self._computed(part, data, inputs)
+        with _quiet(), _blame_part(part, f"can't be run as {self.name}"):
+            return self._compute(part, data, inputs)
 
     @abstractmethod
     def read(self, part: ExportedPart, data: bytes) -> tuple[str, ...]:
         """Return the names of the inputs that the written file reads."""
 
     @abstractmethod
-    def _written(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes: ...
+    def _write(self, part: ExportedPart, metadata: Mapping[str, Any]) -> bytes: ...
 
     @abstractmethod
-    def _computed(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor: ...
+    def _compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor: ...
 
 
 class Onnx(Format):
@@ -92,9 +92,9 @@ class Onnx(Format):
     def read(self, part: ExportedPart, data: bytes) -> tuple[str, ...]:
         """Return the names of the graph's inputs: what a model does not read is left out."""
         del part
-        return tuple(one.name for one in _session(data).get_inputs())
+        return tuple(graph_input.name for graph_input in _session(data).get_inputs())
 
-    def _written(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes:
+    def _write(self, part: ExportedPart, metadata: Mapping[str, Any]) -> bytes:
         import onnx
 
         buffer = io.BytesIO()
@@ -112,15 +112,15 @@ class Onnx(Format):
             )
         model = onnx.load_from_string(buffer.getvalue())
         model.doc_string = part.output.what
-        for name, value in told.items():
+        for name, value in metadata.items():
             text = value if isinstance(value, str) else json.dumps(value)
             model.metadata_props.add(key=name, value=text)
         data: bytes = model.SerializeToString()
         return data
 
-    def _computed(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
+    def _compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
         session = _session(data)
-        read = {one.name for one in session.get_inputs()}
+        read = {graph_input.name for graph_input in session.get_inputs()}
         fed = {
             port.name: values.numpy()
             for port, values in zip(part.inputs, inputs, strict=True)
@@ -140,24 +140,24 @@ class TorchScript(Format):
         del data
         return tuple(port.name for port in part.inputs)
 
-    def _written(self, part: ExportedPart, told: Mapping[str, Any]) -> bytes:
+    def _write(self, part: ExportedPart, metadata: Mapping[str, Any]) -> bytes:
         with torch.no_grad():
             traced = torch.jit.trace(
                 part.module, part.sample(_EXAMPLE_ROWS, seed=0), check_trace=False
             )
         buffer = io.BytesIO()
-        extra = {"securevfl.json": json.dumps(told)}
+        extra = {"securevfl.json": json.dumps(metadata)}
         torch.jit.save(traced, buffer, _extra_files=extra)
         return buffer.getvalue()
 
-    def _computed(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
+    def _compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
         del part
         with torch.no_grad():
             out: Tensor = torch.jit.load(io.BytesIO(data))(*inputs)
             return out
 
 
-FORMATS: Final[Mapping[str, Format]] = {one.name: one for one in (Onnx(), TorchScript())}
+FORMATS: Final[Mapping[str, Format]] = {form.name: form for form in (Onnx(), TorchScript())}
 """Every format by its name."""
 
 
@@ -179,7 +179,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _blamed(part: ExportedPart, what: str) -> Iterator[None]:
+def _blame_part(part: ExportedPart, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -284,9 +284,9 @@ def _parties(config: FederationConfig, run_folder: Path, party: str | None) -> S
             raise ConfigError(f"--party {party}: only helps to link, and has no model")
         return [party]
     names = [
-        one.name
-        for one in config.table_parties
-        if (run_folder / "parties" / one.name / FOLDER).exists()
+        table_party.name
+        for table_party in config.table_parties
+        if (run_folder / "parties" / table_party.name / FOLDER).exists()
     ]
     if not names:
         raise ConfigError(
@@ -298,12 +298,12 @@ def _parties(config: FederationConfig, run_folder: Path, party: str | None) -> S
 def _write(config: FederationConfig, part: ExportedPart, form: Format, folder: Path) -> Exported:
     model = part.model
     path = folder / f"{model.party}{form.suffix}"
-    told = _told(config, part)
-    data = form.written(part, told)
-    difference, allowed = _checked(part, form, data)
+    metadata = _file_metadata(config, part)
+    data = form.write(part, metadata)
+    difference, allowed = _compare_with_torch(part, form, data)
     read = form.read(part, data)
     description = {
-        **told,
+        **metadata,
         "format": form.name,
         "file": path.name,
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -324,10 +324,10 @@ def _write(config: FederationConfig, part: ExportedPart, form: Format, folder: P
     )
 
 
-def _told(config: FederationConfig, part: ExportedPart) -> Mapping[str, Any]:
+def _file_metadata(config: FederationConfig, part: ExportedPart) -> Mapping[str, Any]:
     """Return what a file says of itself."""
     model = part.model
-    told: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "party": model.party,
         "role": model.role,
         "federation": config.federation.name,
@@ -339,17 +339,17 @@ def _told(config: FederationConfig, part: ExportedPart) -> Mapping[str, Any]:
         "task": config.federation.task,
     }
     if model.primary is None:
-        told["warning"] = NOT_PRIVATE
+        metadata["warning"] = NOT_PRIVATE
     else:
-        told["classes"] = None if model.primary.classes is None else list(model.primary.classes)
-        told["used"] = model.primary.used
+        metadata["classes"] = None if model.primary.classes is None else list(model.primary.classes)
+        metadata["used"] = model.primary.used
         if model.primary.used == "alone":
-            told["note"] = _ALONE
-        told["threshold"] = model.primary.threshold if part.output.shape[1:] == (2,) else None
-    return told
+            metadata["note"] = _ALONE
+        metadata["threshold"] = model.primary.threshold if part.output.shape[1:] == (2,) else None
+    return metadata
 
 
-def _checked(part: ExportedPart, form: Format, data: bytes) -> tuple[float, float]:
+def _compare_with_torch(part: ExportedPart, form: Format, data: bytes) -> tuple[float, float]:
     """Compare what was written with torch on random rows.
 
     Raises:
@@ -359,7 +359,7 @@ def _checked(part: ExportedPart, form: Format, data: bytes) -> tuple[float, floa
     for rows in _CHECKED_ROWS:
         inputs = part.sample(rows, seed=rows)
         wanted = part.compute(inputs)
-        found = form.computed(part, data, inputs)
+        found = form.compute(part, data, inputs)
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             raise ConfigError(
                 f"model of {part.model.party!r}: as {form.name} it gives {tuple(found.shape)} for "

@@ -41,18 +41,18 @@ def export(
 
     config = federation_of_run(run, federation)
     exported = export_run(config, run, party=party, kind=kind, out=out)
-    if any(one.role == "secondary" for one in exported):
+    if any(part.role == "secondary" for part in exported):
         print(f"securevfl: {NOT_PRIVATE}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"format": kind, "exported": [one.as_json() for one in exported]}))
+        print(json.dumps({"format": kind, "exported": [part.as_json() for part in exported]}))
         return
-    for one in exported:
+    for part in exported:
         print(
-            f"securevfl: {one.party}: differs from torch by at most {one.difference:.2g} "
-            f"(allowed: {one.allowed:.2g})",
+            f"securevfl: {part.party}: differs from torch by at most {part.difference:.2g} "
+            f"(allowed: {part.allowed:.2g})",
             file=sys.stderr,
         )
-        print(one.path)
+        print(part.path)
 
 
 @app.command()
@@ -82,19 +82,19 @@ def embeddings(
     require_writable_name(out)
     files.require_writable_folder(out.parent, what="folder of --out")
     frame = features(run, own=own, federation=federation, data_root=data_root)
-    told = frame.attrs[METADATA]
+    metadata = frame.attrs[METADATA]
     write_released(frame, out)
-    numbers = int(told["shape"][0] * told["shape"][1])
+    numbers = int(metadata["shape"][0] * metadata["shape"][1])
     if as_json:
-        summary = {"embeddings": str(out), "rows": len(frame), "released": numbers, **told}
+        summary = {"embeddings": str(out), "rows": len(frame), "released": numbers, **metadata}
         print(json.dumps(summary))
         return
-    noise = told["noise_deviation"]
+    noise = metadata["noise_deviation"]
     print(
         f"securevfl: {len(frame)} rows with {numbers} released numbers each, "
         + (f"noise of deviation {noise:.4g} in each" if noise else "no noise in them")
         + f"; this costs {COST}",
         file=sys.stderr,
     )
-    print(f"securevfl: {told['statement']}", file=sys.stderr)
+    print(f"securevfl: {metadata['statement']}", file=sys.stderr)
     print(out)

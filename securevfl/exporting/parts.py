@@ -19,7 +19,7 @@ from securevfl.federation.build import build_bottom, build_top
 from securevfl.federation.rounds.cut import Aggregation
 from securevfl.federation.run_plan import kept_aggregation
 from securevfl.federation.saved_model import SavedModel
-from securevfl.models.alone.choice import scaled
+from securevfl.models.alone.choice import mix_outputs
 from securevfl.models.family import share_of_base
 from securevfl.models.fitted_top import FittedTop, MixedTop
 
@@ -334,7 +334,7 @@ class PrimaryModule(nn.Module):
         outputs: Tensor = self.top(own, keys, aggregate, similarities)
         if self.has_base:
             base = others.pop(0)
-            outputs = scaled(base, self.of_base * base + outputs, self.scale)
+            outputs = mix_outputs(base, self.of_base * base + outputs, self.scale)
         outputs = outputs.double()
         if self.label is not None:
             return outputs[:, 0] * self.label.deviation + self.label.mean

@@ -67,12 +67,12 @@ def place_keys(table: PartyTable) -> list[int]:
 def _places_of_words(table: PartyTable) -> tuple[tuple[int, ...], ...]:
     if table.schema is None:
         return ()
-    found = []
+    places = []
     for column in table.schema.columns:
         if column.kind == "words":
             names = column.own_features
-            found.append(tuple(table.feature_names.index(name) for name in names))
-    return tuple(found)
+            places.append(tuple(table.feature_names.index(name) for name in names))
+    return tuple(places)
 
 
 def scaler_of(party: PartySettings, table: PartyTable) -> FeatureScaler:
@@ -331,7 +331,7 @@ class Choice:
         self.joint_test = data.head.metrics(joint, data.targets[rows], threshold=primary.threshold)
         return joint
 
-    def answered(
+    def select_outputs(
         self, joint: Float[Tensor, "rows outputs"], rows: Int64[np.ndarray, " rows"]
     ) -> Float[Tensor, "rows outputs"]:
         """Return the outputs of the model that answers, for rows that the joint one has seen."""

@@ -219,7 +219,7 @@ def build_bottom(config: FederationConfig, party: PartySettings, table: PartyTab
         ConfigError: If the family fails to build it, or builds another.
         PrivacyError: If it does not treat each record alone where it must or claims to.
     """
-    return _initialised(
+    return _initialise_model(
         config,
         party.name,
         lambda: (
@@ -281,7 +281,7 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
         return MixedTop(tied, primaries.build_fitted_top(config, table, head))
     if config.top is not None:
         return primaries.build_fitted_top(config, table, head)
-    return _initialised(
+    return _initialise_model(
         config,
         config.primary.name,
         lambda: top_of(
@@ -296,7 +296,9 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
     )
 
 
-def _initialised(config: FederationConfig, party: str, build: Callable[[], nn.Module]) -> nn.Module:
+def _initialise_model(
+    config: FederationConfig, party: str, build: Callable[[], nn.Module]
+) -> nn.Module:
     """Build a model from its party's stream, and its positional encoding as its family says."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # A primary that has labels alone brings no number to its first layer.
@@ -383,7 +385,7 @@ def build_primary(
             estimator=plan.config.top.name if estimator is None else estimator,
             observe=observe,
         )
-    if plan.assisted:
+    if plan.is_assisted:
         return AssistPrimary(plan, data, top, exchange, observe=observe)
     return primaries.NetworkPrimary(
         plan,

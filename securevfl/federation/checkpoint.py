@@ -95,10 +95,10 @@ def _tensors_in(content: object) -> Iterator[Tensor]:
         match left.pop():
             case Tensor() as tensor:
                 yield tensor
-            case dict() as found:
-                left += found.values()
-            case list() | tuple() as found:
-                left += found
+            case dict() as node:
+                left += node.values()
+            case list() | tuple() as node:
+                left += node
             case _:
                 pass
 
@@ -143,8 +143,8 @@ class StateFolder:
             "tested/*.pt",
             "answers/*.pt",
         ]
-        found = [path for pattern in patterns for path in self.path.glob(pattern)]
-        return sorted(path.relative_to(self.path).as_posix() for path in found)
+        paths = [path for pattern in patterns for path in self.path.glob(pattern)]
+        return sorted(path.relative_to(self.path).as_posix() for path in paths)
 
     def holds(self, name: str) -> bool:
         """Return whether there is a file of that name."""
@@ -359,7 +359,7 @@ class Checkpoints:
         """Return the epochs that can be resumed, oldest first."""
         return list(self._usable["epoch"])
 
-    def pretrained(self) -> list[int]:
+    def pretraining_iterations(self) -> list[int]:
         """Return after how many iterations pretraining can be resumed, fewest first."""
         return list(self._usable["pretraining"])
 
@@ -435,9 +435,9 @@ class Checkpoints:
         self.files.write(name, state)
         known[:] = sorted({*known, number})
         # Whatever this one replaces goes only now that it is whole on the disk.
-        gone = [one for one in self._damaged if one.startswith(f"{kind}-")]
-        self._damaged = [one for one in self._damaged if one not in gone]
-        for old in {*gone, *(_name(kind, one) for one in known[:-_KEPT])} - {name}:
+        gone = [file for file in self._damaged if file.startswith(f"{kind}-")]
+        self._damaged = [file for file in self._damaged if file not in gone]
+        for old in {*gone, *(_name(kind, epoch) for epoch in known[:-_KEPT])} - {name}:
             self.files.remove(old)
         del known[:-_KEPT]
 

@@ -79,7 +79,7 @@ class PrincipalFitting:
         Reveals:
             To nobody anything by itself: what is fitted stays here, and speaks through releases.
         """
-        if not self.ledger.fitted:
+        if not self.ledger.encoder_fitted:
             self.ledger.charge_fitting()
         moments = noised_moments(
             self.features,
@@ -167,9 +167,9 @@ class ClassMeansFitting:
         self._kept = kept
 
     @property
-    def settled(self) -> bool:
+    def encoder_fixed(self) -> bool:
         """Whether the encoder was fitted and kept before: then no class sums are needed."""
-        return self._kept is not None and self._kept.settled
+        return self._kept is not None and self._kept.encoder_fixed
 
     def begin(self, *, leaves: bool) -> None:
         """Charge the fitting, before anything of it is computed.
@@ -181,7 +181,7 @@ class ClassMeansFitting:
             BudgetExceededError: If the budget forbids it.
             PrivacyError: If class sums of this run left before and what came of them was lost.
         """
-        if not self.ledger.fitted:
+        if not self.ledger.encoder_fitted:
             self.ledger.charge_fitting()
         elif leaves:
             raise PrivacyError(
@@ -273,7 +273,8 @@ class ClassMeansFitting:
             self.bottom.fit_weights(means[1] - means[0], radius=self.format.radius)
             self.bottom.fit_angles(self._ranks(self.bottom.scores, frozen.SCORE_EDGES))
             return
-        found = frozen.class_directions(counts, means)
+        directions = frozen.class_directions(counts, means)
         self.bottom.encode.fit(
-            centre=self._projection @ found.centre, projection=self._projection @ found.weights
+            centre=self._projection @ directions.centre,
+            projection=self._projection @ directions.weights,
         )

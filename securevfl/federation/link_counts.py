@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from securevfl.core.errors import DataError
-from securevfl.core.progress import LinkedRowsCounted, Observer, Warned, linked_rows_in_words, told
+from securevfl.core.progress import (
+    LinkedRowsCounted,
+    Observer,
+    Warned,
+    event_fields,
+    linked_rows_in_words,
+)
 from securevfl.dp.class_sums import noised_rows
 from securevfl.federation.messages import LinkCount
 from securevfl.federation.run_plan import RunPlan
@@ -68,8 +74,8 @@ def require_link_counts(
     rows, least = plan.facts.rows, plan.config.linkage.least_linked
     std = plan.releases.link_count_std(plan.noise_share_std)
     events = [
-        LinkedRowsCounted(name=name, rows=rows, linked=one.linked, noise_std=std)
-        for name, one in counts.items()
+        LinkedRowsCounted(name=name, rows=rows, linked=linked_count.linked, noise_std=std)
+        for name, linked_count in counts.items()
     ]
     for event in events:
         observe(event)
@@ -81,7 +87,7 @@ def require_link_counts(
             f"write their keys (securevfl check shows it where both tables are), or set "
             f"least_linked = 0 to run anyway"
         )
-    return {event.name: told(event) for event in events}
+    return {event.name: event_fields(event) for event in events}
 
 
 def book_link_counts(plan: RunPlan, ledger: Ledger, observe: Observer) -> bool:

@@ -175,7 +175,7 @@ class PeersOverStar(Peers):
             round_number=getattr(message, "round_number", 0),
             deadline_s=self._work_s,
         )
-        answers = {one.sender: answer.from_message(one, **known) for one in received}
+        answers = {reply.sender: answer.from_message(reply, **known) for reply in received}
         # By rank, not by arrival: a sum of floats depends on its order.
         return [answers[name] for name in self._names.values()]
 

@@ -75,7 +75,7 @@ class PredictionBudget:
     spent with the first answer, and no later one costs more. None: every request is charged."""
 
     @property
-    def left(self) -> float | None:
+    def epsilon_left(self) -> float | None:
         """Epsilon that is left, at least 0; None without a limit or a bound."""
         if self.budget is None or self.spent is None:
             return None
@@ -199,7 +199,7 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
             training goes by, or the table lacks the column that decides.
     """
     training = config.training
-    kind = config.split
+    kind = config.split_kind
     by = table.labels if kind == "stratified" else table.split_by
     if kind != "random" and by is None:
         raise DataError(
@@ -252,7 +252,7 @@ def _require_classes(config: FederationConfig, table: PartyTable, split: RowSpli
         counts = np.bincount(known.astype(np.int64), minlength=len(table.classes))
         there = np.bincount(part.astype(np.int64), minlength=len(table.classes))
         rarest = int(np.argmin(np.where(there == 0, counts, len(known) + 1)))
-        kind = config.split
+        kind = config.split_kind
         raise DataError(
             f"table of {table.name!r}: label {config.primary.label!r}: {counts[rarest]} of "
             f"{len(known)} rows are of class {table.classes[rarest]!r}, and none of these is for "
@@ -301,10 +301,10 @@ class RunPlan:
     @property
     def learns(self) -> bool:
         """Whether secondaries get gradients."""
-        return not (self.frozen or self.assisted or self.facts.predicts)
+        return not (self.frozen or self.is_assisted or self.facts.predicts)
 
     @property
-    def assisted(self) -> bool:
+    def is_assisted(self) -> bool:
         """Whether secondaries fit models of their own to residuals, in this run or before it."""
         return self.config.family.assisted
 
@@ -391,11 +391,11 @@ def plan_prediction(
     """
     privacy = config.privacy
     if privacy.mechanism != "none":
-        one = replace(privacy, epsilon=None, noise_multiplier=1.0)
+        unit_privacy = replace(privacy, epsilon=None, noise_multiplier=1.0)
         budget = config.prediction.epsilon or privacy.epsilon
         if budget is None:
-            share_std = _releases(config, facts, one).noise_share_std()
-            privacy = replace(one, noise_multiplier=noise_share_std / share_std)
+            share_std = _releases(config, facts, unit_privacy).noise_share_std()
+            privacy = replace(unit_privacy, noise_multiplier=noise_share_std / share_std)
         else:
             privacy = replace(privacy, epsilon=budget, noise_multiplier=None)
     releases = _releases(config, facts, privacy)
@@ -522,7 +522,7 @@ def _aggregation_of(config: FederationConfig) -> type[Aggregation]:
         raise ConfigError(
             f"model.family: {family.name!r} asks for the aggregation {name!r}; there are {known}"
         )
-    if kind.pooled != family.pooled(config.model, frozen=frozen):
+    if kind.pooled != family.pools_records(config.model, frozen=frozen):
         raise ConfigError(
             f"model.family: {family.name!r} asks for the aggregation {name!r}, and only one of the "
             f"two pools a row's records"

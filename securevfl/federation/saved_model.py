@@ -173,8 +173,10 @@ class SavedModel(Described):
                 "metrics": dict(part.metrics),
                 "rows": part.rows,
                 "keys": None,
-                "base": _written(folder, "base", part.base),
-                "alone": None if part.alone is part.base else _written(folder, "alone", part.alone),
+                "base": _write_model(folder, "base", part.base),
+                "alone": None
+                if part.alone is part.base
+                else _write_model(folder, "alone", part.alone),
                 "lambda": part.scale,
                 "used": part.used,
             }
@@ -209,12 +211,12 @@ def load_model(folder: Path, config: FederationConfig, *, party: str) -> SavedMo
         raise ConfigError(f"model {path}: cannot be read ({error})") from None
     try:
         content = strict_json(text, depth=_MOST_LEVELS)
-        found = content["format"], content["version"]
+        header = content["format"], content["version"]
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"model {path}: is damaged; restore it from a copy") from None
-    if found[0] != FORMAT:
+    if header[0] != FORMAT:
         raise ConfigError(
-            f"model {path}: is of format {found[0]!r}, written by securevfl {found[1]}; this "
+            f"model {path}: is of format {header[0]!r}, written by securevfl {header[1]}; this "
             f"program, {__version__}, reads format {FORMAT}. Train again, or use that version"
         )
     weights = _bytes_of(folder / _WEIGHTS, content.get("weights"))
@@ -266,7 +268,7 @@ def _bytes_of(path: Path, digest: object) -> bytes:
 def _model_of(
     content: Mapping[str, Any], folder: Path, weights: Mapping[str, Tensor]
 ) -> SavedModel:
-    plain = _described(
+    plain = _parse_description(
         Described, {name: content[name] for name in Described.__annotations__}, folder
     )
     part = content.get("primary")
@@ -278,14 +280,14 @@ def _model_of(
     )
 
 
-def _described(kind: type[_Kind], told: Mapping[str, Any], folder: Path) -> _Kind:
+def _parse_description(kind: type[_Kind], about: Mapping[str, Any], folder: Path) -> _Kind:
     """Return what a description says, each field of its own type.
 
     Raises:
         ConfigError: Naming the file and the field.
     """
     try:
-        return read_settings(kind, told, where="it")
+        return read_settings(kind, about, where="it")
     except ConfigError as error:
         raise ConfigError(
             f"model {folder / _DESCRIPTION}: is damaged ({error}); restore it from a copy"
@@ -294,7 +296,7 @@ def _described(kind: type[_Kind], told: Mapping[str, Any], folder: Path) -> _Kin
 
 def _primary_part(part: Mapping[str, Any], folder: Path, party: str) -> PrimaryPart:
     named = {name: part[name] for name in _PlainPart.__annotations__ if name != "scale"}
-    plain = _described(_PlainPart, {**named, "scale": part["lambda"]}, folder)
+    plain = _parse_description(_PlainPart, {**named, "scale": part["lambda"]}, folder)
     scaler, head = part["label_scaler"], plain.head
     base = None if part["base"] is None else _read(folder, part["base"], head)
     return PrimaryPart(
@@ -306,7 +308,7 @@ def _primary_part(part: Mapping[str, Any], folder: Path, party: str) -> PrimaryP
     )
 
 
-def _written(folder: Path, name: str, model: Model | None) -> dict[str, Any] | None:
+def _write_model(folder: Path, name: str, model: Model | None) -> dict[str, Any] | None:
     """Write a model of the primary alone, and return what describes its file."""
     if model is None:
         return None
@@ -317,7 +319,7 @@ def _written(folder: Path, name: str, model: Model | None) -> dict[str, Any] | N
 
 
 def _read(folder: Path, about: Mapping[str, Any], head: TaskHead) -> Model:
-    """Read what :func:`_written` has written."""
+    """Read what :func:`_write_model` has written."""
     path = folder / Path(about["file"]).name
     content = _bytes_of(path, about["sha256"])
     try:
@@ -344,13 +346,13 @@ def _as_json(keys: KeyTable) -> bytes:
 
 
 def _keys_of(path: Path, digest: str, party: str) -> KeyTable:
-    found = strict_json(_bytes_of(path, digest), depth=3)
+    key_columns = strict_json(_bytes_of(path, digest), depth=3)
     columns = {}
-    for column in found:
+    for column in key_columns:
         cells = np.array(column["cells"], dtype=object)
         texts = column["kind"] == "text"
         if cells.ndim != 1 or not all(
-            one is None or isinstance(one, str) is texts for one in cells
+            cell is None or isinstance(cell, str) is texts for cell in cells
         ):
             raise ValueError("a cell is of another kind than its column")
         columns[str(column["name"])] = cells if texts else cells.astype(np.float64)

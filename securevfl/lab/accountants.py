@@ -191,8 +191,10 @@ def curves(
     budget: Budget, noise_multipliers: Sequence[float]
 ) -> dict[str, tuple[str, list[float | None]]]:
     """Return each accountant's label and epsilons over ``noise_multipliers``, by its name."""
-    found: dict[str, tuple[str, list[float | None]]] = {}
+    curves_by_name: dict[str, tuple[str, list[float | None]]] = {}
     for multiplier in noise_multipliers:
-        for one in compare(budget, noise_multiplier=multiplier):
-            found.setdefault(one.name, (one.label, []))[1].append(one.epsilon)
-    return found
+        for estimate in compare(budget, noise_multiplier=multiplier):
+            curves_by_name.setdefault(estimate.name, (estimate.label, []))[1].append(
+                estimate.epsilon
+            )
+    return curves_by_name

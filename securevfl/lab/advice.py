@@ -17,10 +17,17 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.core.formatting import written
+from securevfl.core.formatting import format_figure
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
-from securevfl.lab.rehearsal import Cast, Played, chosen_settings, merged, rehearse, settings_for
+from securevfl.lab.rehearsal import (
+    Cast,
+    Played,
+    chosen_settings,
+    merge_settings,
+    rehearse,
+    settings_for,
+)
 from securevfl.runtime.run_tables import read_party
 
 # How much of what a secondary writes survives the noise of a release.
@@ -255,26 +262,28 @@ class Rehearsed:
     def verdict(self) -> str:
         """Return it in one line."""
         at = "without noise" if self.epsilon is None else f"epsilon {self.epsilon:g}"
-        gain = written(self.gain, sign="+", digits=3) + (
+        gain = format_figure(self.gain, sign="+", digits=3) + (
             ""
             if self.deviation is None
-            else f" ± {written(self.deviation, digits=3)} over {len(self.gains)} seeds"
+            else f" ± {format_figure(self.deviation, digits=3)} over {len(self.gains)} seeds"
         )
-        told = f"{at}: partners of such information gain {gain} ({self.metric}, positive is better;"
-        told += f" alone {written(self.alone, digits=3)})"
+        sentence = (
+            f"{at}: partners of such information gain {gain} ({self.metric}, positive is better;"
+        )
+        sentence += f" alone {format_figure(self.alone, digits=3)})"
         match self.outcome:
             case "clear":
-                return f"{told}: a clear gain"
+                return f"{sentence}: a clear gain"
             case "unclear":
-                return f"{told}: perhaps a gain, not a clear one"
+                return f"{sentence}: perhaps a gain, not a clear one"
             case "loss":
-                return f"{told}: no gain, and perhaps a loss"
+                return f"{sentence}: no gain, and perhaps a loss"
             case "none" if self.used == 0:
-                return f"{told}: nothing; the primary's own model answered with every seed"
+                return f"{sentence}: nothing; the primary's own model answered with every seed"
             case "none":
-                return f"{told}: nothing that chance would not explain"
+                return f"{sentence}: nothing that chance would not explain"
             case None:
-                return f"{told}: one seed says nothing of chance"
+                return f"{sentence}: one seed says nothing of chance"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +301,7 @@ class Advice:
     def notes(self) -> list[str]:
         """What to know of the bounds and the rehearsal, one sentence each."""
         notes = []
-        reasons = dict.fromkeys(one.refused for one in self.bounds if one.refused)
+        reasons = dict.fromkeys(bound.refused for bound in self.bounds if bound.refused)
         notes += [f"as it stands, the file would be refused: {reason}" for reason in reasons]
         if self.config.privacy.encoder != "frozen":
             notes.append(
@@ -308,13 +317,13 @@ class Advice:
                 f"{fewest} of {planned} secondaries were pretended; there are too few columns for "
                 f"more"
             )
-        told = statistics.mean(cast.told for cast in self.casts)
+        share = statistics.mean(cast.predictable_share for cast in self.casts)
         notes.append(
-            f"{told:.0%} of what the columns set aside hold is told already, to a linear model, by "
-            f"the keys and columns that were left"
+            f"{share:.0%} of what the columns set aside hold is told already, to a linear model, "
+            f"by the keys and columns that were left"
             + (
                 "; partners who know other things may add much more than was rehearsed"
-                if told >= HALF
+                if share >= HALF
                 else ""
             )
         )
@@ -329,34 +338,38 @@ class Advice:
 
     def worth(self) -> str:
         """Return one line: whether training with partners is worth what it costs."""
-        played = [one for one in self.rehearsed if one.epsilon is not None]
+        played = [rehearsal for rehearsal in self.rehearsed if rehearsal.epsilon is not None]
         if not played:
             return "no answer: nothing was rehearsed; leave --seeds at 3"
-        if all(one.outcome is None for one in played):
+        if all(rehearsal.outcome is None for rehearsal in played):
             return "no answer: one seed says nothing of chance; leave --seeds at 3"
         planned = self.config.privacy.epsilon
-        clear = sorted(one.epsilon for one in played if one.epsilon and one.outcome == "clear")
-        found = ", ".join(f"{epsilon:g}" for epsilon in clear)
-        own = [one.outcome for one in played if one.epsilon == planned]
+        clear = sorted(
+            rehearsal.epsilon
+            for rehearsal in played
+            if rehearsal.epsilon and rehearsal.outcome == "clear"
+        )
+        epsilons = ", ".join(f"{epsilon:g}" for epsilon in clear)
+        own = [rehearsal.outcome for rehearsal in played if rehearsal.epsilon == planned]
         if clear and (planned in clear or not own):
-            return f"worth it: at epsilon {found} partners of such information gain clearly"
-        told = f" at the file's epsilon {planned:g}" if own else " at any epsilon tried"
+            return f"worth it: at epsilon {epsilons} partners of such information gain clearly"
+        where = f" at the file's epsilon {planned:g}" if own else " at any epsilon tried"
         if clear:
             return (
-                f"not worth it{told}: a clear gain at epsilon {found} alone; that promise, or more "
-                f"training rows, would make it so"
+                f"not worth it{where}: a clear gain at epsilon {epsilons} alone; that promise, or "
+                f"more training rows, would make it so"
             )
-        if "unclear" in (own or [one.outcome for one in played]):
-            return f"perhaps{told}: a gain that chance may explain; more rows or --seeds tell more"
-        free = next((one for one in self.rehearsed if one.epsilon is None), None)
+        if "unclear" in (own or [rehearsal.outcome for rehearsal in played]):
+            return f"perhaps{where}: a gain that chance may explain; more rows or --seeds tell more"
+        free = next((rehearsal for rehearsal in self.rehearsed if rehearsal.epsilon is None), None)
         if free is not None and free.outcome == "clear":
             return (
-                f"not worth it{told}: the noise hides what partners of such information gain "
+                f"not worth it{where}: the noise hides what partners of such information gain "
                 f"without it; more training rows, more partners or a larger epsilon would make it "
                 f"so"
             )
         return (
-            f"not worth it{told}: partners of such information gain nothing that is sure, even "
+            f"not worth it{where}: partners of such information gain nothing that is sure, even "
             f"without noise; only partners who know other things would make it so"
         )
 
@@ -370,18 +383,21 @@ class Advice:
             "secondaries": len(self.config.secondaries),
             "training_rows": self.training_rows,
             "explained": EXPLAINED,
-            "bounds": [asdict(one) for one in self.bounds],
+            "bounds": [asdict(bound) for bound in self.bounds],
             "rehearsal": {
                 "casts": [
                     {
                         "seed": cast.seed,
                         "own": list(cast.own),
                         "set_aside": dict(cast.aside),
-                        "told": cast.told,
+                        "told": cast.predictable_share,
                     }
                     for cast in self.casts
                 ],
-                "epsilons": [{**asdict(one), "verdict": one.verdict()} for one in self.rehearsed],
+                "epsilons": [
+                    {**asdict(rehearsal), "verdict": rehearsal.verdict()}
+                    for rehearsal in self.rehearsed
+                ],
                 "no_promise": NO_PROMISE,
             }
             if self.casts
@@ -428,7 +444,7 @@ def advise(
     table = read_party(config, config.primary, data_root)
     facts = run_facts(config, table)[1]
     asked = [*sorted(set(epsilons)), None]
-    bounds = [_bound(config, facts, epsilon, file=str(path)) for epsilon in asked]
+    bounds = [_compute_bound(config, facts, epsilon, file=str(path)) for epsilon in asked]
     casts, played = rehearse(config, table, asked, seeds=seeds, key_noise=key_noise, done=done)
     return Advice(
         file=path,
@@ -440,8 +456,12 @@ def advise(
     )
 
 
-def _bound(config: FederationConfig, facts: RunFacts, epsilon: float | None, *, file: str) -> Bound:
-    planned = parse_federation(merged(config.source, settings_for(config, epsilon)), file=file)
+def _compute_bound(
+    config: FederationConfig, facts: RunFacts, epsilon: float | None, *, file: str
+) -> Bound:
+    planned = parse_federation(
+        merge_settings(config.source, settings_for(config, epsilon)), file=file
+    )
     plan = plan_run(planned, facts)
     positions, width = planned.family.cut_shape(planned.model)
     secondaries = len(planned.secondaries)
@@ -461,7 +481,7 @@ def _bound(config: FederationConfig, facts: RunFacts, epsilon: float | None, *, 
         partners=partners_for_half(together, together.noise_share_std()),
         rows=rows_to_see(in_blocks if plan.releases.disjoint else in_shared),
         settings=chosen_settings(planned),
-        refused=_refused(planned),
+        refused=_refusal(planned),
     )
 
 
@@ -473,7 +493,7 @@ def _noise(plan: RunPlan, *, disjoint: bool) -> float:
     return noise_a_number(other, other.noise_share_std())
 
 
-def _refused(config: FederationConfig) -> str | None:
+def _refusal(config: FederationConfig) -> str | None:
     try:
         require_covered_channels(config)
     except PrivacyError as error:
@@ -482,19 +502,19 @@ def _refused(config: FederationConfig) -> str | None:
 
 
 def _summary(epsilon: float | None, played: Sequence[Played]) -> Rehearsed:
-    runs = [one for one in played if one.epsilon == epsilon]
-    gains = tuple(one.gain for one in runs)
+    runs = [rehearsal for rehearsal in played if rehearsal.epsilon == epsilon]
+    gains = tuple(rehearsal.gain for rehearsal in runs)
     gain = statistics.mean(gains)
     deviation = statistics.stdev(gains) if len(gains) > 1 else None
     return Rehearsed(
         epsilon=epsilon,
         metric=runs[0].metric,
-        alone=statistics.mean(one.alone for one in runs),
-        test=statistics.mean(one.test for one in runs),
+        alone=statistics.mean(rehearsal.alone for rehearsal in runs),
+        test=statistics.mean(rehearsal.test for rehearsal in runs),
         gain=gain,
         deviation=deviation,
         gains=gains,
-        used=sum(one.used == "joint" for one in runs),
+        used=sum(rehearsal.used == "joint" for rehearsal in runs),
         outcome=None if deviation is None else outcome_of(gain, deviation),
     )
 
@@ -514,7 +534,7 @@ def epsilons_from(text: str) -> list[float]:
     Raises:
         ConfigError: If one is no positive number.
     """
-    found = []
+    epsilons = []
     for word in text.split(","):
         try:
             value = float(word)
@@ -525,5 +545,5 @@ def epsilons_from(text: str) -> list[float]:
                 f"--epsilon: must be positive numbers with commas between, such as 1,2,4; got "
                 f"{word.strip()!r}"
             )
-        found.append(value)
-    return found
+        epsilons.append(value)
+    return epsilons

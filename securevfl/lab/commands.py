@@ -25,7 +25,7 @@ from securevfl.core.command_line import (
     say,
 )
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.core.formatting import written
+from securevfl.core.formatting import format_figure
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.lab.study_commands import app as studies_app
 
@@ -82,12 +82,12 @@ def link(
 
 
 def _print_links(console: Console, figures: Mapping[str, Any], folder: Path) -> None:
-    for name, found in figures["secondaries"].items():
-        title = f"{name}: {found['rows']:,} rows, {found['records']:,} records, K = "
-        table = Table(title=f"{title}{found['links_per_row']}", title_justify="left")
+    for name, link_figures in figures["secondaries"].items():
+        title = f"{name}: {link_figures['rows']:,} rows, {link_figures['records']:,} records, K = "
+        table = Table(title=f"{title}{link_figures['links_per_row']}", title_justify="left")
         table.add_column("figure")
         table.add_column("value", justify="right")
-        for label, value in _link_rows(found, figures["max_distance"]):
+        for label, value in _link_rows(link_figures, figures["max_distance"]):
             table.add_row(escape(label), escape(value))
         console.print(table)
     console.print(
@@ -103,25 +103,34 @@ def _print_links(console: Console, figures: Mapping[str, Any], folder: Path) -> 
     console.print(f"lists and plot: {folder}", soft_wrap=True)
 
 
-def _link_rows(found: Mapping[str, Any], limit: float | None) -> list[tuple[str, str]]:
-    unit, linked = found["distance_unit"], found["rows"] - found["rows_without_links"]
+def _link_rows(figures: Mapping[str, Any], limit: float | None) -> list[tuple[str, str]]:
+    unit, linked = figures["distance_unit"], figures["rows"] - figures["rows_without_links"]
     rows = [
-        ("rows that keep a link", f"{linked} of {found['rows']}{_within(limit, unit)}"),
-        ("recall@1", _share(found["recall_at_1"])),
-        ("recall@K", _share(found["recall_at_k"])),
-        ("pairs completeness", _share(found["pairs_completeness"])),
-        ("reduction ratio", _share(found["reduction_ratio"])),
-        (f"distance of the first link ({unit})", _spread(found["first_distance_quantiles"])),
-        (f"distance of the last link ({unit})", _spread(found["last_distance_quantiles"])),
-        ("rows with ties", str(found["tied_rows"])),
-        ("rows with fewer than K links", str(found["rows_short"])),
-        ("rows without a link", str(found["rows_without_links"])),
-        ("records linked at all", str(found["records_used"])),
-        ("rows of the ten most used records", ", ".join(map(str, found["most_used"]))),
-        ("seconds", f"{found['seconds']:.2f}{' (kept from before)' if found['cached'] else ''}"),
+        ("rows that keep a link", f"{linked} of {figures['rows']}{_within(limit, unit)}"),
+        ("recall@1", _share(figures["recall_at_1"])),
+        ("recall@K", _share(figures["recall_at_k"])),
+        ("pairs completeness", _share(figures["pairs_completeness"])),
+        ("reduction ratio", _share(figures["reduction_ratio"])),
+        (
+            f"distance of the first link ({unit})",
+            _format_quantiles(figures["first_distance_quantiles"]),
+        ),
+        (
+            f"distance of the last link ({unit})",
+            _format_quantiles(figures["last_distance_quantiles"]),
+        ),
+        ("rows with ties", str(figures["tied_rows"])),
+        ("rows with fewer than K links", str(figures["rows_short"])),
+        ("rows without a link", str(figures["rows_without_links"])),
+        ("records linked at all", str(figures["records_used"])),
+        ("rows of the ten most used records", ", ".join(map(str, figures["most_used"]))),
+        (
+            "seconds",
+            f"{figures['seconds']:.2f}{' (kept from before)' if figures['cached'] else ''}",
+        ),
     ]
-    if found["similarities"] is not None:
-        similar = found["similarities"]
+    if figures["similarities"] is not None:
+        similar = figures["similarities"]
         rows.append(("similarities: sigma_0", f"{similar['sigma_0']:.6g} {unit}"))
         rows.append(("similarities: sigma", f"{similar['sigma']:.4g}"))
         tau = similar["tau"]
@@ -129,8 +138,8 @@ def _link_rows(found: Mapping[str, Any], limit: float | None) -> list[tuple[str,
         if similar["epsilon_at_least"] is not None:
             epsilon = f"at least {similar['epsilon_at_least']:.3g}: no promise"
             rows.append(("similarities: epsilon, as DP", epsilon))
-    if "blocking" in found:
-        lost = found["blocking"]
+    if "blocking" in figures:
+        lost = figures["blocking"]
         measured = f"of all pairs, on {lost['rows_measured']} rows"
         rows += [
             (f"blocking: recall@1 {measured}", f"{lost['recall_at_1']:.4f}"),
@@ -140,15 +149,15 @@ def _link_rows(found: Mapping[str, Any], limit: float | None) -> list[tuple[str,
         ]
         for rule, pairs in lost.get("pairs_by_rule", {}).items():
             rows.append((f"blocking: pairs of {rule}", f"{pairs:,}"))
-    if found.get("codes_compared_by") == "numpy":
+    if figures.get("codes_compared_by") == "numpy":
         rows.append(("codes are compared by", "numpy; securevfl[faiss] is three times as fast"))
-    if "comparing" in found:
-        cost = found["comparing"]
+    if "comparing" in figures:
+        cost = figures["comparing"]
         share = f"{cost['pairs']:,} ({100 * cost['share_of_pairs']:.3g} % of all)"
         rows.append(("pairs that parties compare", share))
         if cost["ciphertexts"]:
             rows.append(("ciphertexts that a secondary answers", f"{cost['ciphertexts']:,}"))
-    for method, value in found.get("delta", {}).items():
+    for method, value in figures.get("delta", {}).items():
         rows.append((f"Delta over {method}", f"{value:.4g}"))
     return rows
 
@@ -161,7 +170,7 @@ def _share(value: float | None) -> str:
     return "unknown: no linkage.truth" if value is None else f"{value:.4f}"
 
 
-def _spread(quantiles: Mapping[str, float]) -> str:
+def _format_quantiles(quantiles: Mapping[str, float]) -> str:
     if not quantiles:
         return "no links"
     shown = ("0", "0.5", "0.95", "1")
@@ -238,14 +247,13 @@ def advise(
 
         def progress(run: "Played") -> None:
             number = next(done)
-            text = (
-                f"seed {run.seed}, {_epsilon_words(run.epsilon)}: {run.metric} {written(run.test)}"
-            )
+            figure = format_figure(run.test)
+            text = f"seed {run.seed}, {_epsilon_words(run.epsilon)}: {run.metric} {figure}"
             shown.update(task, completed=number, figures=text)
             if not console.is_terminal:
                 print(f"done {number}/{runs}: {text}", file=sys.stderr, flush=True)
 
-        found = advice_for(
+        advice = advice_for(
             federation,
             config,
             epsilons=epsilons,
@@ -257,96 +265,102 @@ def advise(
     if plot is not None:
         from securevfl.lab.study_plots import advice_plot
 
-        write_text(plot, advice_plot(found.as_json()), for_others=True)
+        write_text(plot, advice_plot(advice.as_json()), for_others=True)
     if as_json:
-        print(json.dumps(found.as_json(), allow_nan=False))
+        print(json.dumps(advice.as_json(), allow_nan=False))
     else:
-        _print_advice(Console(), found)
+        _print_advice(Console(), advice)
 
 
 def _epsilon_words(value: float | None) -> str:
     return "without noise" if value is None else f"epsilon {value:g}"
 
 
-def _print_advice(console: Console, found: "Advice") -> None:
-    privacy, secondaries = found.config.privacy, len(found.config.secondaries)
+def _print_advice(console: Console, advice: "Advice") -> None:
+    privacy, secondaries = advice.config.privacy, len(advice.config.secondaries)
     say(
         console,
         "what can survive: ",
         f"unit {privacy.unit}, delta {privacy.delta:g}, "
-        f"{_counted(secondaries, 'secondary', 'secondaries')}, "
-        f"{found.training_rows:,} training rows",
+        f"{_format_count(secondaries, 'secondary', 'secondaries')}, "
+        f"{advice.training_rows:,} training rows",
     )
     table = Table()
     for heading in _ADVICE_HEADINGS:
         table.add_column(heading, justify="right")
-    for one in found.bounds:
-        table.add_row(*_cells(one))
+    for bound in advice.bounds:
+        table.add_row(*_cells(bound))
     console.print(table)
     say(console, "", _ADVICE_LEGEND)
-    _print_settings(console, found)
-    if found.rehearsed:
-        _print_rehearsal(console, found)
-    for note in found.notes:
+    _print_settings(console, advice)
+    if advice.rehearsed:
+        _print_rehearsal(console, advice)
+    for note in advice.notes:
         say(console, "note: ", note)
-    say(console, "is it worth it? ", found.worth())
+    say(console, "is it worth it? ", advice.worth())
 
 
-def _cells(one: "Bound") -> list[str]:
+def _cells(bound: "Bound") -> list[str]:
     return [
-        "none" if one.epsilon is None else f"{one.epsilon:g}",
-        f"{one.noise:.2f}",
-        f"{one.blocks:.2f}",
-        f"{one.blocks_spread:.2f}",
-        f"{one.shared:.2f}",
-        "no number" if one.partners is None else f"{one.partners:,}",
-        "no number" if one.rows is None else f"{one.rows:,}",
+        "none" if bound.epsilon is None else f"{bound.epsilon:g}",
+        f"{bound.noise:.2f}",
+        f"{bound.blocks:.2f}",
+        f"{bound.blocks_spread:.2f}",
+        f"{bound.shared:.2f}",
+        "no number" if bound.partners is None else f"{bound.partners:,}",
+        "no number" if bound.rows is None else f"{bound.rows:,}",
     ]
 
 
-def _print_settings(console: Console, found: "Advice") -> None:
-    told: dict[str, list[str]] = {}
-    for one in found.bounds:
-        text = ", ".join(f"{name} = {value}" for name, value in one.settings.items())
-        told.setdefault(text, []).append("none" if one.epsilon is None else f"{one.epsilon:g}")
-    for text, epsilons in told.items():
+def _print_settings(console: Console, advice: "Advice") -> None:
+    epsilons_by_settings: dict[str, list[str]] = {}
+    for bound in advice.bounds:
+        text = ", ".join(f"{name} = {value}" for name, value in bound.settings.items())
+        epsilons_by_settings.setdefault(text, []).append(
+            "none" if bound.epsilon is None else f"{bound.epsilon:g}"
+        )
+    for text, epsilons in epsilons_by_settings.items():
         say(console, f"settings at epsilon {', '.join(epsilons)}: ", text)
 
 
-def _print_rehearsal(console: Console, found: "Advice") -> None:
+def _print_rehearsal(console: Console, advice: "Advice") -> None:
     from securevfl.lab.advice import NO_PROMISE
 
-    first, metric = found.casts[0], found.rehearsed[0].metric
+    first, metric = advice.casts[0], advice.rehearsed[0].metric
     aside = sum(map(len, first.aside.values()))
-    drawn = f", drawn anew with each of {len(found.casts)} seeds" if len(found.casts) > 1 else ""
+    drawn = f", drawn anew with each of {len(advice.casts)} seeds" if len(advice.casts) > 1 else ""
     say(
         console,
         "rehearsal: ",
         f"{aside} of {len(first.own) + aside} columns set aside for "
-        f"{_counted(len(first.aside), 'pretended secondary', 'pretended secondaries')}{drawn}; "
-        f"alone is the primary on the columns that were left",
+        f"{_format_count(len(first.aside), 'pretended secondary', 'pretended secondaries')}"
+        f"{drawn}; alone is the primary on the columns that were left",
     )
     table = Table(title=Text(f"rehearsed test {metric}"), title_justify="left")
     for heading in ("epsilon", "alone", "with partners", "gain", "gain by seed", "joint answers"):
         table.add_column(heading, justify="right")
-    for one in found.rehearsed:
-        deviation = "" if one.deviation is None else f" ± {written(one.deviation, digits=3)}"
+    for rehearsal in advice.rehearsed:
+        deviation = (
+            ""
+            if rehearsal.deviation is None
+            else f" ± {format_figure(rehearsal.deviation, digits=3)}"
+        )
         table.add_row(
-            "none" if one.epsilon is None else f"{one.epsilon:g}",
-            written(one.alone, digits=3),
-            written(one.test, digits=3),
-            f"{written(one.gain, sign='+', digits=3)}{deviation}",
-            " ".join(written(gain, sign="+", digits=3) for gain in one.gains),
-            f"{one.used} of {len(one.gains)}",
+            "none" if rehearsal.epsilon is None else f"{rehearsal.epsilon:g}",
+            format_figure(rehearsal.alone, digits=3),
+            format_figure(rehearsal.test, digits=3),
+            f"{format_figure(rehearsal.gain, sign='+', digits=3)}{deviation}",
+            " ".join(format_figure(gain, sign="+", digits=3) for gain in rehearsal.gains),
+            f"{rehearsal.used} of {len(rehearsal.gains)}",
         )
     console.print(table)
-    for one in found.rehearsed:
-        say(console, "", one.verdict())
+    for rehearsal in advice.rehearsed:
+        say(console, "", rehearsal.verdict())
     say(console, "", NO_PROMISE)
 
 
-def _counted(number: int, one: str, more: str) -> str:
-    return f"{number} {one if number == 1 else more}"
+def _format_count(number: int, singular: str, more: str) -> str:
+    return f"{number} {singular if number == 1 else more}"
 
 
 @app.command()
@@ -532,51 +546,57 @@ def _audit_run(
     if any(name in run_audit.TRAIN_ANEW for name in names):
         tables = read_tables(federation_of_run(run, None), data_root)
         trained = Shadows(tables=tables, runs=shadows, tell=tell)
-    found = run_audit.audit_run(run, names, seeds=seeds, beside=beside, shadows=trained, tell=tell)
+    audited = run_audit.audit_run(
+        run, names, seeds=seeds, beside=beside, shadows=trained, tell=tell
+    )
     if as_json:
-        print(json.dumps(found.as_json()))
+        print(json.dumps(audited.as_json()))
     else:
-        _print_run_audit(found, run / AUDIT)
-    if found.violations:
+        _print_run_audit(audited, run / AUDIT)
+    if audited.violations:
         raise typer.Exit(PrivacyError.exit_code)
 
 
-def _run_audit_cells(one: Mapping[str, Any]) -> list[str]:
+def _run_audit_cells(finding: Mapping[str, Any]) -> list[str]:
     return [
-        f"{one['attacker']}, {one['about']}",
-        f"{one['value']:.3f}{' *' if one['beats_floor'] else ''}",
-        "{:.3f} to {:.3f}".format(*one["interval"]),
-        f"{one['floor']:.3f}",
-        "" if one["ceiling"] is None else f"{one['ceiling']:.3f}",
+        f"{finding['attacker']}, {finding['about']}",
+        f"{finding['value']:.3f}{' *' if finding['beats_floor'] else ''}",
+        "{:.3f} to {:.3f}".format(*finding["interval"]),
+        f"{finding['floor']:.3f}",
+        "" if finding["ceiling"] is None else f"{finding['ceiling']:.3f}",
     ]
 
 
-def _print_run_audit(found: "RunAudit", path: Path) -> None:
+def _print_run_audit(audited: "RunAudit", path: Path) -> None:
     console = Console()
     attacks: dict[str, list[dict[str, Any]]] = {}
-    for one in found.findings:
-        attacks.setdefault(f"{one['attack']}: {one['measure'].partition(';')[0]}", []).append(one)
+    for finding in audited.findings:
+        attacks.setdefault(
+            f"{finding['attack']}: {finding['measure'].partition(';')[0]}", []
+        ).append(finding)
     for title, each in attacks.items():
         rows = [["by, on", "found", "95 % interval", "trivial guess", "ceiling"]]
-        rows += [_run_audit_cells(one) for one in each]
+        rows += [_run_audit_cells(finding) for finding in each]
         print_figures(console, rows, title=title)
     say(console, "*: ", "beats the trivial guess, clearly")
-    for one in found.channels:
-        if one["status"] == "nothing is sent":
+    for channel in audited.channels:
+        if channel["status"] == "nothing is sent":
             continue
-        measured = f"; measured by {', '.join(one['measured_by'])}" if one["measured_by"] else ""
-        beaten = f"; above the trivial guess: {', '.join(one['beaten_by'])}"
-        why = "" if one["status"].startswith("not covered,") else f" ({one['guarantee']})"
-        text = f"{one['status']}{why}{measured}{beaten if one['beaten_by'] else ''}"
-        say(console, f"{one['channel']}: ", text)
-    for name, why in found.not_tried.items():
+        measured = (
+            f"; measured by {', '.join(channel['measured_by'])}" if channel["measured_by"] else ""
+        )
+        beaten = f"; above the trivial guess: {', '.join(channel['beaten_by'])}"
+        why = "" if channel["status"].startswith("not covered,") else f" ({channel['guarantee']})"
+        text = f"{channel['status']}{why}{measured}{beaten if channel['beaten_by'] else ''}"
+        say(console, f"{channel['channel']}: ", text)
+    for name, why in audited.not_tried.items():
         say(console, f"not tried, {name}: ", why)
-    for text in found.violations:
+    for text in audited.violations:
         say(console, "PROMISE BROKEN: ", text, style="red")
     say(
         console,
         "",
-        f"{found.seconds:.0f} s; all figures: {path}; securevfl report {path.parent} shows them",
+        f"{audited.seconds:.0f} s; all figures: {path}; securevfl report {path.parent} shows them",
     )
 
 
@@ -613,7 +633,7 @@ def _print_audit(report: "AuditReport") -> None:
             )
         console.print(table)
     console.print("power: the probability that a test fails the mechanism if")
-    against = {one.name: one.against for tests in report.tests.values() for one in tests}
+    against = {test.name: test.against for tests in report.tests.values() for test in tests}
     for name, mistake in against.items():
         console.print(f"  {name}: {mistake}", highlight=False, soft_wrap=True)
     settings = report.settings

@@ -30,7 +30,7 @@ from securevfl.lab.run_figures import (
     markdown,
     on_test_rows,
     over_seeds,
-    spread,
+    summarise_seeds,
 )
 from securevfl.lab.study import Study, StudyOptions, TableStore, digest_of_tables, tables_for
 from securevfl.models.registry import family_named, require_installed
@@ -120,7 +120,7 @@ def summary(
         "differences": _from_partners(methods, shown)
         | {
             reference: {
-                name: spread(
+                name: summarise_seeds(
                     [
                         None if mine is None or theirs is None else mine - theirs
                         for mine, theirs in zip(tests[name], tests[reference], strict=True)
@@ -132,7 +132,9 @@ def summary(
             for reference in REFERENCES
             if reference in methods
         },
-        "left_out": {one.name: {"status": one.status, "reason": one.reason} for one in left_out},
+        "left_out": {
+            method.name: {"status": method.status, "reason": method.reason} for method in left_out
+        },
         "adapted": {name: list(notes) for name, notes in adapted.items() if name in methods},
         "version": __version__,
     }
@@ -151,15 +153,15 @@ def _from_partners(
         if run["used"] == "alone":
             return 0.0
         mine = run["test_metrics"][metric.name]
-        theirs = [one[metric.name] for one in run["placebos"].values()]
+        theirs = [placebo[metric.name] for placebo in run["placebos"].values()]
         return None if mine is None or None in theirs else mine - better(theirs)
 
-    found = {
-        name: spread([less(run) for run in runs])
+    differences = {
+        name: summarise_seeds([less(run) for run in runs])
         for name, runs in methods.items()
         if all(run["placebos"] for run in runs)
     }
-    return {PLACEBO: found} if found else {}
+    return {PLACEBO: differences} if differences else {}
 
 
 def _chosen(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -171,10 +173,15 @@ def _chosen(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 def _candidates(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     """Return how each model of the primary alone did on test rows; nothing of other methods."""
     each = [run.get("candidates") or {} for run in runs]
-    common = [name for name in each[0] if all(name in one for one in each)]
+    common = [name for name in each[0] if all(name in candidates for candidates in each)]
     if not common:
         return {}
-    return {"candidates": {name: spread([one[name][metric] for one in each]) for name in common}}
+    return {
+        "candidates": {
+            name: summarise_seeds([candidates[name][metric] for candidates in each])
+            for name in common
+        }
+    }
 
 
 def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list[str]]:
@@ -199,13 +206,13 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
             other = figures["differences"][reference].get(name)
             cells.append("" if other is None else cell(other, sign="+"))
         spreads = [method["metrics"][other] for other in others]
-        cells += [cell({**one, "std": None} if narrow else one) for one in spreads]
+        cells += [cell({**spread, "std": None} if narrow else spread) for spread in spreads]
         cpu = method["cpu_seconds"]
         rows.append([*cells, "" if cpu is None else f"{cpu / seeds:.1f}"])
     empty = [""] * (len(rows[0]) - 2)
-    for name, one in figures["left_out"].items():
+    for name, entry in figures["left_out"].items():
         rows.append(
-            [name, one["status"] if narrow else f"{one['status']}: {one['reason']}", *empty]
+            [name, entry["status"] if narrow else f"{entry['status']}: {entry['reason']}", *empty]
         )
     return rows
 
@@ -275,7 +282,7 @@ class Comparison:
                 raise ConfigError(
                     f'methods.{AUTO}: "{AUTO}" chooses among the methods that are named; rename it'
                 )
-            families = {method_family(self.config.source, name) for name in self.trained}
+            families = {method_family(self.config.source, name) for name in self.trained_methods}
             if families <= set(IN_ONE_PLACE):
                 raise ConfigError(
                     f'methods: "{AUTO}" chooses among families; name some with it, such as '
@@ -283,7 +290,7 @@ class Comparison:
                 )
 
     @property
-    def trained(self) -> tuple[str, ...]:
+    def trained_methods(self) -> tuple[str, ...]:
         """The methods that have runs of their own."""
         return tuple(name for name in self.methods if name != AUTO)
 
@@ -297,7 +304,9 @@ class Comparison:
     def runs(self) -> tuple[Run, ...]:
         """Every run; all methods with one seed come before the next seed."""
         return tuple(
-            Run(name=method, seed=seed) for seed in self.seed_numbers for method in self.trained
+            Run(name=method, seed=seed)
+            for seed in self.seed_numbers
+            for method in self.trained_methods
         )
 
 
@@ -327,20 +336,20 @@ def compare_methods(
         Everything is inside one organisation: a comparison protects nobody's table.
     """
     options.require_there(comparison.device)
-    tables = tables_for(comparison.config, comparison.trained, comparison.data_root)
+    tables = tables_for(comparison.config, comparison.trained_methods, comparison.data_root)
     config = _with_outputs(comparison, tables)
     comparison = replace(comparison, config=config)
     out: dict[str, LeftOut] = {}
-    for method in comparison.trained:
+    for method in comparison.trained_methods:
         reason = _misfit(config, method, tables)
         if reason is not None:
             out[method] = LeftOut(name=method, status="skipped", reason=reason)
     _require_some(comparison, out)
-    fitting = [method for method in comparison.trained if method not in out]
+    fitting = [method for method in comparison.trained_methods if method not in out]
     if options.elsewhere:
         # Other processes read the file itself first, and so the family that it names.
-        for one in (config, *(method_config(config, method) for method in fitting)):
-            require_installed(one.family, by="comparing in other processes")
+        for trained_config in (config, *(method_config(config, method) for method in fitting)):
+            require_installed(trained_config.family, by="comparing in other processes")
     for skipped in out.values():
         options.leave_out(skipped)
     recipes = {method: Recipe(source=config.source, method=method) for method in fitting}
@@ -371,11 +380,11 @@ def compare_methods(
         results = study.train(tasks)
         out |= study.failed
     _require_some(comparison, out)
-    found = [results[run] for run in comparison.runs if run.name not in out]
+    run_results = [results[run] for run in comparison.runs if run.name not in out]
     return (
-        [*found, *_chosen_by_validation(found, config.federation.task)]
+        [*run_results, *_chosen_by_validation(run_results, config.federation.task)]
         if AUTO in comparison.methods
-        else found
+        else run_results
     )
 
 
@@ -396,15 +405,16 @@ def _chosen_by_validation(
         if not asked:
             return []  # every family was left out
         metric = asked[0]["metric"]
-        known = [one for one in asked if one["validation_metrics"][metric] is not None]
+        known = [result for result in asked if result["validation_metrics"][metric] is not None]
         sign = 1 if metrics_of(task, metric)[0].higher_is_better else -1
         best = max(
-            known or asked[:1], key=lambda one: sign * (one["validation_metrics"][metric] or 0)
+            known or asked[:1],
+            key=lambda result: sign * (result["validation_metrics"][metric] or 0),
         )
         costs = {
             field: None if None in values else sum(values)
             for field in ("seconds", "cpu_seconds", "epsilon")
-            if (values := [one[field] for one in asked])
+            if (values := [result[field] for result in asked])
         }
         chosen.append({**best, **costs, "name": AUTO, "chosen": best["name"]})
     return chosen
@@ -417,12 +427,12 @@ def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str,
         comparison: What is compared.
         without: Methods that are left out.
     """
-    found = {
+    notes_by_method = {
         name: method_adaptations(comparison.config, name)
-        for name in comparison.trained
+        for name in comparison.trained_methods
         if name not in without
     }
-    return {name: notes for name, notes in found.items() if notes}
+    return {name: notes for name, notes in notes_by_method.items() if notes}
 
 
 def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> FederationConfig:
@@ -432,7 +442,7 @@ def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> F
         return config
     outputs = len(tables[config.primary.name].classes or ())
     methods = dict(config.source.get("methods", {}))
-    for name in comparison.trained:
+    for name in comparison.trained_methods:
         family = method_family(config.source, name)
         if family not in IN_ONE_PLACE and family_named(family).assisted:
             methods[name] = {"outputs": outputs, **methods.get(name, {})}
@@ -454,8 +464,14 @@ def _misfit(config: FederationConfig, method: str, tables: Mapping[str, PartyTab
 
 
 def _require_some(comparison: Comparison, out: Mapping[str, LeftOut]) -> None:
-    if len(out) < len(comparison.trained):
+    if len(out) < len(comparison.trained_methods):
         return
-    reasons = "; ".join(f"{one.name} {one.status}: {one.reason}" for one in out.values())
-    kind = ConfigError if all(one.status == "skipped" for one in out.values()) else SecureVflError
+    reasons = "; ".join(
+        f"{method.name} {method.status}: {method.reason}" for method in out.values()
+    )
+    kind = (
+        ConfigError
+        if all(method.status == "skipped" for method in out.values())
+        else SecureVflError
+    )
     raise kind(f"no method could be trained: {reasons}")

@@ -105,23 +105,27 @@ class Worth:
             "coalitions": self.coalitions,
             "partners": {
                 name: {
-                    "leave_one_out": _as_json(one.leave_one_out),
-                    "shapley": _as_json(one.shapley),
+                    "leave_one_out": _as_json(partner.leave_one_out),
+                    "shapley": _as_json(partner.shapley),
                 }
-                for name, one in self.partners.items()
+                for name, partner in self.partners.items()
             },
             "all": _as_json(self.all),
             "none": _as_json(self.none),
             "gain": _as_json(self.gain),
             "values": [
-                {"partners": sorted(one), "used": self.used[one], "metrics": _as_json(figures)}
-                for one, figures in self.values.items()
+                {
+                    "partners": sorted(coalition),
+                    "used": self.used[coalition],
+                    "metrics": _as_json(figures),
+                }
+                for coalition, figures in self.values.items()
             ],
         }
 
 
 def _as_json(figures: Figures) -> dict[str, Any]:
-    return {name: one.as_json() for name, one in figures.items()}
+    return {name: estimate.as_json() for name, estimate in figures.items()}
 
 
 def solve(
@@ -133,7 +137,7 @@ def solve(
     exact_up_to: int,
     permutations: int,
     seed: int,
-    heard: Callable[[int, int], None] = lambda _done, _of: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> Worth:
     """Value coalitions, and share out what they are worth.
 
@@ -146,7 +150,7 @@ def solve(
         permutations: How many then, at least :data:`LEAST_PERMUTATIONS`; an odd number counts as
             the next even one, since each permutation is followed by its reverse.
         seed: Of permutations and of resamples.
-        heard: Told how many coalitions are valued, and how many there will be.
+        on_progress: Told how many coalitions are valued, and how many there will be.
 
     References:
         Shapley, A Value for n-Person Games, 1953: the value. Castro, Gomez and Tejada, Polynomial
@@ -157,19 +161,21 @@ def solve(
     pairs: list[tuple[tuple[str, ...], ...]] | None = None
     if len(partners) <= exact_up_to:
         sizes = range(len(partners) + 1)
-        wanted = [frozenset(one) for n in sizes for one in itertools.combinations(partners, n)]
+        wanted = [
+            frozenset(members) for n in sizes for members in itertools.combinations(partners, n)
+        ]
     else:
         pairs = _pairs_of_orders(partners, permutations, seed)
         orders = [order for pair in pairs for order in pair]
-        wanted = [nobody, everybody, *(everybody - {one} for one in partners)]
+        wanted = [nobody, everybody, *(everybody - {partner} for partner in partners)]
         wanted += [frozenset(order[:n]) for order in orders for n in range(1, len(order))]
         wanted = list(dict.fromkeys(wanted))
     valued: dict[Coalition, CoalitionAnswer] = {}
-    for one in wanted:
-        valued[one] = value(one)
-        heard(len(valued), len(wanted))
+    for coalition in wanted:
+        valued[coalition] = value(coalition)
+        on_progress(len(valued), len(wanted))
     measured = _Gains(valued, head, targets, seed=seed)
-    found = {}
+    measured_partners = {}
     for name in partners:
         if pairs is None:
             shapley = measured.gain(_exact_shares(name, partners))
@@ -177,17 +183,17 @@ def solve(
             shares = [_mean([_marginal(name, order) for order in pair]) for pair in pairs]
             shapley = measured.gain(_mean(shares), drawn=shares)
         left = {everybody: 1.0, everybody - {name}: -1.0}
-        found[name] = Partner(leave_one_out=measured.gain(left), shapley=shapley)
+        measured_partners[name] = Partner(leave_one_out=measured.gain(left), shapley=shapley)
     return Worth(
         method="exact" if pairs is None else "sampled",
         permutations=None if pairs is None else 2 * len(pairs),
         coalitions=len(valued),
-        partners=found,
+        partners=measured_partners,
         all=measured.of(everybody),
         none=measured.of(nobody),
         gain=measured.gain({everybody: 1.0, nobody: -1.0}),
-        values={one: measured.of(one) for one in valued},
-        used={one: outcome.used for one, outcome in valued.items()},
+        values={coalition: measured.of(coalition) for coalition in valued},
+        used={coalition: outcome.used for coalition, outcome in valued.items()},
     )
 
 
@@ -196,7 +202,7 @@ Shares = Mapping[Coalition, float]
 
 
 def _exact_shares(name: str, partners: Sequence[str]) -> Shares:
-    others = [one for one in partners if one != name]
+    others = [partner for partner in partners if partner != name]
     shares: dict[Coalition, float] = {}
     for size in range(len(partners)):
         # The share of all orders in which these and no others come before.
@@ -252,9 +258,9 @@ class _Gains:
             targets: Labels of the test rows, as metrics take them.
             seed: Of resamples.
         """
-        self._places = {one: place for place, one in enumerate(answers)}
-        measured = [metric_functions(one, head, targets) for one in answers.values()]
-        higher = {one.name: one.higher_is_better for one in TASK_METRICS[head.task]}
+        self._places = {answer: place for place, answer in enumerate(answers)}
+        measured = [metric_functions(answer, head, targets) for answer in answers.values()]
+        higher = {metric.name: metric.higher_is_better for metric in TASK_METRICS[head.task]}
         self._signs = {name: 1.0 if higher.get(name) else -1.0 for name in measured[0]}
         functions = {
             f"{place} {name}": of
@@ -266,10 +272,10 @@ class _Gains:
         self._draws = self._table(draws_of(functions, head, rows=len(targets), seed=seed))
 
     def _table(
-        self, found: Mapping[str, Float64[np.ndarray, " draws"]]
+        self, samples: Mapping[str, Float64[np.ndarray, " draws"]]
     ) -> dict[str, Float64[np.ndarray, "coalitions draws"]]:
         return {
-            name: np.stack([found[f"{place} {name}"] for place in self._places.values()])
+            name: np.stack([samples[f"{place} {name}"] for place in self._places.values()])
             for name in self._signs
         }
 
@@ -291,24 +297,24 @@ class _Gains:
             shares: The sum.
             drawn: Independent sums of which it is the mean, if they were drawn.
         """
-        found = {}
+        gains = {}
         for name, sign in self._signs.items():
             values, draws = sign * self._values[name], sign * self._draws[name]
             error = None
             if drawn:
-                several = [float(self._sum(values, one)[0]) for one in drawn]
+                several = [float(self._sum(values, draw)[0]) for draw in drawn]
                 error = float(np.std(several, ddof=1)) / math.sqrt(len(several))
-            found[name] = Estimate(
+            gains[name] = Estimate(
                 value=float(self._sum(values, shares)[0]),
                 interval=percentile_interval(self._sum(draws, shares)),
                 standard_error=error,
             )
-        return found
+        return gains
 
     def _sum(
         self, values: Float64[np.ndarray, "coalitions draws"], shares: Shares
     ) -> Float64[np.ndarray, " draws"]:
-        places = [self._places[one] for one in shares]
+        places = [self._places[coalition] for coalition in shares]
         return np.array(list(shares.values())) @ values[places]
 
 
@@ -348,11 +354,11 @@ class Retrained:
         """Return the answer with these partners alone, trained now or earlier."""
         if not coalition or coalition == self._source.everybody:
             return self._source.answer(coalition)
-        found = self._kept.read(coalition)
-        if found is None:
-            found = self._train(coalition, self._base)
-            self._kept.write(coalition, found)
-        return found
+        answer = self._kept.read(coalition)
+        if answer is None:
+            answer = self._train(coalition, self._base)
+            self._kept.write(coalition, answer)
+        return answer
 
     def _train(self, coalition: Coalition, base: Base | None) -> CoalitionAnswer:
         source = self._source
@@ -399,16 +405,16 @@ class _KeptOutputs:
         except (OSError, KeyError, ValueError, safetensors.SafetensorError):
             return None
 
-    def write(self, coalition: Coalition, found: CoalitionAnswer) -> None:
+    def write(self, coalition: Coalition, answer: CoalitionAnswer) -> None:
         """Keep it, for this user alone.
 
         Raises:
             StorageError: If the disk takes no more.
         """
         state = {
-            "outputs": torch.from_numpy(np.ascontiguousarray(found.outputs)),
-            "threshold": torch.tensor(found.threshold, dtype=torch.float64),
-            "joint": torch.tensor(found.used == "joint"),
+            "outputs": torch.from_numpy(np.ascontiguousarray(answer.outputs)),
+            "threshold": torch.tensor(answer.threshold, dtype=torch.float64),
+            "joint": torch.tensor(answer.used == "joint"),
         }
         files.write_bytes(self._path(coalition), safetensors.torch.save(state))
 
@@ -538,13 +544,13 @@ def contribution(
         trained = trained_run(
             run, federation=federation, parties=parties, data_root=data_root, device=device
         )
-    measured = _measured(trained, permutations=permutations, seed=seed, observe=observe)
-    found = {"format": MEASURED_FORMAT, **measured.as_json()}
-    files.write_json(trained.folder / CONTRIBUTION, found, for_others=True)
+    measured = _measure_partners(trained, permutations=permutations, seed=seed, observe=observe)
+    figures = {"format": MEASURED_FORMAT, **measured.as_json()}
+    files.write_json(trained.folder / CONTRIBUTION, figures, for_others=True)
     return measured
 
 
-def _measured(
+def _measure_partners(
     trained: TrainedRun, *, permutations: int, seed: int | None, observe: Observer
 ) -> Contribution:
     # Before anything long begins.
@@ -558,7 +564,7 @@ def _measured(
     seed = config.federation.seed if seed is None else seed
     again, notes = None, []
     if config.privacy.mechanism != "none" and not answers_in_blocks(config):
-        raise PrivacyError(_refused(trained, figures))
+        raise PrivacyError(_refusal(trained, figures))
     source = partners_of(trained, model, figures)
     cost = COST if isinstance(source, BlockReleases) else _NOT_SENT
     if isinstance(source, SavedModels) and config.model.party_dropout == 0:
@@ -569,7 +575,7 @@ def _measured(
             "out: with fewer, predictions would have a little less of it"
         )
     data, names = source.data, [party.name for party in config.secondaries]
-    targets = source.alone.tested
+    targets = source.alone.test_targets
     common = {"permutations": permutations, "seed": seed}
     gone = solve(
         names,
@@ -577,7 +583,7 @@ def _measured(
         data.head,
         targets,
         exact_up_to=EXACT_KEPT,
-        heard=Pace(observe, CoalitionsValued, name="without partners"),
+        on_progress=Pace(observe, CoalitionsValued, name="without partners"),
         **common,
     )
     if isinstance(source, BlockReleases):
@@ -588,7 +594,7 @@ def _measured(
             data.head,
             targets,
             exact_up_to=EXACT_TRAINED,
-            heard=Pace(observe, CoalitionsValued, name="training without partners"),
+            on_progress=Pace(observe, CoalitionsValued, name="training without partners"),
             **common,
         )
     if gone.used[frozenset(names)] == "alone":
@@ -609,7 +615,7 @@ def _measured(
     )
 
 
-def _refused(run: TrainedRun, figures: Mapping[str, Any]) -> str:
+def _refusal(run: TrainedRun, figures: Mapping[str, Any]) -> str:
     config, rows = run.config, figures["evaluation"]["rows"]
     passes = len(config.secondaries)
     model = run.model(config.primary.name)

@@ -80,7 +80,7 @@ def split_table(
     training and test rows is not known here. The order of the features is drawn from ``seed``.
     """
     checks.at_least(2, parties=parties)
-    values, targets = _checked(X, y)
+    values, targets = _check_arrays(X, y)
     if parties > values.shape[1]:
         raise DataError(
             f"X: has {values.shape[1]} features, too few for {parties} parties with one each"
@@ -149,7 +149,7 @@ def split_pair(
     noise is relative to the range, so that one setting means the same for every feature.
     """
     checks.at_least(1, key_dim=key_dim)
-    values, targets = _checked(X, y)
+    values, targets = _check_arrays(X, y)
     if values.shape[1] < key_dim + 2:
         raise DataError(
             f"X: has {values.shape[1]} features; {key_dim} keys and one feature for each of two "
@@ -189,7 +189,7 @@ def split_views(
         ConfigError: If there are fewer than two views, or a column is given twice or not there.
         DataError: As in :func:`split_table`.
     """
-    values, targets = _checked(X, y)
+    values, targets = _check_arrays(X, y)
     checks.at_least(2, views=len(views))
     given = [column for columns in views.values() for column in columns]
     if len(set(given)) < len(given):
@@ -200,7 +200,7 @@ def split_views(
     return _deal(values, targets, keys, views, key_noise=key_noise, seed=seed, task=task)
 
 
-def _checked(X: npt.ArrayLike, y: npt.ArrayLike) -> tuple[np.ndarray, "pd.Series[Any]"]:
+def _check_arrays(X: npt.ArrayLike, y: npt.ArrayLike) -> tuple[np.ndarray, "pd.Series[Any]"]:
     values = np.asarray(X, dtype=np.float64)
     targets = np.asarray(y)
     if values.ndim != 2 or targets.ndim != 1 or len(values) != len(targets):

@@ -124,7 +124,7 @@ def demo_baselines(
     tell("without noise (simulated), for comparison")
     no_privacy = _without_noise(source, tables)
     tell("combine: all features in one place")
-    combine = combined(parse_federation(source, file="demo"), tables)
+    combine = train_on_all_features(parse_federation(source, file="demo"), tables)
     return {
         "no_privacy_test": no_privacy["test"],
         "no_privacy_test_metrics": no_privacy["test_metrics"],
@@ -148,7 +148,7 @@ def _without_noise(source: dict[str, Any], tables: list[PartyTable]) -> dict[str
         ).metrics
 
 
-def combined(config: FederationConfig, tables: list[PartyTable]) -> MethodFigures:
+def train_on_all_features(config: FederationConfig, tables: list[PartyTable]) -> MethodFigures:
     """Train one network on all features, joined by the true matches."""
     primary, secondaries = tables[0], tables[1:]
     split, _ = run_facts(config, primary)

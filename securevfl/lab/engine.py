@@ -115,7 +115,7 @@ class Waiting:
         return True
 
 
-def throttled(observe: Observer) -> Observer:
+def throttle(observe: Observer) -> Observer:
     """Return an observer that passes a few rounds a second on, and all other events."""
     last = 0.0
 
@@ -157,7 +157,7 @@ class Here:
                     self._place.tables[task.tables],
                     study=self._place.folder,
                     device=device_named(self._place.device),
-                    observe=throttled(partial(hearing.tell, task.run)),
+                    observe=throttle(partial(hearing.tell, task.run)),
                 )
                 if isinstance(outcome, RunFailure):
                     waiting.give_up(task.run.name)
@@ -202,7 +202,7 @@ class Workers:
                 task = waiting.tasks.popleft()
                 busy[self._begin(task)] = task
             ready = wait(list(busy))
-            for pipe in [one for one in busy if one in ready]:
+            for pipe in [busy_pipe for busy_pipe in busy if busy_pipe in ready]:
                 task = busy[pipe]
                 kind, content = self._hear(pipe)
                 if kind == "event":
@@ -282,7 +282,7 @@ def _work(pipe: Connection, place: Place) -> None:
             tables,
             study=place.folder,
             device=device_named(place.device),
-            observe=throttled(lambda event: pipe.send(("event", event))),
+            observe=throttle(lambda event: pipe.send(("event", event))),
         )
         pipe.send(("ended", outcome))
 

@@ -24,7 +24,7 @@ from securevfl.lab.sweep import Sweep, train_grid
 from securevfl.lab.sweep_settings import setting_of
 from securevfl.lab.sweep_table import search_summary, write_search, write_sweep
 from securevfl.lab.sweep_table import summary as grid_summary
-from securevfl.runtime.run_options import FederationSource, opened
+from securevfl.runtime.run_options import FederationSource, resolve_federation
 
 _DEFAULTS: Final = StudyOptions()
 
@@ -59,7 +59,7 @@ def link(
     Reveals:
         Nothing leaves the process, which holds everybody's table.
     """
-    config, root = opened(federation, data_root, only_linkage=True)
+    config, root = resolve_federation(federation, data_root, only_linkage=True)
     with _kept_or_temporary(out) as folder:
         files.require_writable_folder(folder)
         return study_links(config, root, folder, estimate=estimate, observe=observe)
@@ -107,7 +107,7 @@ def compare(
     Reveals:
         Everything is inside one organisation: a comparison protects nobody's table.
     """
-    config, root = opened(federation, data_root)
+    config, root = resolve_federation(federation, data_root)
     with _kept_or_temporary(out) as folder:
         comparison = Comparison(
             config=config,
@@ -139,9 +139,9 @@ def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str
     """
     out: list[LeftOut] = []
 
-    def note(one: LeftOut) -> None:
-        out.append(one)
-        options.leave_out(one)
+    def note(method: LeftOut) -> None:
+        out.append(method)
+        options.leave_out(method)
 
     results = compare_methods(comparison, replace(options, leave_out=note))
     federation = comparison.config.federation
@@ -151,7 +151,7 @@ def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str
         task=federation.task,
         metric=comparison.metric,
         left_out=out,
-        adapted=adaptations(comparison, without={one.name for one in out}),
+        adapted=adaptations(comparison, without={method.name for method in out}),
     )
     figures["folder"] = str(comparison.folder)
     write_comparison(comparison.folder, figures, results)
@@ -202,7 +202,7 @@ def sweep(
     Reveals:
         Everything is inside one organisation: a sweep protects nobody's table.
     """
-    config, root = opened(federation, data_root)
+    config, root = resolve_federation(federation, data_root)
     tried = tuple(setting_of(name, values) for name, values in settings.items())
     with _kept_or_temporary(out) as folder:
         asked = Sweep(
@@ -234,10 +234,10 @@ def sweep_and_write(asked: Sweep, options: StudyOptions, *, trials: int | None) 
         figures["folder"] = str(asked.folder)
         write_sweep(asked.folder, figures, results)
         return figures
-    found = search_settings(asked, options, trials=trials)
-    figures = search_summary(asked, found)
+    search = search_settings(asked, options, trials=trials)
+    figures = search_summary(asked, search)
     figures["folder"] = str(asked.folder)
-    write_search(asked.folder, figures, found)
+    write_search(asked.folder, figures, search)
     return figures
 
 

@@ -19,7 +19,7 @@ from securevfl.core.progress import LinksMade, Observer, Stage
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys
-from securevfl.linkage.protections.protection import stacked
+from securevfl.linkage.protections.protection import stack_similarities
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, find_candidates, same_keys, tied_beyond
 from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, links_to_cache
@@ -223,8 +223,8 @@ def _against_truth(
 def _quantiles(values: np.ndarray) -> dict[str, float]:
     if not len(values):
         return {}
-    found = np.quantile(values, _QUANTILES)
-    return {f"{level:g}": float(value) for level, value in zip(_QUANTILES, found, strict=True)}
+    quantiles = np.quantile(values, _QUANTILES)
+    return {f"{level:g}": float(value) for level, value in zip(_QUANTILES, quantiles, strict=True)}
 
 
 # Linkage alone: every secondary's links, how good they are, and what each party would learn.
@@ -288,7 +288,7 @@ def study_links(
     linked = np.ones(primary.num_rows, dtype=np.bool_)
     for party in config.secondaries:
         own = _read(config, party, data_root)
-        kept, told, seconds, cached = _link(link, spec, primary, own, folder, observe)
+        kept, comparison_figures, seconds, cached = _link(link, spec, primary, own, folder, observe)
         quality = link_quality(
             kept.links,
             num_records=own.num_rows,
@@ -303,7 +303,7 @@ def study_links(
             "distance_unit": protection.unit(spec),
             "similarities": None if kept.similar is None else kept.similar.figures(),
             "reveals": reveals_of(spec, "secondary"),
-            **told,
+            **comparison_figures,
             **({"delta": _deltas(kept.links)} if estimate else {}),
         }
         curves[party.name] = _curve(kept.links)
@@ -360,19 +360,19 @@ def _link(
     key = link.key(own)
     cached = cache.has(key)
     # What was compared is kept beside the links, for a call that does not make them again.
-    told = folder / "parties" / own.name / f"comparing-{key[:16]}.json"
+    figures_path = folder / "parties" / own.name / f"comparing-{key[:16]}.json"
 
     def find() -> Candidates:
         metric = link.metric(own)
         figures = {**metric.figures(), **protection_of(spec).figures(spec, primary, own)}
-        files.write_json(told, figures)
+        files.write_json(figures_path, figures)
         if spec.choice.links_per_record is not None:
             return find_candidates(spec, metric)
         links = _in_parts(metric, spec.choice.neighbours, own.name, observe)
         return links.within(spec.choice.max_distance)
 
     kept = cache.get(key, lambda: links_to_cache(spec, find))
-    comparing = files.read_json(told) if told.exists() else {}
+    comparing = files.read_json(figures_path) if figures_path.exists() else {}
     return kept, comparing, round(time.monotonic() - started, 3), cached
 
 
@@ -393,7 +393,7 @@ def _in_parts(metric: ComparedKeys, k: int, name: str, observe: Observer) -> Lin
 
 def _write_lists(spec: LinkSpec, folder: Path, kept: CachedLinks) -> None:
     """Write what the secondary gets: record numbers in order; distances if it could know them."""
-    links = kept.ranked
+    links = kept.ranked_links
     arrays = {"indices": links.indices}
     if not protection_of(spec).helpers:
         arrays["distances"] = links.distances
@@ -401,7 +401,7 @@ def _write_lists(spec: LinkSpec, folder: Path, kept: CachedLinks) -> None:
 
 
 def _write_primary(spec: LinkSpec, folder: Path, values: list[Any]) -> None:
-    similarities = stacked(values)
+    similarities = stack_similarities(values)
     if similarities is not None:
         files.write_arrays(folder / "similarities.npz", {"values": similarities})
     figures = {"reveals": reveals_of(spec, "primary"), "similarities": similarities is not None}

@@ -21,7 +21,7 @@ from securevfl.core.errors import ConfigError, require_extra
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent
 from securevfl.data.tables import PartyTable
-from securevfl.lab.engine import ONE_THREAD, Place, RunObservers, Waiting, throttled
+from securevfl.lab.engine import ONE_THREAD, Place, RunObservers, Waiting, throttle
 from securevfl.lab.one_run import Run, RunFailure, Task, attempt
 from securevfl.runtime.run_options import device_named
 from securevfl.version import __version__
@@ -147,8 +147,8 @@ class RayEngine:
             died = not isinstance(error, self._ray.exceptions.RayTaskError)
             if died and waiting.again(task):
                 return
-            said = next(iter(str(error).strip().splitlines()[-1:]), type(error).__name__)
-            reason = f"its Ray worker ended: {said}" if died else f"on its Ray worker: {said}"
+            message = next(iter(str(error).strip().splitlines()[-1:]), type(error).__name__)
+            reason = f"its Ray worker ended: {message}" if died else f"on its Ray worker: {message}"
             outcome, written = RunFailure(reason=f"seed {task.run.seed}: {reason}"), {}
         if isinstance(outcome, RunFailure):
             waiting.give_up(task.run.name)
@@ -166,7 +166,7 @@ class RayEngine:
         known = {task.run for task in flying}
         # Whoever carries progress may die with its node: runs go on without.
         with contextlib.suppress(self._ray.exceptions.RayError):
-            for run, event in self._ray.get(self._mailbox.taken.remote()):
+            for run, event in self._ray.get(self._mailbox.take.remote()):
                 if run in known:
                     hearing.tell(run, event)
 
@@ -191,7 +191,7 @@ class _Mailbox:
         """Keep an event."""
         self._events.append((run, event))
 
-    def taken(self) -> list[tuple[Run, ProgressEvent]]:
+    def take(self) -> list[tuple[Run, ProgressEvent]]:
         """Return what was kept since the last call."""
         events, self._events = self._events, []
         return events
@@ -208,8 +208,10 @@ def _start(address: str | None, *, cpus: int | None) -> None:
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"address: Ray does not answer at {address or 'local'}: {said}") from None
+        message = " ".join(str(error).split())
+        raise ConfigError(
+            f"address: Ray does not answer at {address or 'local'}: {message}"
+        ) from None
 
 
 def _train_on_node(
@@ -233,7 +235,7 @@ def _train_on_node(
             copy.deepcopy(tables),
             study=study,
             device=device_named(device),
-            observe=throttled(partial(mailbox.put.remote, task.run)),
+            observe=throttle(partial(mailbox.put.remote, task.run)),
         )
         folder = task.run.folder(study)
         written = {

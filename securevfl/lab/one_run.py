@@ -181,16 +181,16 @@ def run_digest(recipe: Recipe, run: Run, *, tables_digest: str) -> str:
     """Return a digest of all that a run's result depends on, this version of securevfl among it."""
     own = run_config(recipe, run)
     # With defaults filled in: where a newer version has others, the same file means another run.
-    told = {
+    written_settings = {
         field.name: getattr(own, field.name)
         for field in dataclasses.fields(own)
         if field.name not in ("family", "source", "chosen", "parties")
     }
     parties = [
-        {name: told for name, told in party.items() if name not in ("address", "identity")}
+        {name: value for name, value in party.items() if name not in ("address", "identity")}
         for party in map(dataclasses.asdict, own.parties)
     ]
-    settings = f"{__version__} {own.settings_digest} {told} {parties}"
+    settings = f"{__version__} {own.settings_digest} {written_settings} {parties}"
     if recipe.method is not None and recipe.in_one_place:
         settings += f" {baseline_settings(recipe.source, recipe.method)}"
     return f"{hashlib.sha256(settings.encode()).hexdigest()} {tables_digest}"
@@ -238,7 +238,7 @@ def attempt(
         Everything is in one process: a study protects nobody's table.
     """
     try:
-        with interrupts.reported():
+        with interrupts.unwrap_interrupts():
             return train_run(task, tables, study=study, device=device, observe=observe)
     except SecureVflError as error:
         return RunFailure(reason=f"seed {task.run.seed}: {error}")
@@ -294,7 +294,7 @@ def train_run(
     else:
         key = _base_key(own, task.tables)
         base = _bases.get(key)
-        result, whole, found = _simulate(
+        result, whole, new_base = _simulate(
             own,
             tables,
             folder,
@@ -305,11 +305,11 @@ def train_run(
             # A sweep chooses settings on validation rows, and says nothing of partners.
             placebo=recipe.method is not None,
         )
-        if found is not None:
+        if new_base is not None:
             _bases.clear()
-            _bases[key] = found
+            _bases[key] = new_base
             # As if it had fitted its own, or a seed's first run would look slower than others.
-            saved = base.cpu_seconds if base is found else 0.0
+            saved = base.cpu_seconds if base is new_base else 0.0
     split, _ = run_facts(own, tables[own.primary.name])
     result |= {
         "name": run.name,
@@ -334,8 +334,8 @@ base's, and all methods of a seed begin at the same one."""
 
 def _base_key(own: FederationConfig, tables: str) -> str:
     """Return what a run's base follows from: tables, split, seed, and who has the labels."""
-    told = {name: own.source.get(name) for name in ("federation", "training", "base", "party")}
-    return f"{tables} {json.dumps(told, sort_keys=True, default=str)}"
+    sections = {name: own.source.get(name) for name in ("federation", "training", "base", "party")}
+    return f"{tables} {json.dumps(sections, sort_keys=True, default=str)}"
 
 
 def _simulate(

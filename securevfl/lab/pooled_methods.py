@@ -338,31 +338,31 @@ def fit_boosting(
         raise DataError("boosting: its training rows are all of one class")
     known = targets.cpu()
 
-    def staged(model: _Trees, rows: Tensor) -> Iterator[Tensor]:
-        return _staged(model, table[rows.cpu().numpy()], head)
+    def outputs_by_round(model: _Trees, rows: Tensor) -> Iterator[Tensor]:
+        return _outputs_by_round(model, table[rows.cpu().numpy()], head)
 
     def of_round(rows: Tensor, number: int) -> Tensor:
-        return next(islice(staged(model, rows), number - 1, None))
+        return next(islice(outputs_by_round(model, rows), number - 1, None))
 
     # A class that no training row has says nothing of when to end.
     of_known = shown if head.task == "regression" else shown[np.isin(labels[shown], labels[own])]
     best, rounds, threshold = math.nan, config.iterations, HALF
     fitted = []
     for leaves in config.leaves if len(of_known) else config.leaves[:1]:
-        one = _model(config, head, seed, leaves=leaves, stops=len(of_known) > 0)
+        candidate = _model(config, head, seed, leaves=leaves, stops=len(of_known) > 0)
         if len(of_known):
-            one.fit(table[own], labels[own], X_val=table[of_known], y_val=labels[of_known])
+            candidate.fit(table[own], labels[own], X_val=table[of_known], y_val=labels[of_known])
         else:
-            one.fit(table[own], labels[own])
-        fitted.append(one)
+            candidate.fit(table[own], labels[own])
+        fitted.append(candidate)
     model = fitted[0]
-    for one in fitted if len(validation) else ():
-        for number, outputs in enumerate(staged(one, validation), 1):
+    for candidate in fitted if len(validation) else ():
+        for number, outputs in enumerate(outputs_by_round(candidate, validation), 1):
             true = known[validation.cpu()]
             cut = head.choose_threshold(outputs, true)
             value = head.metric(outputs, true, threshold=cut)
             if head.is_better(value, best):
-                model, best, rounds, threshold = one, value, number, cut
+                model, best, rounds, threshold = candidate, value, number, cut
     validated = None
     if len(validation):
         validated = head.metrics(
@@ -401,7 +401,7 @@ def _model(
     )
 
 
-def _staged(
+def _outputs_by_round(
     model: _Trees,
     table: Float[np.ndarray, "rows inputs"],
     head: TaskHead,
@@ -472,7 +472,7 @@ def train_in_one_place(
         assert isinstance(settings, BoostingConfig)
         # All that the primary has, keys too, whatever joint models read: its usual model.
         own = solo_inputs(data.features, places_of(primary, data.keys))
-        return _boosted(config, data, own, settings), head
+        return _train_boosting(config, data, own, settings), head
     if family == "boosting-links":
         assert isinstance(settings, BoostingConfig)
         own = solo_inputs(data.features, places_of(primary, data.keys))
@@ -481,7 +481,7 @@ def train_in_one_place(
             for party in config.secondaries
         ]
         inputs = torch.cat([own, *(part.to(own) for part in parts)], dim=1)
-        return _boosted(config, data, inputs, settings), head
+        return _train_boosting(config, data, inputs, settings), head
     joined = _Joined(
         config=config,
         data=data,
@@ -501,7 +501,7 @@ def train_in_one_place(
             secondaries=joined.secondaries,
             features=joined.features,
         )
-        return _boosted(config, data, inputs, settings), head
+        return _train_boosting(config, data, inputs, settings), head
     combined = train_combined(
         config,
         data,
@@ -538,10 +538,10 @@ def _alone(
     alone = train_alone(config, table, data, network=settings)
     head, targets = data.head, data.targets.cpu().numpy()
 
-    def measured(rows: Int64[np.ndarray, " rows"]) -> dict[str, Metrics]:
-        return alone.measured(own_inputs(table).take(rows), targets[rows])
+    def measure(rows: Int64[np.ndarray, " rows"]) -> dict[str, Metrics]:
+        return alone.measure(own_inputs(table).take(rows), targets[rows])
 
-    trained, candidates = measured(data.split.train)[alone.chosen], measured(data.split.test)
+    trained, candidates = measure(data.split.train)[alone.chosen], measure(data.split.test)
     tested = candidates[alone.chosen]
     return MethodFigures(
         train=head.headline(trained),
@@ -572,7 +572,7 @@ def _linked_inputs(linked: LinkedSecondary, table: PartyTable) -> Float[Tensor, 
     return torch.cat([nearest, mean, number, torch.where(number > 0, distance, torch.nan)], dim=1)
 
 
-def _boosted(
+def _train_boosting(
     config: FederationConfig,
     data: PrimaryData,
     inputs: Float[Tensor, "rows inputs"],

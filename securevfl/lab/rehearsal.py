@@ -51,7 +51,7 @@ def settings_for(config: FederationConfig, epsilon: float | None) -> Overrides:
     return {"privacy": privacy}
 
 
-def merged(source: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
+def merge_settings(source: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
     """Return a parsed federation file with other settings; the source stays as it is."""
     result = dict(source)
     for section, fields in overrides.items():
@@ -63,21 +63,21 @@ def merged(source: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
 def chosen_settings(config: FederationConfig) -> dict[str, Any]:
     """Return the settings that decide what survives and what reads it, by table and name."""
     model = config.model
-    found: dict[str, Any] = {"model.family": config.family.name}
-    found |= {f"model.{name}": getattr(model, name) for name in _OF_MODEL if hasattr(model, name)}
+    chosen: dict[str, Any] = {"model.family": config.family.name}
+    chosen |= {f"model.{name}": getattr(model, name) for name in _OF_MODEL if hasattr(model, name)}
     if config.top is not None:
-        found["model.top"] = config.top.name
+        chosen["model.top"] = config.top.name
     if config.encoder is not None:
-        found["encoder.method"] = config.encoder.method
-        found["encoder.layout"] = "blocks" if config.encoder.in_blocks else "sum"
+        chosen["encoder.method"] = config.encoder.method
+        chosen["encoder.layout"] = "blocks" if config.encoder.in_blocks else "sum"
         if config.encoder.labels is not None:
-            found["encoder.labels"] = config.encoder.labels
-    found["privacy.encoder"] = config.privacy.encoder
-    found["privacy.clip_norm"] = config.privacy.clip_norm
+            chosen["encoder.labels"] = config.encoder.labels
+    chosen["privacy.encoder"] = config.privacy.encoder
+    chosen["privacy.clip_norm"] = config.privacy.clip_norm
     if config.privacy.links_per_record is not None:
-        found["privacy.links_per_record"] = config.privacy.links_per_record
-    found["linkage.choose"] = config.linkage.choose
-    return found
+        chosen["privacy.links_per_record"] = config.privacy.links_per_record
+    chosen["linkage.choose"] = config.linkage.choose
+    return chosen
 
 
 # A rehearsal: some of the primary's own columns play the secondaries, behind the planned noise.
@@ -112,7 +112,7 @@ class Cast:
     taken: tuple[str, ...]
     """Columns without a declared range, whose range was taken from the table."""
 
-    told: float
+    predictable_share: float
     """Share of the variance of the features that were set aside which a linear model of the
     primary's own keys and columns explains: how little new a pretended partner has to say."""
 
@@ -187,25 +187,27 @@ def set_aside(
         own=tuple(own),
         aside=given,
         bounds={
-            name: {feature: ranges[feature] for one in part for feature in columns[one]}
+            name: {feature: ranges[feature] for group in part for feature in columns[group]}
             for name, part in given.items()
         },
         taken=taken,
-        told=_told(left, _with_columns(table, aside, columns)),
+        predictable_share=_explained_share(left, _with_columns(table, aside, columns)),
     )
 
 
-def rehearsed(config: FederationConfig, cast: Cast, epsilon: float | None) -> FederationConfig:
+def rehearsal_config(
+    config: FederationConfig, cast: Cast, epsilon: float | None
+) -> FederationConfig:
     """Return the file that a cast plays by: the planned settings, links and noise.
 
     Raises:
         ConfigError: If the settings do not go with what is pretended.
         PrivacyError: If a promise would not hold, whatever partners declare.
     """
-    source = merged(config.source, settings_for(config, epsilon))
+    source = merge_settings(config.source, settings_for(config, epsilon))
     hidden = _fitting_width(parse_federation(source, file="rehearsal"), cast)
-    primary = next(one for one in source["party"] if one["role"] == "primary")
-    helpers = [one for one in source["party"] if one["role"] in ("coordinator", "dealer")]
+    primary = next(party for party in source["party"] if party["role"] == "primary")
+    helpers = [party for party in source["party"] if party["role"] in ("coordinator", "dealer")]
     pretended = [
         {
             "name": name,
@@ -257,7 +259,7 @@ def rehearse(
         paired.
 
     Raises:
-        SecureVflError: As :func:`set_aside`, :func:`rehearsed` and a simulation; nothing was
+        SecureVflError: As :func:`set_aside`, :func:`rehearsal_config` and a simulation; nothing was
             simulated where settings are at fault.
 
     Reveals:
@@ -269,19 +271,20 @@ def rehearse(
         for seed in range(first, first + seeds)
     ]
     files = [
-        [(epsilon, rehearsed(config, cast, epsilon)) for epsilon in epsilons] for cast in casts
+        [(epsilon, rehearsal_config(config, cast, epsilon)) for epsilon in epsilons]
+        for cast in casts
     ]
     played = []
     for cast, runs in zip(casts, files, strict=True):
         alone: float | None = None
         base: Base | None = None
         for epsilon, rehearsal in runs:
-            result = _simulated(rehearsal, cast, with_alone=alone is None, fitted=base)
+            result = _simulate(rehearsal, cast, with_alone=alone is None, fitted=base)
             base, metrics = result.base, result.metrics
             # Alone sees neither partners nor noise: once a seed is enough.
             alone = metrics["alone_test"] if alone is None else alone
             assert alone is not None, "it was asked for"
-            one = Played(
+            run_result = Played(
                 seed=cast.seed,
                 epsilon=epsilon,
                 metric=metrics["metric"],
@@ -290,20 +293,22 @@ def rehearse(
                 gain=_of_partners(metrics, alone),
                 used="joint" if metrics.get("base") is None else metrics["base"]["used"],
             )
-            played.append(one)
-            done(one)
+            played.append(run_result)
+            done(run_result)
     return casts, played
 
 
 def _of_partners(metrics: Mapping[str, Any], alone: float) -> float:
     """Return what partners bring to a run: over the local baseline, and over every placebo."""
     joint = metrics.get("base") is None or metrics["base"]["used"] == "joint"
-    placebos = [one[metrics["metric"]] for one in metrics["placebos"].values()] if joint else []
+    placebos = (
+        [placebo[metrics["metric"]] for placebo in metrics["placebos"].values()] if joint else []
+    )
     sign = 1 if metrics["higher_is_better"] else -1
-    return min(sign * (metrics["test"] - one) for one in (alone, *placebos))
+    return min(sign * (metrics["test"] - placebo) for placebo in (alone, *placebos))
 
 
-def _simulated(
+def _simulate(
     config: FederationConfig, cast: Cast, *, with_alone: bool, fitted: Base | None
 ) -> RunResult:
     with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
@@ -358,7 +363,7 @@ def _numbers(config: FederationConfig) -> tuple[int, bool]:
     return (width // len(config.secondaries) if blocks else width), blocks
 
 
-def _told(left: PartyTable, aside: PartyTable) -> float:
+def _explained_share(left: PartyTable, aside: PartyTable) -> float:
     known = own_inputs(left).values
     # The projection onto columns of deviation 1 does not depend on their units.
     known = (known - known.mean(axis=0)) / np.maximum(known.std(axis=0), _SMALLEST)
@@ -417,7 +422,9 @@ def _with_columns(
             table.schema,
             columns=tuple(kept),
             data_dependent=tuple(
-                one for one in table.schema.data_dependent if one.column in chosen
+                dependence
+                for dependence in table.schema.data_dependent
+                if dependence.column in chosen
             ),
         ),
     )

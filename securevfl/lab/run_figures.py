@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from securevfl.core.formatting import written
+from securevfl.core.formatting import format_figure
 from securevfl.models.task_metrics import TaskMetric
 
 
@@ -33,8 +33,10 @@ def over_seeds(runs: Sequence[Mapping[str, Any]], metrics: Sequence[TaskMetric])
     """
     shown = metrics[0].name
     return {
-        **spread(on_test_rows(runs, shown)),
-        "metrics": {one.name: spread(on_test_rows(runs, one.name)) for one in metrics},
+        **summarise_seeds(on_test_rows(runs, shown)),
+        "metrics": {
+            metric.name: summarise_seeds(on_test_rows(runs, metric.name)) for metric in metrics
+        },
         "validation": mean([run["validation_metrics"][shown] for run in runs]),
         "epochs": [run["epochs"] for run in runs],
         "samples_per_cpu_second": _speed(runs),
@@ -48,7 +50,7 @@ def on_test_rows(runs: Sequence[Mapping[str, Any]], metric: str) -> list[float |
     return [run["test_metrics"][metric] for run in runs]
 
 
-def spread(values: Sequence[float | None]) -> dict[str, Any]:
+def summarise_seeds(values: Sequence[float | None]) -> dict[str, Any]:
     """Return mean and deviation over seeds; None if a value is not known."""
     known = [value for value in values if value is not None]
     several = len(known) == len(values) > 1
@@ -83,7 +85,7 @@ def cell(figures: Mapping[str, Any], *, sign: str = "") -> str:
     """Return mean and deviation for people.
 
     Args:
-        figures: What :func:`spread` returned.
+        figures: What :func:`summarise_seeds` returned.
         sign: ``"+"`` shows it before what is positive.
     """
     if figures["mean"] is None:
@@ -91,9 +93,9 @@ def cell(figures: Mapping[str, Any], *, sign: str = "") -> str:
     digits = 4 if abs(figures["mean"]) < 2 else 2
     mean, deviation = figures["mean"], figures["std"]
     if deviation is None:
-        return written(mean, sign=sign, digits=digits)
-    text = written(mean, sign=sign, beside=(deviation,), digits=digits)
-    return f"{text} ± {written(deviation, beside=(mean,), digits=digits)}"
+        return format_figure(mean, sign=sign, digits=digits)
+    text = format_figure(mean, sign=sign, beside=(deviation,), digits=digits)
+    return f"{text} ± {format_figure(deviation, beside=(mean,), digits=digits)}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -116,7 +116,7 @@ class _Search:
         self._optuna = optuna
         self._sweep, self._plan, self._study, self._leave_out = sweep, plan, study, leave_out
         self._metric = sweep.metrics[0]
-        self._trials = self._opened()
+        self._trials = self._open_trials()
         self._ranges = {setting.name: _distribution(setting) for setting in sweep.settings}
         self._values = {
             setting.name: {text_of(value): value for value in setting.values()}
@@ -134,19 +134,24 @@ class _Search:
         tried: dict[int, Trial] = {}
         kept = self._trials.get_trials(deepcopy=False)
         self._try(
-            {one.number: self._point(one.params) for one in kept if one.state != state.FAIL}, tried
+            {
+                trial.number: self._point(trial.params)
+                for trial in kept
+                if trial.state != state.FAIL
+            },
+            tried,
         )
-        for one in kept:
-            if one.state == state.FAIL:
-                point = self._point(one.params)
-                tried[one.number] = Trial(number=one.number, point=point, validation=None)
+        for trial in kept:
+            if trial.state == state.FAIL:
+                point = self._point(trial.params)
+                tried[trial.number] = Trial(number=trial.number, point=point, validation=None)
         while len(tried) < number:
             batch = {}
             for _ in range(min(self._study.width, number - len(tried))):
                 asked = self._ask()
                 batch[asked.number] = self._point(asked.params)
             self._try(batch, tried)
-        return [tried[one] for one in sorted(tried)]
+        return [tried[trial_number] for trial_number in sorted(tried)]
 
     def _try(self, batch: Mapping[int, Point], tried: dict[int, Trial]) -> None:
         """Train a batch of points, and tell Optuna what validation rows say."""
@@ -156,9 +161,9 @@ class _Search:
             try:
                 own = self._plan.tasks(point)
             except (ConfigError, PrivacyError) as error:
-                one = LeftOut(name=point.name, status="skipped", reason=str(error))
-                self.misfits[point.name] = one
-                self._leave_out(one)
+                misfit = LeftOut(name=point.name, status="skipped", reason=str(error))
+                self.misfits[point.name] = misfit
+                self._leave_out(misfit)
                 continue
             runs[number] = [task.run for task in own]
             tasks += own
@@ -168,10 +173,14 @@ class _Search:
             own_results = [results[run] for run in runs.get(number, ()) if run in results]
             value = None
             if own_results and len(own_results) == len(self._sweep.seeds):
-                value = mean([one["validation_metrics"][self._metric.name] for one in own_results])
-                known = {(one["name"], one["seed"]) for one in self.results}
+                value = mean(
+                    [result["validation_metrics"][self._metric.name] for result in own_results]
+                )
+                known = {(result["name"], result["seed"]) for result in self.results}
                 self.results += [
-                    one for one in own_results if (one["name"], one["seed"]) not in known
+                    result
+                    for result in own_results
+                    if (result["name"], result["seed"]) not in known
                 ]
             tried[number] = Trial(number=number, point=point, validation=value)
             if self._trials.trials[number].state.is_finished():
@@ -204,7 +213,7 @@ class _Search:
             settings[setting.name] = value
         return Point(settings=settings)
 
-    def _opened(self) -> Any:
+    def _open_trials(self) -> Any:
         """Return the folder's trials, made if there are none.
 
         Raises:

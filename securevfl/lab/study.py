@@ -169,7 +169,7 @@ class StudyOptions:
             RayEngine.require_installed()
             RayEngine.gpus(device, self.gpus_per_run)
 
-    def opened(self, place: Place) -> Engine:
+    def start_engine(self, place: Place) -> Engine:
         """Start the engine.
 
         Raises:
@@ -222,7 +222,7 @@ class Study:
     @property
     def width(self) -> int:
         """How many runs are trained at a time."""
-        return self._started().width
+        return self._running_engine().width
 
     def train(self, tasks: Iterable[Task]) -> dict[Run, dict[str, Any]]:
         """Return each run's result, found or trained; those that failed have none.
@@ -239,12 +239,12 @@ class Study:
         results: dict[Run, dict[str, Any]] = {}
         missing: list[Task] = []
         for task in tasks:
-            found = finished_run(self._place.folder, task.run, digest=task.digest)
-            if found is None:
+            saved = finished_run(self._place.folder, task.run, digest=task.digest)
+            if saved is None:
                 missing.append(task)
             else:
-                results[task.run] = found
-                self._options.done(task.run, found)
+                results[task.run] = saved
+                self._options.done(task.run, saved)
 
         def keep(run: Run, result: dict[str, Any]) -> None:
             results[run] = result
@@ -252,12 +252,12 @@ class Study:
 
         if missing:
             hearing = RunObservers(tell=self._options.tell, done=keep, failed=self._fail)
-            self._started().train(missing, hearing)
+            self._running_engine().train(missing, hearing)
         return results
 
-    def _started(self) -> Engine:
+    def _running_engine(self) -> Engine:
         if self._engine is None:
-            self._engine = self._options.opened(self._place)
+            self._engine = self._options.start_engine(self._place)
         return self._engine
 
     def _fail(self, run: Run, failure: RunFailure) -> None:
@@ -268,6 +268,6 @@ class Study:
             reason += f" (trace: {path})"
         # Runs of one name that train at the same time may fail one after the other.
         if run.name not in self.failed:
-            one = LeftOut(name=run.name, status="failed", reason=reason)
-            self.failed[run.name] = one
-            self._options.leave_out(one)
+            failed_run = LeftOut(name=run.name, status="failed", reason=reason)
+            self.failed[run.name] = failed_run
+            self._options.leave_out(failed_run)

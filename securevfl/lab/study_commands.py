@@ -21,10 +21,10 @@ from securevfl.core.command_line import (
     FileDataRoot,
     print_figures,
     say,
-    wrapped,
+    wrap_text,
 )
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import written
+from securevfl.core.formatting import format_figure
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import EpochDone, ProgressEvent, Warned
 from securevfl.core.shown_progress import bars
@@ -129,11 +129,13 @@ def compare(
     _warn(warnings_about(config))
     keep_freed_memory()
     with StudyProgress(
-        names=len(comparison.trained), seeds=seeds, folder=comparison.folder
+        names=len(comparison.trained_methods), seeds=seeds, folder=comparison.folder
     ) as shown:
         figures = compare_and_write(comparison, shown.reporting(options))
     values = {
-        name: one["seeds"] for name, one in figures["methods"].items() if one["mean"] is not None
+        name: method["seeds"]
+        for name, method in figures["methods"].items()
+        if method["mean"] is not None
     }
     title = f"{figures['federation']}: test {figures['metric']}"
     plot = comparison_plot(values, title=title)
@@ -162,9 +164,9 @@ def _print_comparison(figures: Mapping[str, Any], folder: Path) -> None:
     seeds = figures["seed_numbers"]
     console = Console()
     print_figures(console, table_rows(figures, narrow=True), title=_title(figures))
-    for name, one in figures["left_out"].items():
+    for name, entry in figures["left_out"].items():
         console.print(
-            f"{name} {one['status']}: {one['reason']}",
+            f"{name} {entry['status']}: {entry['reason']}",
             soft_wrap=True,
             highlight=False,
             markup=False,
@@ -175,7 +177,9 @@ def _print_comparison(figures: Mapping[str, Any], folder: Path) -> None:
             text = ", ".join(f"{model} with {number} of {len(seeds)}" for model, number in counted)
             console.print(f"{name} is {text} seeds", highlight=False, markup=False)
         if "candidates" in method:
-            text = ", ".join(f"{model} {cell(one)}" for model, one in method["candidates"].items())
+            text = ", ".join(
+                f"{model} {cell(spread)}" for model, spread in method["candidates"].items()
+            )
             console.print(f"{name}, model by model: {text}", highlight=False, markup=False)
     for name, notes in figures["adapted"].items():
         text = f"{name} adapted: {'; '.join(notes)}; more of its own: [methods.{name}]"
@@ -267,8 +271,8 @@ def sweep(
         _print_grid(console, figures)
     else:
         _print_search(console, figures)
-    for name, one in figures["left_out"].items():
-        say(console, "", f"{name} {one['status']}: {one['reason']}")
+    for name, entry in figures["left_out"].items():
+        say(console, "", f"{name} {entry['status']}: {entry['reason']}")
     if _promises(figures):
         say(
             console,
@@ -293,7 +297,7 @@ def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
             console,
             "",
             f"best on validation rows: {_in_words(best['settings'])}, with "
-            f"{written(best['validation'])} there and {cell(best)} on test rows; the best of "
+            f"{format_figure(best['validation'])} there and {cell(best)} on test rows; the best of "
             f"{len(figures['points'])} looks better on validation rows than it is",
         )
 
@@ -316,7 +320,7 @@ def _print_search(console: Console, figures: Mapping[str, Any]) -> None:
         console,
         "",
         f"best of {trials} trials: {_in_words(best['settings'])}, with validation "
-        f"{figures['metric']} {written(best['validation'])}",
+        f"{figures['metric']} {format_figure(best['validation'])}",
     )
     say(
         console,
@@ -339,12 +343,12 @@ def _promises(figures: Mapping[str, Any]) -> bool:
     """Whether any run would have had a promise to keep."""
     measured = [*figures.get("points", {}).values()]
     measured += [figures["best"]["test"]] if "trials" in figures else []
-    return any(one["epsilon"] is not None for one in measured)
+    return any(result["epsilon"] is not None for result in measured)
 
 
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
-        print(wrapped(f"securevfl: warning: {warning}"), file=sys.stderr)
+        print(wrap_text(f"securevfl: warning: {warning}"), file=sys.stderr)
 
 
 class StudyProgress:
@@ -404,7 +408,7 @@ class StudyProgress:
                 self._tasks[run],
                 completed=event.epoch,
                 total=event.epochs,
-                figures=f"validation {written(event.validation)}",
+                figures=f"validation {format_figure(event.validation)}",
             )
 
     def reporting(self, options: "StudyOptions") -> "StudyOptions":
@@ -416,16 +420,16 @@ class StudyProgress:
         self._done[run.name] += 1
         self._forget(run)
         self._progress.update(self._all, completed=self._done.total())
-        text = f"{run.name}, seed {run.seed}: {result['metric']} {written(result['test'])}"
+        text = f"{run.name}, seed {run.seed}: {result['metric']} {format_figure(result['test'])}"
         self._say(text, f"done {self._done.total()}/{self._of}: {text}")
 
-    def left_out(self, one: "LeftOut") -> None:
+    def left_out(self, method: "LeftOut") -> None:
         """Take what is skipped or has failed; what it has not run is not waited for."""
-        for run in [run for run in self._tasks if run.name == one.name]:
+        for run in [run for run in self._tasks if run.name == method.name]:
             self._forget(run)
-        self._of -= self._seeds - self._done[one.name]
+        self._of -= self._seeds - self._done[method.name]
         self._progress.update(self._all, total=self._of)
-        text = f"{one.name} {one.status}: {one.reason}"
+        text = f"{method.name} {method.status}: {method.reason}"
         self._say(text, text)
 
     def _forget(self, run: "Run") -> None:

@@ -54,16 +54,20 @@ def sweep_plot(figures: Mapping[str, Any]) -> str:
         None,
     )
     if across is None:
-        rows = {_label(one["settings"]): one["seeds"] for one in points if one["mean"] is not None}
+        rows = {
+            _label(point["settings"]): point["seeds"]
+            for point in points
+            if point["mean"] is not None
+        }
         alone = figures["alone"]
         rows |= {"alone": alone["seeds"]} if alone and alone["mean"] is not None else {}
         return comparison_plot(rows, title=title)
     figure, axes = new_axes(title, across, metric)
     lines: dict[str, list[tuple[float, float, float]]] = {}
-    for one in points:
-        others = {name: value for name, value in one["settings"].items() if name != across}
-        place = (one["settings"][across], one["mean"], one["std"] or 0.0)
-        if one["mean"] is not None:
+    for point in points:
+        others = {name: value for name, value in point["settings"].items() if name != across}
+        place = (point["settings"][across], point["mean"], point["std"] or 0.0)
+        if point["mean"] is not None:
             lines.setdefault(_label(others), []).append(place)
     for number, (label, places) in enumerate(lines.items()):
         x, y, deviation = zip(*sorted(places), strict=True)
@@ -96,9 +100,9 @@ def search_plot(figures: Mapping[str, Any]) -> str:
     """
     metric = figures["metric"]
     figure, axes = new_axes(f"{figures['federation']}: validation {metric}", "trial", metric)
-    trials = [one for one in figures["trials"] if one["validation"] is not None]
-    numbers = [one["number"] for one in trials]
-    values = [one["validation"] for one in trials]
+    trials = [trial for trial in figures["trials"] if trial["validation"] is not None]
+    numbers = [trial["number"] for trial in trials]
+    values = [trial["validation"] for trial in trials]
     choose = max if figures["higher_is_better"] else min
     best = list(itertools.accumulate(values, choose))
     axes.plot(numbers, values, "o", color=ORANGE, alpha=0.55, markersize=4, label="trial")
@@ -140,7 +144,7 @@ def advice_plot(advice: Mapping[str, Any]) -> str:
         "blocks_spread": ("blocks, all numbers alike", ORANGE, ":"),
     }
     for name, (label, colour, style) in lines.items():
-        values = [one[name] for one in advice["bounds"]]
+        values = [bound[name] for bound in advice["bounds"]]
         panels[0].plot(words, values, style, marker="o", color=colour, label=label)
     panels[0].set_ylim(0, 1.05)
     panels[0].set_ylabel("share of the signal that survives", fontsize=8)
@@ -149,8 +153,8 @@ def advice_plot(advice: Mapping[str, Any]) -> str:
         rows = rehearsal["epsilons"]
         panels[1].errorbar(
             _epsilons(rows),
-            [one["gain"] for one in rows],
-            [one["deviation"] or 0.0 for one in rows],
+            [row["gain"] for row in rows],
+            [row["deviation"] or 0.0 for row in rows],
             marker="o",
             capsize=3,
             color=BLUE,

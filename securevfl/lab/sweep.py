@@ -82,13 +82,13 @@ def as_asked(source: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, 
     """
     if not chosen:
         return dict(source)
-    said = {
+    as_written = {
         table: {name: value for name, value in fields.items() if f"{table}.{name}" not in chosen}
         if isinstance(fields, Mapping)
         else fields
         for table, fields in source.items()
     }
-    return {**said, "encoder": {**said["encoder"], "method": AUTO}}
+    return {**as_written, "encoder": {**as_written["encoder"], "method": AUTO}}
 
 
 def source_of(config: FederationConfig) -> dict[str, Any]:
@@ -214,8 +214,8 @@ class Sweep:
         """
         values = [setting.values() for setting in self.settings]
         many = 1
-        for one in values:
-            many *= len(one)
+        for choices in values:
+            many *= len(choices)
         if many > _MOST_POINTS:
             raise ConfigError(f"set: these are {many} combinations; at most {_MOST_POINTS} go")
         names = [setting.name for setting in self.settings]
@@ -327,4 +327,4 @@ def complete(
 
 def reasons(out: Iterable[LeftOut]) -> str:
     """Return why what is left out has no figures, in words."""
-    return "; ".join(f"{one.name} {one.status}: {one.reason}" for one in out)
+    return "; ".join(f"{point.name} {point.status}: {point.reason}" for point in out)

@@ -211,9 +211,9 @@ def _read(part: str, name: str) -> Any:
 def _range(name: str, low: str, high: str, *, log: bool) -> Range:
     whole = bool(_WHOLE.fullmatch(low) and _WHOLE.fullmatch(high))
     kind = int if whole else float
-    found = Range(low=kind(low), high=kind(high), log=log)
-    if found.low >= found.high:
+    value_range = Range(low=kind(low), high=kind(high), log=log)
+    if value_range.low >= value_range.high:
         raise ConfigError(f"set: {name}: {low}..{high}: the second must be larger than the first")
-    if log and found.low <= 0:
+    if log and value_range.low <= 0:
         raise ConfigError(f"set: {name}: log:{low}..{high}: logarithms need numbers above 0")
-    return found
+    return value_range

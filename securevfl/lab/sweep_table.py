@@ -60,7 +60,9 @@ def summary(
         if point.name in runs
     }
     measured = {
-        name: one["validation"] for name, one in points.items() if one["validation"] is not None
+        name: point["validation"]
+        for name, point in points.items()
+        if point["validation"] is not None
     }
     sign = 1 if shown.higher_is_better else -1
     return {
@@ -70,12 +72,13 @@ def summary(
         "higher_is_better": shown.higher_is_better,
         "chosen_by": results[0]["metric"],
         "seed_numbers": list(sweep.seeds),
-        "settings": {one.name: list(one.values()) for one in sweep.settings},
+        "settings": {setting.name: list(setting.values()) for setting in sweep.settings},
         "points": points,
         "alone": over_seeds(runs[ALONE], sweep.metrics) if ALONE in runs else None,
         "best": max(measured, key=lambda name: sign * measured[name], default=None),
         "left_out": {
-            one.name: {"status": one.status, "reason": one.reason} for one in left_out.values()
+            point.name: {"status": point.status, "reason": point.reason}
+            for point in left_out.values()
         },
         "version": __version__,
     }
@@ -94,7 +97,7 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
     others = [name for name in next(iter(points.values()))["metrics"] if name != metric]
     if narrow:
         others = others[: max(0, _COLUMNS_ON_A_SCREEN - len(names))]
-    noised = any(one["epsilon"] is not None for one in points.values())
+    noised = any(point["epsilon"] is not None for point in points.values())
     rows = [
         [
             *names,
@@ -107,20 +110,20 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
     ]
     alone = figures["alone"]
     lines = [
-        ([text_of(value) for value in one["settings"].values()] or ["as written"], one)
-        for one in points.values()
+        ([text_of(value) for value in point["settings"].values()] or ["as written"], point)
+        for point in points.values()
     ]
     if alone is not None:
         lines.append(([ALONE, *[""] * (len(names) - 1)], alone))
-    for first, one in lines:
-        spreads = [one["metrics"][other] for other in others]
-        cpu = one["cpu_seconds"]
-        epsilon = "" if one["epsilon"] is None else f"{one['epsilon']:.4g}"
+    for first, line in lines:
+        spreads = [line["metrics"][other] for other in others]
+        cpu = line["cpu_seconds"]
+        epsilon = "" if line["epsilon"] is None else f"{line['epsilon']:.4g}"
         rows.append(
             [
                 *first,
-                cell(one),
-                cell({"mean": one["validation"], "std": None}),
+                cell(line),
+                cell({"mean": line["validation"], "std": None}),
                 *([epsilon] if noised else []),
                 *(cell({**other, "std": None} if narrow else other) for other in spreads),
                 "" if cpu is None else f"{cpu / len(figures['seed_numbers']):.1f}",
@@ -165,7 +168,7 @@ def settings_of(points: Mapping[str, Any], name: str) -> dict[str, str]:
 _TRIAL_FIELDS: Final = ("seed", "metric", "validation", "train", "epsilon", "epochs", "best_epoch")
 
 
-def search_summary(sweep: Sweep, found: SearchResult) -> dict[str, Any]:
+def search_summary(sweep: Sweep, search: SearchResult) -> dict[str, Any]:
     """Return a search as one JSON object.
 
     Returns:
@@ -176,13 +179,13 @@ def search_summary(sweep: Sweep, found: SearchResult) -> dict[str, Any]:
         settings change what that is; and ``left_out`` with reasons. No other trial's test rows are
         in it.
     """
-    runs = by_name(found.results)
+    runs = by_name(search.results)
     return {
         "federation": sweep.config.federation.name,
         "task": sweep.config.federation.task,
         "metric": sweep.metrics[0].name,
         "higher_is_better": sweep.metrics[0].higher_is_better,
-        "chosen_by": found.results[0]["metric"],
+        "chosen_by": search.results[0]["metric"],
         "seed_numbers": list(sweep.seeds),
         "settings": {setting.name: setting.text for setting in sweep.settings},
         "trials": [
@@ -191,19 +194,19 @@ def search_summary(sweep: Sweep, found: SearchResult) -> dict[str, Any]:
                 "settings": dict(trial.point.settings),
                 "validation": trial.validation,
             }
-            for trial in found.trials
+            for trial in search.trials
         ],
         "best": {
-            "number": found.best.number,
-            "name": found.best.point.name,
-            "settings": dict(found.best.point.settings),
-            "validation": found.best.validation,
-            "test": over_seeds(runs[found.best.point.name], sweep.metrics),
+            "number": search.best.number,
+            "name": search.best.point.name,
+            "settings": dict(search.best.point.settings),
+            "validation": search.best.validation,
+            "test": over_seeds(runs[search.best.point.name], sweep.metrics),
         },
         "alone": over_seeds(runs[ALONE], sweep.metrics) if ALONE in runs else None,
         "left_out": {
-            one.name: {"status": one.status, "reason": one.reason}
-            for one in found.left_out.values()
+            point.name: {"status": point.status, "reason": point.reason}
+            for point in search.left_out.values()
         },
         "version": __version__,
     }
@@ -234,13 +237,13 @@ def trial_rows(figures: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def write_search(folder: Path, figures: Mapping[str, Any], found: SearchResult) -> None:
+def write_search(folder: Path, figures: Mapping[str, Any], search: SearchResult) -> None:
     """Write ``search.json``, ``search.csv`` (a row a run, validation alone) and ``search.md``."""
-    points = {trial.point.name: {"settings": dict(trial.point.settings)} for trial in found.trials}
+    points = {trial.point.name: {"settings": dict(trial.point.settings)} for trial in search.trials}
     names = list(figures["settings"])
     rows = [
         {**result, "run": result["name"], **settings_of(points, result["name"])}
-        for result in found.results
+        for result in search.results
     ]
     text = csv_of_runs(rows, first=("run", *names, *_TRIAL_FIELDS), splits=("validation",))
     files.write_text(folder / "search.csv", text, for_others=True)

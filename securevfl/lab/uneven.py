@@ -64,11 +64,17 @@ def icor(correlations: Float64[np.ndarray, "features features"], parts: Parts) -
     """
     count = len(parts)
     blocks = np.empty((count, count))
-    for one in range(count):
-        for other in range(one + 1):
-            found = np.linalg.svd(correlations[np.ix_(parts[one], parts[other])], compute_uv=False)
-            spread = found.std(ddof=1) / len(found) ** 0.5 if len(found) > 1 else 0.0
-            blocks[one, other] = blocks[other, one] = spread
+    for first in range(count):
+        for other in range(first + 1):
+            singular_values = np.linalg.svd(
+                correlations[np.ix_(parts[first], parts[other])], compute_uv=False
+            )
+            spread = (
+                singular_values.std(ddof=1) / len(singular_values) ** 0.5
+                if len(singular_values) > 1
+                else 0.0
+            )
+            blocks[first, other] = blocks[other, first] = spread
     return float((blocks.sum() - count * np.trace(blocks)) / (count * (count - 1)))
 
 
@@ -97,21 +103,21 @@ def by_correlation(
     def search(target: float) -> tuple[Parts, float]:
         """Return parts, and their Icor, that come as near to a target as exchanges find."""
         parts = [part.copy() for part in start]
-        found = icor(correlations, parts)
+        reached = icor(correlations, parts)
         for tried_before in range(_TRIES):
-            if abs(found - target) < _NEAR:
+            if abs(reached - target) < _NEAR:
                 break
-            one, other = random.choice(parties, size=2, replace=False)
-            here, there = random.integers(len(parts[one])), random.integers(len(parts[other]))
-            own, theirs = parts[one][here], parts[other][there]
-            parts[one][here], parts[other][there] = theirs, own
+            first, other = random.choice(parties, size=2, replace=False)
+            here, there = random.integers(len(parts[first])), random.integers(len(parts[other]))
+            own, theirs = parts[first][here], parts[other][there]
+            parts[first][here], parts[other][there] = theirs, own
             tried = icor(correlations, parts)
-            worse = abs(tried - target) - abs(found - target)
+            worse = abs(tried - target) - abs(reached - target)
             if worse < _HEAT * (1 - tried_before / _TRIES) ** 2 * random.exponential():
-                found = tried
+                reached = tried
             else:
-                parts[one][here], parts[other][there] = own, theirs
-        return parts, found
+                parts[first][here], parts[other][there] = own, theirs
+        return parts, reached
 
     # Icor lies between -1 and 1.
     (_, least), (_, largest) = search(-1.0), search(1.0)

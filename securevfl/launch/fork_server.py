@@ -351,5 +351,5 @@ def _become(asked: Mapping[str, Any]) -> None:
     os.close(lifeline)
     os.close(log)
     paths = {name: f"/dev/fd/{other}" for name, other in zip(asked["handed"], others, strict=True)}
-    sys.argv = ["securevfl", *(paths.get(one, one) for one in asked["arguments"])]
+    sys.argv = ["securevfl", *(paths.get(argument, argument) for argument in asked["arguments"])]
     os.environ |= {EVENTS_VARIABLE: str(events), LIFELINE_VARIABLE: "stdin"}

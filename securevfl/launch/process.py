@@ -109,7 +109,7 @@ class _Program:
     def __init__(self, command: PartyCommand, files: ChildFiles) -> None:
         paths = {name: f"/dev/fd/{handle}" for name, handle in files.handed.items()}
         self._process = subprocess.Popen(
-            [*command.program, *(paths.get(one, one) for one in command.arguments)],
+            [*command.program, *(paths.get(argument, argument) for argument in command.arguments)],
             stdin=files.lifeline,
             stdout=files.log,
             stderr=subprocess.STDOUT,
@@ -199,7 +199,7 @@ class PartyProcess:
                         for name, content in command.handed.items()
                     },
                 )
-                self._process = _started(command, files, fork_server)
+                self._process = _start_program(command, files, fork_server)
         except OSError as error:
             os.close(self.events_fd)
             os.close(self._lifeline)
@@ -334,7 +334,7 @@ class PartyProcess:
         return spoken[-1] if spoken else "it printed nothing"
 
 
-def _started(
+def _start_program(
     command: PartyCommand, files: ChildFiles, fork_server: ForkServer | None
 ) -> _Program | Forked:
     if fork_server is not None:

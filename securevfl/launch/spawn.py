@@ -193,8 +193,8 @@ class Launch:
         for party in self.parties:
             party.kill()
             party.close()
-        for one in self._fork_servers.values():
-            one.close()
+        for server in self._fork_servers.values():
+            server.close()
         self._selector.close()
 
     def turn(self, *, silent: bool = False) -> None:

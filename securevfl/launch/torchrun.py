@@ -30,7 +30,7 @@ class Started:
         return folder / f"meeting-{self.name}"
 
 
-def started() -> Started | None:
+def detect_torchrun() -> Started | None:
     """Return which of several processes this is; None where it is the only one.
 
     ``RANK``, ``WORLD_SIZE`` and ``RENDEZVOUS`` say so as to CrypTen, or torchrun's variables.

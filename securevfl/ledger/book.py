@@ -167,7 +167,7 @@ class Session:
         return self.plan.releases_per_record is not None
 
     @property
-    def spent(self) -> bool:
+    def has_spent(self) -> bool:
         """Whether anything was released or fitted."""
         return self.fits + self.rounds + self.link_counts > 0
 
@@ -400,16 +400,16 @@ class LedgerBook:
     @property
     def units(self) -> list[str]:
         """Units that anything was spent or limited for."""
-        spent = [one.plan.privacy.unit for one in self.sessions if one.spent]
+        spent = [session.plan.privacy.unit for session in self.sessions if session.has_spent]
         return sorted({*spent, *self.limits})
 
     def runs(self, *, unit: str | None = None) -> dict[str, list[Session]]:
         """Return the sessions that spent anything, by run; of one unit or of all."""
-        found: dict[str, list[Session]] = {}
+        sessions_by_run: dict[str, list[Session]] = {}
         for session in self.sessions:
-            if session.spent and unit in (None, session.plan.privacy.unit):
-                found.setdefault(session.run, []).append(session)
-        return found
+            if session.has_spent and unit in (None, session.plan.privacy.unit):
+                sessions_by_run.setdefault(session.run, []).append(session)
+        return sessions_by_run
 
     def total(self, unit: str, *, delta: float) -> float:
         """Return epsilon of everything that was spent for a unit, at ``delta``; rounded up.
@@ -420,10 +420,10 @@ class LedgerBook:
 
     def _of_runs(self, unit: str, *, delta: float) -> float:
         return epsilon_of_sessions(
-            [one for one in self.sessions if one.plan.privacy.unit == unit], delta=delta
+            [session for session in self.sessions if session.plan.privacy.unit == unit], delta=delta
         )
 
-    def left(self, unit: str) -> float | None:
+    def epsilon_left(self, unit: str) -> float | None:
         """Return what a unit's limit leaves; programs that are allowed take nothing of it."""
         limit = self.limits.get(unit)
         if limit is None:
@@ -462,13 +462,14 @@ class LedgerBook:
         predictions of its model. Of each model that was asked: all its predictions. A run whose
         session neither met the others nor charged anything began only if it is the last one.
         """
-        own = [one for one in self.sessions if not one.lost]
+        own = [session for session in self.sessions if not session.lost]
         runs = {
-            one.run: one.run not in self._ended
-            for one in own
-            if not one.model and (one.spent or one.run in self._met or one is own[-1])
+            session.run: session.run not in self._ended
+            for session in own
+            if not session.model
+            and (session.has_spent or session.run in self._met or session is own[-1])
         }
-        models = {**runs, **{one.model: True for one in own if one.model}}
+        models = {**runs, **{session.model: True for session in own if session.model}}
         return [{"run": run, "model": ""} for run, trains in runs.items() if trains] + [
             {"run": secrets.token_hex(16), "model": model} for model in models
         ]
@@ -492,7 +493,7 @@ class LedgerBook:
             return None
         if self.programs and not self.programs_allowed:
             return math.inf
-        *earlier, _ = [one for one in self.sessions if one.plan.privacy.unit == unit]
+        *earlier, _ = [session for session in self.sessions if session.plan.privacy.unit == unit]
         return epsilon_of_sessions([*earlier, after], delta=limit.delta)
 
     def outlook(self, own: Session, whole: Session, *, budget: float | None) -> Outlook:
@@ -504,9 +505,9 @@ class LedgerBook:
             budget: Which epsilon it keeps with the run's other sessions; None for none.
         """
         privacy = own.plan.privacy
-        others = [one for one in self.sessions if one.plan.privacy.unit == privacy.unit]
-        before = [one for one in others if one.run != own.run]
-        mine = [one for one in others if one.run == own.run and one is not own]
+        others = [session for session in self.sessions if session.plan.privacy.unit == privacy.unit]
+        before = [session for session in others if session.run != own.run]
+        mine = [session for session in others if session.run == own.run and session is not own]
         epsilon = epsilon_of_sessions([*mine, whole], delta=privacy.delta)
         # A resumed run asks before every release, and stops within its budget.
         epsilon = epsilon if budget is None else min(epsilon, budget)
@@ -514,7 +515,8 @@ class LedgerBook:
         return Outlook(
             epsilon=epsilon,
             total_before=max(programs, epsilon_of_sessions(before, delta=privacy.delta)),
-            runs_before=len({one.run for one in before if one.spent}) + len(self.programs),
+            runs_before=len({session.run for session in before if session.has_spent})
+            + len(self.programs),
             total=max(programs, epsilon_of_sessions([*before, *mine, whole], delta=privacy.delta)),
             unit=privacy.unit,
             delta=privacy.delta,
@@ -570,15 +572,17 @@ class LedgerBook:
 
     def _program(self, entry: Mapping[str, Any]) -> None:
         self.programs.append(
-            ProgramUse(**{one.name: entry[one.name] for one in fields(ProgramUse)})
+            ProgramUse(
+                **{data_field.name: entry[data_field.name] for data_field in fields(ProgramUse)}
+            )
         )
 
     def _programs(self, entry: Mapping[str, Any]) -> None:
         self.programs_allowed = entry["allowed"] is True
 
-    def _restored(self, entry: Mapping[str, Any]) -> None:
-        for one in entry["promises"]:
-            run, model = str(one["run"]), str(one["model"])
+    def _restore(self, entry: Mapping[str, Any]) -> None:
+        for promise in entry["promises"]:
+            run, model = str(promise["run"]), str(promise["model"])
             known = [other for other in self.sessions if not other.lost]
             # A model that was not asked before the copy was made counts as its training does.
             asked = [other for other in known if model and other.model == model]
@@ -604,7 +608,7 @@ _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
     "limit": LedgerBook._limit,
     PROGRAM: LedgerBook._program,
     "programs": LedgerBook._programs,
-    RESTORED: LedgerBook._restored,
+    RESTORED: LedgerBook._restore,
     COUNTERSIGNED: LedgerBook._of_others,
     FORGOTTEN: LedgerBook._of_others,
 }
@@ -633,7 +637,7 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
     """
     parts: dict[str, list[Session]] = {}
     for session in sessions:
-        if not session.spent:
+        if not session.has_spent:
             continue
         if session.noise_share_std == 0:
             return math.inf
@@ -654,7 +658,7 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
             own.append(session)
     events, asked = [], Counter[Release]()
     counted: dict[str, list[Session]] = {}
-    for part in (one for own in parts.values() for one in own):
+    for part in (session for own in parts.values() for session in own):
         if part.counts_records:
             counted.setdefault(part.run if part.lost else part.model, []).append(part)
         elif part.model and not part.lost:
@@ -666,8 +670,11 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
     for own in counted.values():
         # No record was released more often than the largest N that was promised, and never with
         # less noise over its effect than in the session that had the least.
-        most = max(one.plan.releases_per_record or 0 for one in own)
-        plans = [(replace(one.plan, releases_per_record=most), one.noise_share_std) for one in own]
+        most = max(session.plan.releases_per_record or 0 for session in own)
+        plans = [
+            (replace(session.plan, releases_per_record=most), session.noise_share_std)
+            for session in own
+        ]
         least = min(plan.release_multiplier(share_std) for plan, share_std in plans)
         events.append(GaussianRelease(noise_multiplier=least))
     return epsilon_of(events, delta=delta)

@@ -270,7 +270,7 @@ class ChainedFile:
         if self._handle is None or self._place is None:
             return
         try:
-            what = self._altered(self._handle, self._place)
+            what = self._find_alteration(self._handle, self._place)
         except OSError as error:
             raise StorageError.of(f"ledger {self.path}", error) from None
         if what is not None:
@@ -281,7 +281,7 @@ class ChainedFile:
                 f"what that may lack: securevfl ledger restored TABLE"
             )
 
-    def _altered(self, handle: int, place: Path) -> str | None:
+    def _find_alteration(self, handle: int, place: Path) -> str | None:
         """Return what was done to the file since this process last touched it."""
         own = os.fstat(handle)
         try:

@@ -95,13 +95,13 @@ class Memories(TypedMessage):
         """Return it as it is sent."""
         tensors: dict[str, npt.NDArray[np.generic]] = {}
         for name, memory in self.memories.items():
-            found = [memory.heads.get(other, _NOTHING) for other in self.parties]
+            heads = [memory.heads.get(other, _NOTHING) for other in self.parties]
             tensors[f"nonce:{name}"] = _array(memory.nonce)
             tensors[f"signature:{name}"] = _array(memory.signature)
-            tensors[f"heads:{name}"] = _array(b"".join(head for head, _ in found)).reshape(
-                len(found), HASH_BYTES
+            tensors[f"heads:{name}"] = _array(b"".join(head for head, _ in heads)).reshape(
+                len(heads), HASH_BYTES
             )
-            tensors[f"lines:{name}"] = np.array([lines for _, lines in found], dtype=np.int64)
+            tensors[f"lines:{name}"] = np.array([lines for _, lines in heads], dtype=np.int64)
         return Message(kind=self.KIND, tensors=tensors)
 
     @classmethod
@@ -280,17 +280,17 @@ def require_signed(entry: Mapping[str, Any]) -> list[HeadStatement]:
     """
     try:
         occasion = Occasion(**{name: str(entry[name]) for name in ("federation", "digest", "run")})
-        found = []
-        for one in entry["statements"]:
-            kept = {name: one[name] for name in ("party", "head", "lines", "since", "proof")}
-            said = HeadStatement(meeting=entry["meeting"], point=entry["point"], **kept)
-            verify(one["identity"], bytes.fromhex(one["signature"]), said.text(occasion))
-            found.append(said)
+        statements = []
+        for signed in entry["statements"]:
+            kept = {name: signed[name] for name in ("party", "head", "lines", "since", "proof")}
+            statement = HeadStatement(meeting=entry["meeting"], point=entry["point"], **kept)
+            verify(signed["identity"], bytes.fromhex(signed["signature"]), statement.text(occasion))
+            statements.append(statement)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         raise PrivacyError(f"a line about other parties is malformed ({error})") from None
-    return found
+    return statements
 
 
 class OtherLedgers:
@@ -307,10 +307,12 @@ class OtherLedgers:
         """
         try:
             if entry["kind"] == COUNTERSIGNED:
-                found = self.by_federation.setdefault(entry["federation"], {})
-                for one in entry["statements"]:
-                    found[one["party"]] = Remembered(
-                        head=bytes.fromhex(one["head"]), lines=one["lines"], time=entry["time"]
+                remembered = self.by_federation.setdefault(entry["federation"], {})
+                for signed in entry["statements"]:
+                    remembered[signed["party"]] = Remembered(
+                        head=bytes.fromhex(signed["head"]),
+                        lines=signed["lines"],
+                        time=entry["time"],
                     )
             elif entry["kind"] == FORGOTTEN:
                 self.by_federation.get(entry["federation"], {}).pop(entry["party"], None)
@@ -401,7 +403,10 @@ class Countersigner:
     def memory(self) -> Memory:
         """Return which heads this party remembers, signed, with a fresh random number."""
         nonce = secrets.token_bytes(NONCE_BYTES)
-        heads = {name: (one.head, one.lines) for name, one in self._remembered.items()}
+        heads = {
+            name: (remembered.head, remembered.lines)
+            for name, remembered in self._remembered.items()
+        }
         text = self._memory_text(self.name, nonce, heads)
         self._own = Memory(nonce=nonce, heads=heads, signature=self.identity.sign(text))
         return self._own
@@ -467,8 +472,8 @@ class Countersigner:
             ProtocolError: Naming a party whose ledger does not continue what it signed before.
         """
         statements = {name: self._statement(point, name, stated[name]) for name in self.others}
-        for name, one in statements.items():
-            text = one.text(self.occasion)
+        for name, statement in statements.items():
+            text = statement.text(self.occasion)
             self._check(name, stated[name].signature, text, what=f"ledger head at {point}")
         for name in self.others:
             self._require_continued(name, stated[name])
@@ -484,11 +489,11 @@ class Countersigner:
                 "point": point,
                 "statements": [
                     {
-                        **one.line(),
+                        **statement.line(),
                         "identity": self.pinned[name],
                         "signature": stated[name].signature.hex(),
                     }
-                    for name, one in statements.items()
+                    for name, statement in statements.items()
                 ],
             }
         )
@@ -497,14 +502,14 @@ class Countersigner:
             for name in self.others
         }
 
-    def _require_continued(self, name: str, one: SignedHead) -> None:
+    def _require_continued(self, name: str, signed: SignedHead) -> None:
         """Refuse a ledger that does not continue the one that is remembered."""
         known = self._remembered.get(name)
         if known is None:
             return
-        if one.since <= known.lines <= one.lines:
-            rest = [line.tobytes() for line in one.proof[known.lines - one.since :]]
-            if head_after(known.head, rest) == one.head:
+        if signed.since <= known.lines <= signed.lines:
+            rest = [line.tobytes() for line in signed.proof[known.lines - signed.since :]]
+            if head_after(known.head, rest) == signed.head:
                 return
         error = ProtocolError(
             f"party {name!r}: its ledger does not continue the one that it signed on "

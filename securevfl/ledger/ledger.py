@@ -68,7 +68,7 @@ class LedgerFile(ChainedFile):
         self.book = LedgerBook()
         """What the lines said when the file was opened, and what its ledger adds."""
         super().__init__(path, take=self.book.take, **how)
-        if not (restores or self.noted is None or self.chain.contains(self.noted)):
+        if not (restores or self.noted_head is None or self.chain.contains(self.noted_head)):
             self.close()
             raise PrivacyError(
                 f"ledger {path}: lacks lines that a run has written ({path}.head names the last); "
@@ -83,7 +83,7 @@ class LedgerFile(ChainedFile):
         return self.path.with_name(f"{self.path.name}.head")
 
     @property
-    def noted(self) -> str | None:
+    def noted_head(self) -> str | None:
         """The head that was noted; None where there is no note, no head if it cannot be read."""
         if self.path is None or not os.path.lexists(self.note):
             return None
@@ -99,8 +99,8 @@ class LedgerFile(ChainedFile):
             files.write_text(self.note, head)
             files.sync_folder(self.note.parent)
 
-    def _altered(self, handle: int, place: Path) -> str | None:
-        altered = super()._altered(handle, place)
+    def _find_alteration(self, handle: int, place: Path) -> str | None:
+        altered = super()._find_alteration(handle, place)
         if altered is not None:
             # While the lock is held: the next run asks for it.
             self.note_head(self.head)
@@ -224,7 +224,7 @@ def require_rows(sessions: Sequence[Session], most: int | None, *, more: int) ->
     Raises:
         BudgetExceededError: If they are too many.
     """
-    asked = sum(one.row_releases for one in sessions)
+    asked = sum(session.row_releases for session in sessions)
     if most is not None and asked + more > most:
         raise BudgetExceededError(
             f"{sessions[-1].party}: {more} rows more would bring all predictions of this model to "
@@ -462,21 +462,21 @@ class Ledger:
         return sum(session.updates for session in self._sessions)
 
     @property
-    def fitted(self) -> bool:
+    def encoder_fitted(self) -> bool:
         """Whether this run's frozen encoder was fitted, in any of its sessions."""
         return any(session.fits for session in self._sessions)
 
     @property
     def linked_rows(self) -> int | None:
         """What this run has answered on how many rows are linked, in any of its sessions."""
-        said = (one.linked_rows for one in self._sessions)
-        return next((linked for linked in said if linked is not None), None)
+        row_counts = (session.linked_rows for session in self._sessions)
+        return next((linked for linked in row_counts if linked is not None), None)
 
     @property
     def link_counts_due(self) -> int:
         """How often this run still has to answer how many rows are linked: once, or never again."""
         due = self._own.plan.linked_rows is not None
-        return int(due and not any(one.link_counts for one in self._sessions))
+        return int(due and not any(session.link_counts for session in self._sessions))
 
     @property
     def released_rows(self) -> Int64[np.ndarray, " released"]:
@@ -484,12 +484,12 @@ class Ledger:
         return self._uses.rows if self._own.frozen else np.zeros(0, dtype=np.int64)
 
     @property
-    def spent(self) -> float:
+    def epsilon_spent(self) -> float:
         """Epsilon of this run, at its delta: of all its sessions together; rounded up.
 
         Where records are counted, all requests to the model are one run.
         """
-        own = self.budgeted if self._own.counts_records else self._sessions
+        own = self.budget_sessions if self._own.counts_records else self._sessions
         return epsilon_of_sessions(own, delta=self._delta)
 
     @property
@@ -509,7 +509,7 @@ class Ledger:
 
     def outlook(self) -> Outlook:
         """Return what the run may spend, and what was spent on its table before."""
-        return self._book.outlook(self._own, self._whole, budget=budget_of(self.budgeted))
+        return self._book.outlook(self._own, self._whole, budget=budget_of(self.budget_sessions))
 
     def require_room(self, *, rounds: int, row_releases: int, passes: int) -> None:
         """Refuse a run that could not finish; call it before anything is sent.
@@ -654,10 +654,10 @@ class Ledger:
         """
         if self.records is None:
             last, lost = None, False
-            for one in self.budgeted:
+            for session in self.budget_sessions:
                 # What was booked anew covers counts of any time, until they are booked again.
-                if one.lost or one.counts:
-                    last, lost = one.counts, one.lost
+                if session.lost or session.counts:
+                    last, lost = session.counts, session.lost
             self.records = RecordCounts(folder, self._file, keys, last=last, lost=lost)
 
     def require_same_release(self, digest: str) -> None:
@@ -692,7 +692,7 @@ class Ledger:
             PrivacyError: If the ledger was cut, or is another one.
         """
         *earlier, _ = self._sessions
-        restored = [one.lost for one in earlier if one.spent][-1:] == [True]
+        restored = [session.lost for session in earlier if session.has_spent][-1:] == [True]
         if not (restored or self._file.chain.contains(head)):
             self._file.note_head(head)
             raise PrivacyError(
@@ -718,9 +718,9 @@ class Ledger:
         return self._book.sessions
 
     @property
-    def budgeted(self) -> list[Session]:
+    def budget_sessions(self) -> list[Session]:
         """Sessions that keep one epsilon with this one, in order; the last one is this one."""
-        return [one for one in self._book.sessions if one.shares_budget_with(self._own)]
+        return [session for session in self._book.sessions if session.shares_budget_with(self._own)]
 
     @property
     def _whole(self) -> Session:
@@ -746,11 +746,11 @@ class Ledger:
         """
         after = self._own.with_more(**more)
         require_planned(self._own, after, what=what)
-        *earlier, _ = self.budgeted
+        *earlier, _ = self.budget_sessions
         epsilon = epsilon_of_sessions([*earlier, after], delta=self._delta)
-        budget = budget_of(self.budgeted)
+        budget = budget_of(self.budget_sessions)
         if budget is not None and not epsilon <= budget:  # written so that NaN fails
-            spent = self.spent, epsilon_of_sessions(earlier, delta=self._delta)
+            spent = self.epsilon_spent, epsilon_of_sessions(earlier, delta=self._delta)
             raise over_budget(self._own, epsilon, budget=budget, spent=spent, what=what)
         # What the table's owner does not allow, no federation file changes.
         if not (self._covered or self._book.limit_covers(after)):
@@ -771,10 +771,10 @@ class LabelsSpent(LabelTotal):
 def labels_spent(sessions: Iterable[Session]) -> LabelsSpent | None:
     """Return what sessions released of labels together; None without such a release."""
     released = [session for session in sessions if session.labels]
-    total = labels_total(one for session in released for one in session.labels)
+    total = labels_total(label for session in released for label in session.labels)
     if total is None:
         return None
-    return LabelsSpent(runs=len({one.run for one in released}), **asdict(total))
+    return LabelsSpent(runs=len({session.run for session in released}), **asdict(total))
 
 
 def label_figures(own: Sequence[Session], table: Sequence[Session]) -> dict[str, float | None]:
@@ -931,7 +931,7 @@ def book_restored(path: Path) -> list[RunSpent]:
     with contextlib.closing(LedgerFile(path, restores=True)) as file:
         book, promises = file.book, file.book.open_promises()
         before = len(book.sessions)
-        if promises and file.noted != file.head:
+        if promises and file.noted_head != file.head:
             line = {"kind": RESTORED, "version": VERSION, "time": now(), "promises": promises}
             file.append(line)
             book.take(line, f"ledger {path}")
@@ -941,7 +941,7 @@ def book_restored(path: Path) -> list[RunSpent]:
             raise ConfigError(
                 f"ledger {path}: is booked; remove {file.note} by hand ({error.strerror})"
             ) from None
-        return [_run_spent([one]) for one in book.sessions[before:]]
+        return [_run_spent([session]) for session in book.sessions[before:]]
 
 
 def _run_spent(sessions: list[Session]) -> RunSpent:
@@ -957,15 +957,15 @@ def _run_spent(sessions: list[Session]) -> RunSpent:
         encoder=privacy.encoder,
         epsilon=finite_or_none(epsilon),
         delta=privacy.delta,
-        releases=sum(one.rounds for one in sessions),
-        row_releases=sum(one.row_releases for one in sessions),
-        lost=any(one.lost for one in sessions),
+        releases=sum(session.rounds for session in sessions),
+        row_releases=sum(session.row_releases for session in sessions),
+        lost=any(session.lost for session in sessions),
     )
 
 
 def _unit_spent(book: LedgerBook, unit: str) -> UnitSpent:
     runs, limit = book.runs(unit=unit), book.limits.get(unit)
-    deltas = [one.plan.privacy.delta for sessions in runs.values() for one in sessions]
+    deltas = [session.plan.privacy.delta for sessions in runs.values() for session in sessions]
     delta = limit.delta if limit else min(deltas)
     epsilon = book.total(unit, delta=delta)
     return UnitSpent(
@@ -974,7 +974,7 @@ def _unit_spent(book: LedgerBook, unit: str) -> UnitSpent:
         delta=delta,
         runs=len(runs),
         limit=limit.epsilon if limit else None,
-        left=book.left(unit),
+        left=book.epsilon_left(unit),
     )
 
 
@@ -989,12 +989,12 @@ def lines_of_run(path: Path, run: str) -> list[dict[str, Any]]:
         lines = [strict_json(line, depth=MOST_LEVELS) for line in text.splitlines()]
     except (OSError, ValueError) as error:
         raise ConfigError(f"ledger {path}: cannot be read ({error})") from None
-    found, current = [], ""
+    run_lines, current = [], ""
     for line in lines:
         current = run_after(line, current)
         if current == run:
-            found.append(line)
-    return found
+            run_lines.append(line)
+    return run_lines
 
 
 # A run's privacy figures, computed again from a ledger's lines.
@@ -1015,7 +1015,7 @@ def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mappin
     return entries[:end]
 
 
-def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
+def recompute_figures(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
     """Return a run's privacy figures by name, as its ledger's lines give them.
 
     Args:
@@ -1032,7 +1032,7 @@ def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, floa
     """
     book = LedgerBook()
     book.read(entries, where="the ledger")
-    sessions = [one for one in book.sessions if one.run == run]
+    sessions = [session for session in book.sessions if session.run == run]
     if not sessions:
         raise PrivacyError(f"no session of run {run} was opened in it")
     privacy = sessions[-1].plan.privacy
@@ -1040,7 +1040,7 @@ def recomputed(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, floa
     return {
         "epsilon": finite_or_none(epsilon_of_sessions(sessions, delta=privacy.delta)),
         "total_epsilon": finite_or_none(book.total(privacy.unit, delta=privacy.delta)),
-        "releases": sum(one.rounds for one in sessions),
-        "row_releases": sum(one.row_releases for one in sessions),
+        "releases": sum(session.rounds for session in sessions),
+        "row_releases": sum(session.row_releases for session in sessions),
         **{f"labels.{name}": value for name, value in labels.items()},
     }

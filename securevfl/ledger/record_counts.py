@@ -103,8 +103,8 @@ class RecordCounts(ChainedFile):
         taken = taken[self._counts[flat[taken]] + place < most]
         released = flat[taken]
         # Also where there is none: whether a line is written depends on no record.
-        told = {"ledger": self._ledger.head, "records": released.tolist()}
-        self.append({"kind": "released", **told})
+        content = {"ledger": self._ledger.head, "records": released.tolist()}
+        self.append({"kind": "released", **content})
         np.add.at(self._counts, released, 1)
         admitted = np.zeros(flat.shape, dtype=np.bool_)
         admitted[taken] = True

@@ -93,7 +93,7 @@ class CandidatePairs(ABC):
         a candidate may be left out.
         """
 
-    def swapped(self: Candidates) -> Candidates:
+    def swap_roles(self: Candidates) -> Candidates:
         """Return the same with the parties' roles exchanged: the very same pairs."""
         return replace(self, primary=self.records, records=self.primary)
 
@@ -150,9 +150,9 @@ class PairwiseKeys(ComparedKeys):
             return super().nearest(rows, k, eligible=eligible)
         return self._nearest_among(self.candidates, rows, k, eligible=eligible)[0]
 
-    def swapped(self: Own) -> Own:
+    def swap_roles(self: Own) -> Own:
         """Exchange the parties' roles."""
-        candidates = None if self.candidates is None else self.candidates.swapped()
+        candidates = None if self.candidates is None else self.candidates.swap_roles()
         return replace(self, primary=self.records, records=self.primary, candidates=candidates)
 
     def figures(self) -> Mapping[str, Any]:
@@ -161,7 +161,7 @@ class PairwiseKeys(ComparedKeys):
             return {}
         return {"blocking": {**asdict(self.quality), **self.candidates.figures()}}
 
-    def blocked(
+    def with_candidates(
         self: Own, candidates: CandidatePairs, k: int, *, rows_measured: int = _ROWS_MEASURED
     ) -> Own:
         """Return keys that are linked by candidates, and measure what that loses.
@@ -178,13 +178,13 @@ class PairwiseKeys(ComparedKeys):
         checks.at_least(1, rows_measured=rows_measured)
         chosen = np.unique(np.linspace(0, self.num_rows - 1, rows_measured).astype(np.int64))
         exact = self.nearest(chosen, k)
-        found, pairs = self._nearest_among(candidates, chosen, k)
+        nearest, pairs = self._nearest_among(candidates, chosen, k)
         per_row = pairs / len(chosen)
         quality = BlockingQuality(
             rows_measured=len(chosen),
             links_per_row=k,
-            recall_at_1=float((found.distances[:, 0] == exact.distances[:, 0]).mean()),
-            recall_at_k=float((found.distances <= exact.distances[:, -1:]).mean()),
+            recall_at_1=float((nearest.distances[:, 0] == exact.distances[:, 0]).mean()),
+            recall_at_k=float((nearest.distances <= exact.distances[:, -1:]).mean()),
             candidates_per_row=per_row,
             reduction_ratio=1 - per_row / self.num_records,
         )
@@ -200,15 +200,15 @@ class PairwiseKeys(ComparedKeys):
     ) -> tuple[LinkTable, int]:
         """Return the ``k`` nearest candidates of each row, and how many pairs were compared."""
         eligible_ids(self.num_records, k, eligible)
-        found = LinkTable.empty(self.num_rows if rows is None else len(rows), k)
+        nearest = LinkTable.empty(self.num_rows if rows is None else len(rows), k)
         compared = 0
         for pairs in candidates.pairs(rows, eligible):
             place = pairs.start + pairs.row
             apart = self.distances(place if rows is None else rows[place], pairs.record)
             links = nearest_pairs(pairs.end - pairs.start, k, pairs.row, pairs.record, apart)
-            found.put(slice(pairs.start, pairs.end), links)
+            nearest.put(slice(pairs.start, pairs.end), links)
             compared += len(apart)
-        return found, compared
+        return nearest, compared
 
 
 # Candidates by written rules over key columns: a join, in time that grows with what it finds.
@@ -322,10 +322,10 @@ def _rule_values(
     with _database() as database:
         database.register("columns", table)
         try:
-            found = database.execute(query).fetchnumpy()
+            rule_columns = database.execute(query).fetchnumpy()
         except duckdb.Error as error:
             raise DataError(f"keys of {whose}: linkage.blocking: {_reason(error)}") from None
-    return [np.ma.asarray(found[f"k{rule}"], np.uint64) for rule in range(len(rules.terms))]
+    return [np.ma.asarray(rule_columns[f"k{rule}"], np.uint64) for rule in range(len(rules.terms))]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -359,31 +359,33 @@ class RuleCandidates(CandidatePairs):
 
     def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[Pairs]:
         """Yield candidates; see :class:`~securevfl.linkage.blocking_rules.CandidatePairs`."""
-        among = self._all_records if eligible is None else self._sorted(eligible)
+        among = self._all_records if eligible is None else self._sort_records(eligible)
         spans = self._spans(among, rows)
         records = len(self.records[0])
         # A pair may come of several rules.
         most = np.sum([count for _, count in spans], axis=0)
         for start, end in batches(most, _CHUNK_CELLS):
-            found = [
+            rule_pairs = [
                 by_value.pairs(first[start:end], count[start:end])
                 for by_value, (first, count) in zip(among, spans, strict=True)
             ]
-            pairs = np.unique(np.concatenate([row * records + record for row, record in found]))
+            pairs = np.unique(
+                np.concatenate([row * records + record for row, record in rule_pairs])
+            )
             row, record = np.divmod(pairs, records)
             yield Pairs(start=start, end=end, row=row, record=record)
 
     def figures(self) -> Mapping[str, Any]:
         """Return how many pairs each rule alone finds."""
-        found = [int(count.sum()) for _, count in self._spans(self._all_records, None)]
-        return {"pairs_by_rule": dict(zip(self.rules.written, found, strict=True))}
+        pair_counts = [int(count.sum()) for _, count in self._spans(self._all_records, None)]
+        return {"pairs_by_rule": dict(zip(self.rules.written, pair_counts, strict=True))}
 
     @cached_property
     def _all_records(self) -> list[RecordsByKey]:
         """Kept because rows are often linked part by part."""
-        return self._sorted(np.ones(len(self.records[0]), dtype=np.bool_))
+        return self._sort_records(np.ones(len(self.records[0]), dtype=np.bool_))
 
-    def _sorted(self, eligible: Sample) -> list[RecordsByKey]:
+    def _sort_records(self, eligible: Sample) -> list[RecordsByKey]:
         """Return the eligible records by the values of each rule."""
         return [
             RecordsByKey.of(values.data, np.flatnonzero(eligible & ~np.ma.getmaskarray(values)))
@@ -394,12 +396,12 @@ class RuleCandidates(CandidatePairs):
         self, among: Sequence[RecordsByKey], rows: Chosen | None
     ) -> list[tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]]:
         """Return, for each rule, where the chosen rows' records begin, and how many there are."""
-        found = []
+        spans = []
         for by_value, values in zip(among, self.primary, strict=True):
             mine = values if rows is None else values[rows]
             first, count = by_value.spans(mine.data)
-            found.append((first, np.where(np.ma.getmaskarray(mine), 0, count)))
-        return found
+            spans.append((first, np.where(np.ma.getmaskarray(mine), 0, count)))
+        return spans
 
 
 _TYPES: Final[Mapping[KeyKind, str]] = {"text": "varchar", "number": "double"}
@@ -432,7 +434,7 @@ def _terms_of(
     where = f"linkage.blocking: rule {rule[:_LONGEST_RULE]!r}"
     if len(rule) > _LONGEST_RULE:
         raise ConfigError(f"{where}: is longer than {_LONGEST_RULE} characters")
-    parsed, plain = (_parsed(text, database) for text in (rule, "1"))
+    parsed, plain = (_parse_expression(text, database) for text in (rule, "1"))
     if parsed["error"]:
         raise ConfigError(f"{where}: can't be read: {_reason(parsed['error_message'])}")
     nodes = [statement["node"] for statement in parsed["statements"]]
@@ -442,7 +444,7 @@ def _terms_of(
     terms = []
     for node in nodes[0]["select_list"]:
         used: set[str] = set()
-        terms.append(_written(node, columns, used, where=where))
+        terms.append(_expression_text(node, columns, used, where=where))
         if not used:
             raise ConfigError(f"{where}: a term names no key column, so all pairs would keep it")
         if _growth(node) > _MOST_GROWTH:
@@ -478,14 +480,16 @@ def _reason(error: object) -> str:
     return str(error).strip().split("\n")[0][:_LONGEST_REASON]
 
 
-def _parsed(text: str, database: "duckdb.DuckDBPyConnection") -> dict[str, Any]:
-    found = database.execute("select json_serialize_sql(?)", [f"select {text}"]).fetchone()
-    assert found is not None, "one row"
-    tree: dict[str, Any] = json.loads(found[0])
+def _parse_expression(text: str, database: "duckdb.DuckDBPyConnection") -> dict[str, Any]:
+    row = database.execute("select json_serialize_sql(?)", [f"select {text}"]).fetchone()
+    assert row is not None, "one row"
+    tree: dict[str, Any] = json.loads(row[0])
     return tree
 
 
-def _written(node: Mapping[str, Any], columns: Sequence[str], used: set[str], *, where: str) -> str:
+def _expression_text(
+    node: Mapping[str, Any], columns: Sequence[str], used: set[str], *, where: str
+) -> str:
     """Return an expression of the parser's tree as text again, if it is one of a single row.
 
     Args:
@@ -517,7 +521,7 @@ def _written(node: Mapping[str, Any], columns: Sequence[str], used: set[str], *,
         plain &= not node["schema"] and not node["catalog"]
         if plain and name in FUNCTIONS | _OPERATORS:
             parts = [
-                _written(part["expression"], columns, used, where=where)
+                _expression_text(part["expression"], columns, used, where=where)
                 for part in node["arguments"]
             ]
             if name in FUNCTIONS:

@@ -106,7 +106,7 @@ class LinkTable:
         """Write the links of some rows, in place."""
         self.indices[rows], self.distances[rows] = links.indices, links.distances
 
-    def numbered(self, ids: Chosen) -> "LinkTable":
+    def renumber(self, ids: Chosen) -> "LinkTable":
         """Return the table of records that have these numbers instead of 0, 1, ..."""
         records = np.where(self.present, ids[np.where(self.present, self.indices, 0)], NO_RECORD)
         return LinkTable(indices=records, distances=self.distances)
@@ -294,7 +294,7 @@ def nearest_by_block(
         step = max(1, chunk_cells // len(ids))
         for start in range(0, rows, step):
             end = min(start + step, rows)
-            links.put(slice(start, end), nearest_in_block(block(start, end), k).numbered(ids))
+            links.put(slice(start, end), nearest_in_block(block(start, end), k).renumber(ids))
     return links
 
 
@@ -344,13 +344,13 @@ def write_nearest(
         step = max(1, chunk_cells // width)
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
-            found, position = map(np.asarray, search(some, width))
+            near, position = map(np.asarray, search(some, width))
             # If the last candidate is as far as the k-th, others as far may be still outside.
-            limit = found[:, wanted - 1] * (1 + _RELATIVE_SLACK) + _ABSOLUTE_SLACK
-            decided = (found[:, -1] > limit) | (width == count)
+            limit = near[:, wanted - 1] * (1 + _RELATIVE_SLACK) + _ABSOLUTE_SLACK
+            decided = (near[:, -1] > limit) | (width == count)
             undecided.append(some[~decided])
             some, position = some[decided], position[decided]
-            exact = measure(some, position, found[decided])
+            exact = measure(some, position, near[decided])
             _put_in_order(position, exact)
             links.indices[some, :wanted] = ids[position[:, :wanted]]
             links.distances[some, :wanted] = exact[:, :wanted]

@@ -110,7 +110,7 @@ def eligible_pairs(metric: ComparedKeys, *, cap: int) -> EligiblePairs:
         DataError: If keys are not what the metric needs.
     """
     checks.at_least(1, cap=cap)
-    picked = metric.swapped().nearest(None, min(cap, metric.num_rows))
+    picked = metric.swap_roles().nearest(None, min(cap, metric.num_rows))
     return pairs_of_picks(picked, num_rows=metric.num_rows)
 
 

@@ -152,7 +152,7 @@ class ChoiceSpec:
     predictions, where a row may well have no link."""
 
     @property
-    def fixed(self) -> bool:
+    def is_fixed(self) -> bool:
         """Whether one link table serves all rounds; a secret sample is drawn anew in every run."""
         return self.sampling_rate == 1 and self.by == "rows"
 

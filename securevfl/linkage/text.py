@@ -166,11 +166,11 @@ class Spelling:
 
 def _in_iso_form(text: str, order: DateOrder) -> str:
     day_text = _MIDNIGHT.sub("", text)
-    if (found := _DATE.fullmatch(day_text)) is not None:
-        first, second, year = map(int, found.groups())
+    if (match := _DATE.fullmatch(day_text)) is not None:
+        first, second, year = map(int, match.groups())
         day, month = (first, second) if order == "day-first" else (second, first)
-    elif (found := _ISO.fullmatch(day_text)) is not None:
-        year, month, day = map(int, found.groups())
+    elif (match := _ISO.fullmatch(day_text)) is not None:
+        year, month, day = map(int, match.groups())
     else:
         return text
     try:

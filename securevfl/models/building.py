@@ -81,7 +81,7 @@ def bottom_of(
         ConfigError: If the family fails to build it, or builds another.
         PrivacyError: If it does not treat each record separately although it must or claims to.
     """
-    with _blamed(family, "bottom", "can't be built"):
+    with _blame_family(family, "bottom", "can't be built"):
         bottom = family.build_bottom(
             settings,
             num_features=num_features,
@@ -112,7 +112,7 @@ def top_of(
     Raises:
         ConfigError: If the family fails to build it, or builds another.
     """
-    with _blamed(family, "top", "can't be built"):
+    with _blame_family(family, "top", "can't be built"):
         top = family.build_top(
             settings,
             num_features=num_features,
@@ -159,7 +159,7 @@ def check_bottom(
     keys = torch.rand(_ROWS, links, key_dim, generator=random)
     present = torch.ones(_ROWS, links, dtype=torch.bool)
     present[1, -1] = False
-    with _evaluated(bottom):
+    with _evaluation_mode(bottom):
         out = _call(family, "bottom", shape, lambda: bottom(features, keys, present))
         if not bottom.recordwise:
             if pooled:
@@ -227,26 +227,26 @@ def require_rows_apart(
         ConfigError: If it fails on these rows.
     """
     for draw in range(_DRAWS):
-        with _blamed(family, "bottom", "can't be copied"):
+        with _blame_family(family, "bottom", "can't be copied"):
             model = copy.deepcopy(bottom)
-        rows = _prepared(model, settings.neighbours, num_features, key_dim, seed=draw)
+        rows = _prepare_inputs(model, settings.neighbours, num_features, key_dim, seed=draw)
         for training in (False, True):
             model.train(training)
             for module in model.modules():
                 if isinstance(module, nn.modules.dropout._DropoutNd):
                     module.eval()
-            with _blamed(family, "bottom", f"fails on a batch of {_TRIED_ROWS} rows"):
-                found = _seen_by_others(model, rows)
-            if found:
+            with _blame_family(family, "bottom", f"fails on a batch of {_TRIED_ROWS} rows"):
+                problem = _seen_by_others(model, rows)
+            if problem:
                 raise errors.PrivacyError(
-                    f"{_model_of(family, 'bottom')} {found}: one record then changes other rows, "
+                    f"{_model_of(family, 'bottom')} {problem}: one record then changes other rows, "
                     f"and the guarantee of encoder = {encoder!r} would not hold; compute each row "
                     f"from its own links only"
                 )
         _require_vectorised(family, model.train(encoder != "frozen"), rows, encoder=encoder)
 
 
-def _prepared(
+def _prepare_inputs(
     model: nn.Module, links: int, num_features: int, key_dim: int, *, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Perturb a model's weights, and return features, keys and the mask of present links."""
@@ -270,22 +270,22 @@ def _seen_by_others(model: nn.Module, rows: tuple[Tensor, Tensor, Tensor]) -> st
     A model that draws at random without a dropout layer is not compared.
     """
 
-    def given(*some: Tensor, seed: int = 0) -> Tensor:
+    def run_model(*some: Tensor, seed: int = 0) -> Tensor:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             out: Tensor = model(*some)
             return out
 
-    together = given(*rows)
-    given(*(part.flip(0) for part in rows))
-    again = given(*rows)
+    together = run_model(*rows)
+    run_model(*(part.flip(0) for part in rows))
+    again = run_model(*rows)
     if not torch.equal(again.nan_to_num(), together.nan_to_num()):
         return "keeps state between batches"
-    if not torch.equal(given(*rows, seed=1).nan_to_num(), together.nan_to_num()):
+    if not torch.equal(run_model(*rows, seed=1).nan_to_num(), together.nan_to_num()):
         return None
     for row in range(_TRIED_ROWS):
         own = tuple(part[row : row + 1] for part in rows)
-        alone, batched = given(*own)[0], together[row]
+        alone, batched = run_model(*own)[0], together[row]
         largest = max(1.0, *(float(part.abs().max()) for part in (*own[:2], alone) if part.numel()))
         near = torch.allclose(alone, batched, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True)
         if not near:
@@ -300,8 +300,8 @@ def _require_vectorised(
     weights = {name: value.detach() for name, value in model.named_parameters()}
 
     def taught(weights: dict[str, Tensor], *row: Tensor) -> Tensor:
-        one = tuple(part.unsqueeze(0) for part in row)
-        total: Tensor = functional_call(model, weights, one).sum()
+        batch = tuple(part.unsqueeze(0) for part in row)
+        total: Tensor = functional_call(model, weights, batch).sum()
         return total
 
     try:
@@ -350,12 +350,12 @@ def check_top(
     similarities = None
     if family.needs_similarities(settings):
         similarities = torch.zeros(_ROWS, 1, settings.neighbours)
-    with _evaluated(top):
+    with _evaluation_mode(top):
         _call(family, "top", (_ROWS, outputs), lambda: top(features, keys, aggregate, similarities))
 
 
 @contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluate a model without changing it or any random stream."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -375,18 +375,19 @@ def _has_all_of(protocol: type[Any], model: nn.Module) -> bool:
 def _call(
     family: AnyFamily, half: str, shape: tuple[int, ...], model: Callable[[], object]
 ) -> Tensor:
-    with _blamed(family, half, f"fails on a batch of {_ROWS} rows"):
+    with _blame_family(family, half, f"fails on a batch of {_ROWS} rows"):
         out = model()
     if not isinstance(out, Tensor) or tuple(out.shape) != shape:
-        found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        output = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise errors.ConfigError(
-            f"{_model_of(family, half)} gives {found} for a batch of {_ROWS} rows, expected {shape}"
+            f"{_model_of(family, half)} gives {output} for a batch of {_ROWS} rows, expected "
+            f"{shape}"
         )
     return out
 
 
 @contextmanager
-def _blamed(family: AnyFamily, half: str, what: str) -> Iterator[None]:
+def _blame_family(family: AnyFamily, half: str, what: str) -> Iterator[None]:
     """Raise errors of a family's code as one line that names the family."""
     try:
         yield

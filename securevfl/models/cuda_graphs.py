@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from securevfl.core.devices import Precision, computing_in, widened
+from securevfl.core.devices import Precision, computing_in, widen_floats
 from securevfl.core.logs import log
 from securevfl.models.family import Stackable
 
@@ -48,7 +48,7 @@ class Replays:
         """
         if not (weights[0].is_cuda and torch.is_grad_enabled()):
             return self._compute(*inputs, *weights)
-        shapes = tuple((one.shape, one.dtype, one.requires_grad) for one in inputs)
+        shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in inputs)
         if shapes not in self._captured:
             full = len(self._captured) == MOST
             if not full or not self._launches:
@@ -73,8 +73,10 @@ class _Captured:
         self, compute: Callable[..., Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> None:
         # Inputs are copied into these; weights are read where they are, by leaves of their own.
-        self._inputs = [one.detach().clone().requires_grad_(one.requires_grad) for one in inputs]
-        values = self._inputs + [one.detach().requires_grad_() for one in weights]
+        self._inputs = [
+            tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in inputs
+        ]
+        values = self._inputs + [weight.detach().requires_grad_() for weight in weights]
         device = weights[0].device
         state = torch.cuda.get_rng_state(device)
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -122,9 +124,9 @@ _WARM_UPS: Final = 3
 
 
 def _gradients(out: Tensor, values: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor | None]:
-    wanted = [one for one in values if one.requires_grad]
-    found = iter(torch.autograd.grad(out, wanted, gradient, allow_unused=True))
-    return [next(found) if one.requires_grad else None for one in values]
+    wanted = [value for value in values if value.requires_grad]
+    gradients = iter(torch.autograd.grad(out, wanted, gradient, allow_unused=True))
+    return [next(gradients) if value.requires_grad else None for value in values]
 
 
 class _Replay(torch.autograd.Function):
@@ -154,18 +156,18 @@ class Network:
 
     def __call__(self, *inputs: Tensor | None) -> Tensor:
         """Return the outputs, in at least 32 bits."""
-        given = [one for one in inputs if one is not None]
+        given = [tensor for tensor in inputs if tensor is not None]
         trains = given[0].is_cuda and self.module.training and torch.is_grad_enabled()
         if not (trains and isinstance(self.module, Stackable)):
             if trains and not self._launched:
                 log("launched", {"network": type(self.module).__name__, "rows": len(given[0])})
                 self._launched = True
             return self._evaluate(self.module, inputs)
-        missing = tuple(one is None for one in inputs)
+        missing = tuple(tensor is None for tensor in inputs)
 
         def compute(*values: Tensor) -> Tensor:
             left = iter(values)
-            filled = [None if one else next(left) for one in missing]
+            filled = [None if is_missing else next(left) for is_missing in missing]
             weights = dict(zip(self._weights, left, strict=True))
             return self._evaluate(lambda *own: functional_call(self.module, weights, own), filled)
 
@@ -174,6 +176,6 @@ class Network:
         return self._replays[missing](given, list(self._weights.values()))
 
     def _evaluate(self, network: Callable[..., Tensor], inputs: Sequence[Tensor | None]) -> Tensor:
-        device = next(one.device for one in inputs if one is not None)
+        device = next(tensor.device for tensor in inputs if tensor is not None)
         with computing_in(self._precision, device):
-            return widened(network(*inputs))
+            return widen_floats(network(*inputs))

@@ -554,7 +554,7 @@ class Family(ABC, Generic[S]):
             ConfigError: With the setting and its correct value.
         """
 
-    def pooled(self, settings: S, *, frozen: bool) -> bool:
+    def pools_records(self, settings: S, *, frozen: bool) -> bool:
         """Return whether the release code clips K record-wise vectors and averages them to one.
 
         Then L is 1, and the bottom model is recordwise. Otherwise each row is clipped as a whole.
@@ -565,9 +565,9 @@ class Family(ABC, Generic[S]):
         """Return the name of the aggregation at the cut.
 
         It is one of :data:`securevfl.federation.rounds.cut.AGGREGATIONS`, and pools a row's
-        records if :meth:`pooled` says so.
+        records if :meth:`pools_records` says so.
         """
-        return "pooled" if self.pooled(settings, frozen=frozen) else "rows"
+        return "pooled" if self.pools_records(settings, frozen=frozen) else "rows"
 
     def reads_keys(self, settings: S, *, frozen: bool) -> bool:
         """Return whether a model reads the keys' positions, so that keys must be numbers.

@@ -86,7 +86,7 @@ class FedSimConfig(ManyLinksSettings):
         """Links that one step of the convolution sees."""
         return min(_KERNEL, self.neighbours) if self.kernel is None else self.kernel
 
-    def dropped(self, *, classes: bool) -> float:
+    def dropout_rate(self, *, classes: bool) -> float:
         """Return the share of units dropped for a task whose labels are classes, or are not.
 
         The paper tunes it for each table; its code has 0.2 and 0.3 on regressions, 0.7 and 0.8 on
@@ -367,7 +367,7 @@ def build_merge(config: FedSimConfig, *, outputs: int, classes: bool) -> nn.Modu
     """Return the merge gate that the settings name, for a task of so many outputs."""
     if config.merge == "average":
         return AverageMerge()
-    dropout = config.dropped(classes=classes)
+    dropout = config.dropout_rate(classes=classes)
     return _KINDS[config.merge](config, outputs=outputs, dropout=dropout)
 
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.core.threads import few_threads
-from securevfl.models.alone.choice import decide, model_bytes, model_of, scaled
+from securevfl.models.alone.choice import decide, mix_outputs, model_bytes, model_of
 from securevfl.models.alone.margins import MarginModel, OwnInputs, cross_fit
 from securevfl.models.family import Aggregate, RowFeatures, RowKeys, Similarities
-from securevfl.models.optimisers import uncompiled
+from securevfl.models.optimisers import without_compiler
 from securevfl.models.tasks import TaskHead
 
 # An estimator of scikit-learn as top model.
@@ -69,7 +69,7 @@ class FittedTop(nn.Module):
         joined = torch.cat([part.flatten(1).double() for part in parts], dim=1)
         return joined.cpu().numpy()
 
-    def known(self, values: Float64[np.ndarray, "rows inputs"]) -> OwnInputs:
+    def fill_gaps(self, values: Float64[np.ndarray, "rows inputs"]) -> OwnInputs:
         """Return inputs with gaps filled by the means of the training rows."""
         filling = np.broadcast_to(self.filling.cpu().numpy(), values.shape)
         return OwnInputs(values=np.where(np.isnan(values), filling, values), words=self.words)
@@ -90,7 +90,7 @@ class FittedTop(nn.Module):
     ) -> Float[Tensor, "batch outputs"]:
         """Return the margins of a batch."""
         assert self.model is not None, "fitted before use"
-        known = self.known(self.inputs(features, aggregate, similarities))
+        known = self.fill_gaps(self.inputs(features, aggregate, similarities))
         return torch.from_numpy(self.model.margins(known)).to(aggregate.device)
 
     def get_extra_state(self) -> Tensor:
@@ -234,13 +234,13 @@ class TiedTop(nn.Module):
         self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the correction of the base."""
-        return self.added(self.read(aggregate.flatten(1))).float()
+        return self.correct(self.read(aggregate.flatten(1))).float()
 
     def read(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows width"]:
         """Return V before scaling, of releases without positions."""
         return released.double() if self.reader is None else self.reader(released)
 
-    def added(self, read: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
+    def correct(self, read: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """Return the correction for what was read of releases, in float64."""
         evidence = read.double() / self.scale
         return self._sum(evidence @ self.tie, evidence)
@@ -272,9 +272,9 @@ class TiedTop(nn.Module):
         with torch.no_grad():
             deviation = read.std(correction=0)
             self.scale.copy_(torch.where(deviation > 0, deviation, torch.ones_like(deviation)))
-            for one in (self.weight, self.own, self.offset):
-                one.zero_()
-        optimizer = uncompiled(torch.optim.LBFGS)(
+            for parameter in (self.weight, self.own, self.offset):
+                parameter.zero_()
+        optimizer = without_compiler(torch.optim.LBFGS)(
             self.parameters(), max_iter=_STEPS, line_search_fn="strong_wolfe"
         )
         exact, evidence = base.double(), read.double() / self.scale
@@ -324,7 +324,7 @@ def fit_tied(
             rest = ~held_out
             model.fit(read[rest], base[rest], targets[rest], head, penalty=penalty)
             with torch.no_grad():
-                added[held_out] = model.added(read[held_out])
+                added[held_out] = model.correct(read[held_out])
         loss = float(head.row_losses(base.double() + added, targets).mean())
         if best is None or loss < best[0]:
             best = loss, penalty, added
@@ -381,7 +381,7 @@ class MixedTop(nn.Module):
         if not self.share:
             return added
         trees = self.trees(features, keys, aggregate, similarities)
-        return scaled(added, trees, self.share)
+        return mix_outputs(added, trees, self.share)
 
     def fit(
         self,
@@ -406,16 +406,16 @@ class MixedTop(nn.Module):
         self.trees.fill_gaps_by(values)
         drawn = np.sort(stream(seed, "mixed-rows").permutation(rows)[:_MIXED_BY])
         labels = targets.cpu().numpy()
-        known = self.trees.known(values)
+        known = self.trees.fill_gaps(values)
         with few_threads(known.values.size):
             fitted = cross_fit("boosting", known, labels, head, train=drawn, seed=seed)
         trees = torch.from_numpy(fitted.margins).to(tied)
         decision = decide(head, base=tied, joint=trees, alone=tied, targets=targets)
         share = decision.scale if decision.used == "joint" else 0.0
         self.trees.model = fitted.model if share else None
-        found = share, decision.gain, decision.error
-        self.mixed.copy_(torch.tensor(found, dtype=torch.float64))
-        return scaled(tied, trees, share)
+        fitted_values = share, decision.gain, decision.error
+        self.mixed.copy_(torch.tensor(fitted_values, dtype=torch.float64))
+        return mix_outputs(tied, trees, share)
 
     def as_json(self) -> dict[str, float]:
         """Return the trees' weight, and their gain out of fold with its standard error."""

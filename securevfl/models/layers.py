@@ -105,13 +105,13 @@ class ByteDropout(nn.Dropout):
     """
 
     @property
-    def dropped(self) -> int:
+    def dropped_values(self) -> int:
         """Number of a byte's 256 values that drop a unit."""
         return min(max(round(_LEVELS * self.p), 1), _LEVELS - 1) if self.p else 0
 
     def forward(self, inputs: Float[Tensor, "rows *shape"]) -> Float[Tensor, "rows *shape"]:
         """Drop units in training, and scale the others up; in evaluation return the inputs."""
-        if not self.training or not self.dropped:
+        if not self.training or not self.dropped_values:
             return inputs
         if inputs.is_cuda:
             out: Tensor = torch.native_dropout(inputs, self.p, True)[0]
@@ -121,8 +121,10 @@ class ByteDropout(nn.Dropout):
         else:
             drawn = _DrawnApart.apply(inputs)  # type: ignore[no-untyped-call]
         # 1 from the byte ``dropped`` on, and 0 below it: comparing bytes takes far longer on a CPU.
-        kept = drawn.clamp(self.dropped - 1, self.dropped).sub_(self.dropped - 1)
-        return inputs * kept.to(inputs.dtype).mul_(_LEVELS / (_LEVELS - self.dropped))
+        kept = drawn.clamp(self.dropped_values - 1, self.dropped_values).sub_(
+            self.dropped_values - 1
+        )
+        return inputs * kept.to(inputs.dtype).mul_(_LEVELS / (_LEVELS - self.dropped_values))
 
 
 @contextmanager
@@ -187,7 +189,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """Return the rows normalised, in at least 32 bits."""
-        return super().forward(devices.widened(inputs))
+        return super().forward(devices.widen_floats(inputs))
 
 
 # Multi-layer perceptron.
@@ -275,21 +277,21 @@ def key_grid(key_dim: int) -> Float[Tensor, "keys dimension"]:
     They are the same in every run, and not from any table.
     """
     if key_dim <= _MOST_GRID_DIMENSIONS:
-        one = torch.linspace(-_REACH, _REACH, round(_GRID ** (1 / key_dim)))
-        return torch.cartesian_prod(*[one] * key_dim).view(-1, key_dim)
+        axis = torch.linspace(-_REACH, _REACH, round(_GRID ** (1 / key_dim)))
+        return torch.cartesian_prod(*[axis] * key_dim).view(-1, key_dim)
     generator = torch.Generator().manual_seed(0)
     return (2 * torch.rand(_GRID, key_dim, generator=generator) - 1) * _REACH
 
 
-def encoded(
+def encode_keys(
     positions: nn.Module, weights: Mapping[str, Tensor], keys: Float[Tensor, "keys dimension"]
 ) -> Float[Tensor, "keys width"]:
     """Return the encodings of keys with the given weights, on the CPU."""
     device = next(positions.parameters()).device
     moved = {name: value.to(device) for name, value in weights.items()}
     with torch.no_grad():
-        found: Tensor = torch.func.functional_call(positions, moved, (keys.to(device),))
-    return found.cpu()
+        encoding: Tensor = torch.func.functional_call(positions, moved, (keys.to(device),))
+    return encoding.cpu()
 
 
 def distance_correlation(
@@ -306,8 +308,8 @@ def distance_correlation(
         [FeT] section 5.1, Figure 4.
     """
     apart = torch.stack([torch.cdist(keys, keys), torch.cdist(first, second)]).flatten(1)
-    found = float(torch.corrcoef(apart)[0, 1])
-    return found if -2 < found < 2 else None
+    correlation = float(torch.corrcoef(apart)[0, 1])
+    return correlation if -2 < correlation < 2 else None
 
 
 def alignment(
@@ -338,11 +340,11 @@ def alignment(
         To the readers: encodings of synthetic keys by the weights of each named party.
     """
     keys = key_grid(key_dim)
-    own = encoded(positions, taken.own, keys)
-    mean = encoded(positions, taken.mean, keys)
+    own = encode_keys(positions, taken.own, keys)
+    mean = encode_keys(positions, taken.mean, keys)
     compared = {"before: its own": (own, own)}
     for name, weights in others.items():
-        compared[f"before: its own and that of {name}"] = own, encoded(positions, weights, keys)
+        compared[f"before: its own and that of {name}"] = own, encode_keys(positions, weights, keys)
     if not others:
         compared["its own before, and the average"] = own, mean
     compared["after: the average, which all have"] = mean, mean
@@ -364,5 +366,5 @@ def alignment(
 def finite(values: Float[Tensor, "*shape"]) -> list[Any]:
     """Return numbers for a picture, as JSON can hold them: six decimals, 0 where not finite."""
     exact = values.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0)
-    found: list[Any] = exact.round(decimals=6).tolist()
-    return found
+    rounded: list[Any] = exact.round(decimals=6).tolist()
+    return rounded

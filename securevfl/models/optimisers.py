@@ -71,7 +71,9 @@ class PacedOptimizer:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The optimised parameters."""
-        return [one for group in self._optimizer.param_groups for one in group["params"]]
+        return [
+            parameter for group in self._optimizer.param_groups for parameter in group["params"]
+        ]
 
     def step(self, *, epoch: int) -> None:
         """Take a step in an epoch, counted from 1."""
@@ -122,15 +124,17 @@ def build_optimizer(
         return _lamb(parameters, learning_rate, weight_decay)
     # One fused kernel for all tensors: these models have many small ones.
     if name == "sgd":
-        return uncompiled(torch.optim.SGD)(
+        return without_compiler(torch.optim.SGD)(
             parameters, lr=learning_rate, momentum=0.9, weight_decay=weight_decay, fused=True
         )
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-    return uncompiled(kind)(parameters, lr=learning_rate, weight_decay=weight_decay, fused=True)
+    return without_compiler(kind)(
+        parameters, lr=learning_rate, weight_decay=weight_decay, fused=True
+    )
 
 
 @cache
-def uncompiled(kind: type[_Kind]) -> type[_Kind]:
+def without_compiler(kind: type[_Kind]) -> type[_Kind]:
     """Return an optimizer whose methods do not load torch's compiler when they are first called.
 
     The compiler takes each party's process more than a second to load, and no party uses it. The

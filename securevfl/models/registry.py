@@ -45,10 +45,10 @@ def _registered_in(
     _places: tuple[tuple[str, int], ...],
 ) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
     """Search all installed packages, once for each state of their folders."""
-    found: dict[str, tuple[metadata.EntryPoint, ...]] = {}
-    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda one: one.name):
-        found[entry.name] = (*found.get(entry.name, ()), entry)
-    return found
+    entries: dict[str, tuple[metadata.EntryPoint, ...]] = {}
+    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
+        entries[entry.name] = (*entries.get(entry.name, ()), entry)
+    return entries
 
 
 def _last_change(path: str) -> int:
@@ -87,25 +87,25 @@ def load_family(entry: metadata.EntryPoint) -> AnyFamily:
     return family
 
 
-def made_of(found: object) -> AnyFamily:
+def made_of(candidate: object) -> AnyFamily:
     """Return an instance of a family class.
 
     Raises:
         ConfigError: If it is not a family.
     """
-    if not (isinstance(found, type) and issubclass(found, Family)):
-        raise ConfigError(f"must be a subclass of securevfl.models.Family, got {found!r}")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
+    if not (isinstance(candidate, type) and issubclass(candidate, Family)):
+        raise ConfigError(f"must be a subclass of securevfl.models.Family, got {candidate!r}")
+    if inspect.isabstract(candidate):
+        missing = ", ".join(sorted(candidate.__abstractmethods__))
         raise ConfigError(f"lacks these methods of a family: {missing}")
     for attribute in ("name", "settings_class"):
-        if not hasattr(found, attribute):
+        if not hasattr(candidate, attribute):
             raise ConfigError(f"lacks {attribute}, which every family has")
-    if not found.max_distance >= 0:
-        raise ConfigError(f"max_distance must be at least 0, got {found.max_distance!r}")
-    _check_settings(found.settings_class)
-    _check_pretraining(found)
-    family: AnyFamily = found()
+    if not candidate.max_distance >= 0:
+        raise ConfigError(f"max_distance must be at least 0, got {candidate.max_distance!r}")
+    _check_settings(candidate.settings_class)
+    _check_pretraining(candidate)
+    family: AnyFamily = candidate()
     return family
 
 

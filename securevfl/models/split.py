@@ -71,11 +71,11 @@ def split_model(
     Raises:
         ConfigError: If the name is taken.
     """
-    settings = _registered(bottom, top, name)
+    settings = _register_family(bottom, top, name)
     return settings(neighbours=neighbours, width=width, party_dropout=party_dropout)
 
 
-def _registered(bottom: Half, top: Half, name: str) -> type[SplitSettings]:
+def _register_family(bottom: Half, top: Half, name: str) -> type[SplitSettings]:
     """Register the family, in this process or in one that this one has started."""
 
     class Settings(SplitSettings):
@@ -85,7 +85,7 @@ def _registered(bottom: Half, top: Half, name: str) -> type[SplitSettings]:
         """``split_model``'s family."""
 
         settings_class = Settings
-        made_by = staticmethod(functools.partial(_registered, bottom, top, name))
+        made_by = staticmethod(functools.partial(_register_family, bottom, top, name))
 
         def build_bottom(self, settings: SplitSettings, **sizes: Any) -> nn.Module:
             return _Bottom(

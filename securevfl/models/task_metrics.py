@@ -100,7 +100,7 @@ _REGRESSION: Final = (
         values="up to 1",
         needs="labels that differ",
         defined=_labels_differ,
-        measure=lambda out, true, _cut: _explained(out[:, 0], true),
+        measure=lambda out, true, _cut: _explained_variance(out[:, 0], true),
     ),
 )
 
@@ -176,7 +176,8 @@ _MULTICLASS: Final = (
         meaning="mean F1 over the classes that are there or predicted",
         values="0 to 1",
         measure=lambda out, true, cut: _mean_of(
-            _f1(true == one, predicted_classes(out, cut) == one) for one in range(out.shape[1])
+            _f1(true == label, predicted_classes(out, cut) == label)
+            for label in range(out.shape[1])
         ),
     ),
     TaskMetric(
@@ -186,7 +187,7 @@ _MULTICLASS: Final = (
         needs="rows of every class",
         defined=_has_every_class,
         measure=lambda out, true, _cut: _mean_of(
-            (_area(own, true == one) for one, own in enumerate(_probabilities(out).T)),
+            (_area(own, true == label) for label, own in enumerate(_probabilities(out).T)),
             all_of_them=True,
         ),
     ),
@@ -366,10 +367,10 @@ def resampled_metrics(
         targets: The labels, in the outputs' units.
         cut: The logit above which a row of a binary task counts as the second class.
     """
-    return {one.name: one.measure(outputs, targets, cut) for one in TASK_METRICS[task]}
+    return {metric.name: metric.measure(outputs, targets, cut) for metric in TASK_METRICS[task]}
 
 
-def _explained(
+def _explained_variance(
     predicted: Float64[np.ndarray, " rows"], targets: Float64[np.ndarray, " rows"]
 ) -> Resampled:
     centred = targets - targets.mean()
@@ -460,8 +461,8 @@ def _mean_of(measures: Iterable[Resampled], *, all_of_them: bool = False) -> Res
     """Return the mean over classes: of those that define it, or NaN unless ``all_of_them`` do."""
     several = list(measures)
     if all_of_them:
-        return lambda weights: np.stack([one(weights) for one in several]).mean(axis=0)
-    return lambda weights: _nanmean([one(weights) for one in several])
+        return lambda weights: np.stack([measure(weights) for measure in several]).mean(axis=0)
+    return lambda weights: _nanmean([measure(weights) for measure in several])
 
 
 def _nanmean(values: list[Float64[np.ndarray, " resamples"]]) -> Float64[np.ndarray, " resamples"]:

@@ -208,9 +208,9 @@ class TaskHead:
                 f"{self.metric_name}: the model's outputs are not finite; training has diverged, "
                 f"lower its learning_rate"
             )
-        return self.measured(outputs, targets, threshold=threshold)
+        return self.measure(outputs, targets, threshold=threshold)
 
-    def measured(
+    def measure(
         self,
         outputs: Float[Tensor, "rows outputs"],
         targets: Shaped[Tensor, " rows"],
@@ -258,7 +258,11 @@ class TaskHead:
         self, name: str, interval: tuple[float, float] | None
     ) -> tuple[float, float] | None:
         """Return a metric's interval in the units of :meth:`metrics`."""
-        (metric,) = (one for one in task_metrics.TASK_METRICS[self.task] if one.name == name)
+        (metric,) = (
+            candidate
+            for candidate in task_metrics.TASK_METRICS[self.task]
+            if candidate.name == name
+        )
         if interval is None or metric.unit != "label":
             return interval
         return interval[0] * self.label_deviation, interval[1] * self.label_deviation
@@ -389,7 +393,7 @@ def _confusion(
     size = len(classes)
     places = targets.astype(np.int64) * size + task_metrics.predicted_classes(outputs, cut)
     counts = np.bincount(places, minlength=size * size).reshape(size, size)
-    return {"classes": [str(one) for one in classes], "counts": counts.tolist()}
+    return {"classes": [str(label) for label in classes], "counts": counts.tolist()}
 
 
 def _calibration(
@@ -399,10 +403,10 @@ def _calibration(
     bins = task_metrics.calibration_bins(probabilities)
     return [
         {
-            "predicted": float(probabilities[bins == one].mean()),
-            "observed": float(came_true[bins == one].mean()),
-            "rows": int((bins == one).sum()),
+            "predicted": float(probabilities[bins == bin_number].mean()),
+            "observed": float(came_true[bins == bin_number].mean()),
+            "rows": int((bins == bin_number).sum()),
         }
-        for one in range(task_metrics.CALIBRATION_BINS)
-        if (bins == one).any()
+        for bin_number in range(task_metrics.CALIBRATION_BINS)
+        if (bins == bin_number).any()
     ]

@@ -63,7 +63,7 @@ from crypten.mpc.primitives.arithmetic import ArithmeticSharedTensor as Arithmet
 from crypten.mpc.provider.provider import TupleProvider as TupleProvider  # noqa: E402
 
 
-def _decoded(encoder: FixedPointEncoder, words: Tensor | None) -> Tensor | None:
+def _decode_words(encoder: FixedPointEncoder, words: Tensor | None) -> Tensor | None:
     """Return what words stand for, in place of CrypTen's decoder.
 
     That one is wrong by 1 for numbers just above a negative whole one: -7.99998 comes out as
@@ -74,7 +74,7 @@ def _decoded(encoder: FixedPointEncoder, words: Tensor | None) -> Tensor | None:
     return (words.double() / encoder.scale).float()
 
 
-FixedPointEncoder.decode = _decoded
+FixedPointEncoder.decode = _decode_words
 
 
 class StarCommunicator(Communicator):  # type: ignore[misc]
@@ -92,12 +92,14 @@ class StarCommunicator(Communicator):  # type: ignore[misc]
         self._round_number = round_number
         self._active = tuple(active)
 
-    def _refused(self, *_positional: object, **_named: object) -> NoReturn:
+    def _refuse_collective(self, *_positional: object, **_named: object) -> NoReturn:
         """Refuse a collective that would show data to others than the primary."""
         _refuse("another collective than a sum to the primary")
 
-    send = recv = scatter = all_reduce = gather = all_gather = broadcast = barrier = _refused
-    send_obj = recv_obj = broadcast_obj = _refused
+    send = recv = scatter = all_reduce = gather = all_gather = broadcast = barrier = (
+        _refuse_collective
+    )
+    send_obj = recv_obj = broadcast_obj = _refuse_collective
 
     def get_world_size(self) -> int:
         """Return the number of parties in this round, the primary among them."""
@@ -170,7 +172,7 @@ class CrypTenSumTo:
         communicator = StarCommunicator(
             self._wire, rank=rank, round_number=round_number, active=active
         )
-        with found(Found(communicator)):
+        with make_current(Found(communicator)):
             # Precision 0: words are ring elements already, and CrypTen's codec stays out.
             shared = ArithmeticSharedTensor.from_shares(words, precision=0)
             sums = ArithmeticSharedTensor.reveal_batch([shared], dst=PRIMARY_RANK)
@@ -245,7 +247,7 @@ setattr(crypten, "generators", _Generators(crypten.generators))  # noqa: B010 - 
 
 
 @contextmanager
-def found(what: Found) -> Iterator[None]:
+def make_current(what: Found) -> Iterator[None]:
     """Let CrypTen find these in this thread, until the block ends."""
     token = _current.set(what)
     try:

@@ -117,7 +117,7 @@ def deal(what: DealtFor) -> tuple[SumDealing, bytes]:
     return SumDealing(shifts=shifts, correction=correction), seed
 
 
-def shifted(
+def shift_bins(
     bins_of_rows: Int64[np.ndarray, " rows"], shifts: Int64[np.ndarray, " rows"], *, bins: int
 ) -> Int64[np.ndarray, " rows"]:
     """Return the shifted bins that the primary sends of its rows.
@@ -133,9 +133,9 @@ def shifted(
     return (bins_of_rows - shifts) % bins
 
 
-def masked(
+def mask_vectors(
     vectors: Int64[np.ndarray, "rows numbers"],
-    said: Int64[np.ndarray, " rows"],
+    shifted_bins: Int64[np.ndarray, " rows"],
     seed: bytes,
     what: DealtFor,
 ) -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
@@ -145,7 +145,7 @@ def masked(
 
     Args:
         vectors: r: one for each of the primary's rows.
-        said: s: the primary's word on each row, from :func:`shifted`.
+        shifted_bins: s: the primary's word on each row, from :func:`shift_bins`.
         seed: The dealer's.
         what: What the vectors are, as this party has it.
 
@@ -157,9 +157,9 @@ def masked(
         To the primary, which must not know the seed: together with :func:`masked_noise`, each bin's
         sum with the noise, where the primary decides which one bin each row is in. Nothing else.
     """
-    require_bins(said, what.bins, whose="shifts")
+    require_bins(shifted_bins, what.bins, whose="shifts")
     own = vectors.view(np.uint64)
-    return _masked(own, said, _row_masks(what.key(seed), what))
+    return _mask_pieces(own, shifted_bins, _row_masks(what.key(seed), what))
 
 
 def masked_noise(
@@ -168,12 +168,12 @@ def masked_noise(
     """Return the secondary's noise under the dealer's mask of it.
 
     Reveals:
-        To the primary: nothing by itself; see :func:`masked`.
+        To the primary: nothing by itself; see :func:`mask_vectors`.
     """
     return noise.view(np.uint64) + _noise_mask(what.key(seed), what)
 
 
-def opened(
+def open_sums(
     pieces: Iterable[UInt64[np.ndarray, "_ bins numbers"]],
     noise: UInt64[np.ndarray, "bins numbers"],
     dealing: SumDealing,
@@ -181,7 +181,7 @@ def opened(
     """Return each bin's sum with the secondary's noise, as the primary reads it.
 
     Args:
-        pieces: From :func:`masked`, in their order.
+        pieces: From :func:`mask_vectors`, in their order.
         noise: From :func:`masked_noise`.
         dealing: The primary's.
 
@@ -214,13 +214,13 @@ def require_bins(values: Int64[np.ndarray, " rows"], bins: int, *, whose: str) -
         raise ProtocolError(f"{whose}: must lie in 0 to {bins - 1}")
 
 
-def _masked(
+def _mask_pieces(
     own: UInt64[np.ndarray, "rows numbers"],
-    said: Int64[np.ndarray, " rows"],
+    shifted_bins: Int64[np.ndarray, " rows"],
     row_masks: Iterator[tuple[slice, UInt64[np.ndarray, "some bins numbers"]]],
 ) -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
     for piece, words in row_masks:
-        words[np.arange(len(words)), said[piece]] += own[piece]
+        words[np.arange(len(words)), shifted_bins[piece]] += own[piece]
         yield words
 
 

@@ -72,21 +72,21 @@ class TupleRequest:
             raise ProtocolError(f"a dealer's randomness was asked for in an impossible way: {self}")
 
     @classmethod
-    def from_json(cls, told: Any) -> "TupleRequest":
+    def from_json(cls, content: Any) -> "TupleRequest":
         """Return a request that came as JSON.
 
         Raises:
             ProtocolError: If it is none.
         """
         try:
-            number, sizes = told["number"], told["sizes"]
-            texts = (told["kind"], told["operation"], told["options"])
+            number, sizes = content["number"], content["sizes"]
+            texts = (content["kind"], content["operation"], content["options"])
             lengths = [length for size in sizes for length in size]
-            whole = all(type(one) is int for one in (number, *lengths))
+            whole = all(type(value) is int for value in (number, *lengths))
             if not whole or texts[0] not in get_args(Kind) or set(map(type, texts)) != {str}:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
-            raise ProtocolError(f"no request of a dealer's randomness: {told!r:.80}") from None
+            raise ProtocolError(f"no request of a dealer's randomness: {content!r:.80}") from None
         return cls(
             number=number,
             kind=texts[0],
@@ -105,9 +105,9 @@ class TupleRequest:
         """The same of the dependent number."""
         return self.kind == "and"
 
-    def product(self, one: Tensor, other: Tensor) -> Tensor:
+    def product(self, first: Tensor, other: Tensor) -> Tensor:
         """Return the product that a triple is about."""
-        product: Tensor = getattr(torch, self.operation)(one, other, **json.loads(self.options))
+        product: Tensor = getattr(torch, self.operation)(first, other, **json.loads(self.options))
         return product
 
     @property
@@ -118,9 +118,9 @@ class TupleRequest:
         if self.kind != "triple":
             return self.sizes[0]
         # Without values: on the device "meta" only shapes are computed.
-        one, other = (torch.empty(size, device="meta") for size in self.sizes)
+        first, other = (torch.empty(size, device="meta") for size in self.sizes)
         try:
-            size = tuple(self.product(one, other).shape)
+            size = tuple(self.product(first, other).shape)
         except (RuntimeError, TypeError) as error:
             raise ProtocolError(f"no triple is like {self}: {error}") from None
         if math.prod(size) > MOST_WORDS:
@@ -208,7 +208,7 @@ class TupleDealer:
         """
         if not self._world or not requests:
             raise ProtocolError("randomness was asked for before it was begun")
-        found = []
+        corrections = []
         for request in requests:
             if request.number <= self._last:
                 raise ProtocolError(
@@ -216,8 +216,8 @@ class TupleDealer:
                     f"used twice it would hide nothing"
                 )
             self._last = request.number
-            found.append(self._correction(self._world, request))
-        return torch.cat([one.reshape(-1) for one in found]).numpy()
+            corrections.append(self._correction(self._world, request))
+        return torch.cat([correction.reshape(-1) for correction in corrections]).numpy()
 
     def _correction(self, world: Sequence[int], request: TupleRequest) -> Tensor:
         size = request.dependent_size
@@ -359,11 +359,11 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
             size = request.dependent_size
             words = self._line.take(request.number, math.prod(size))
             dependent = torch.from_numpy(words).view(size)
-        shared = [_shared(share, on_bits=request.on_bits) for share in independent]
-        return (*shared, _shared(dependent, on_bits=request.depends_on_bits))
+        shared = [_shared_tensor(share, on_bits=request.on_bits) for share in independent]
+        return (*shared, _shared_tensor(dependent, on_bits=request.depends_on_bits))
 
 
-def _shared(share: Tensor, *, on_bits: bool) -> Any:
+def _shared_tensor(share: Tensor, *, on_bits: bool) -> Any:
     kinds = crypten.mpc.primitives
     kind = kinds.BinarySharedTensor if on_bits else kinds.ArithmeticSharedTensor
     return kind.from_shares(share, precision=0)

@@ -163,11 +163,11 @@ class SessionKey:
         return keys
 
 
-def _pair_key(secret: bytes, one: KeyOffer, other: KeyOffer, agreed: bytes) -> bytes:
-    lower, higher = sorted((one, other), key=lambda offer: offer.rank)
+def _pair_key(secret: bytes, first: KeyOffer, other: KeyOffer, agreed: bytes) -> bytes:
+    lower, higher = sorted((first, other), key=lambda offer: offer.rank)
     # Statements are self-delimiting, so what follows them is the rest.
     info = _PAIR_LABEL + lower.statement() + higher.statement() + agreed
-    derive = HKDF(algorithm=SHA256(), length=PAIR_KEY_BYTES, salt=one.session, info=info)
+    derive = HKDF(algorithm=SHA256(), length=PAIR_KEY_BYTES, salt=first.session, info=info)
     return derive.derive(secret)
 
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
-from securevfl.mpc.crypten_bridge import Communicator, Found, ReduceOp, found
+from securevfl.mpc.crypten_bridge import Communicator, Found, ReduceOp, make_current
 from securevfl.mpc.dealt_sums import uniform
 from securevfl.mpc.dealt_tuples import DealerLine, DealtTuples, SeedOfMember
 
@@ -116,11 +116,11 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         self._name = f"rank{self._place}"
         self.reset_communication_stats()
 
-    def _refused(self, *_positional: object, **_named: object) -> NoReturn:
+    def _refuse_operation(self, *_positional: object, **_named: object) -> NoReturn:
         """Refuse what would pickle objects, or is used by nothing that is offered here."""
         raise ProtocolError("CrypTen asked for a way to communicate that is not offered here")
 
-    isend = irecv = send_obj = recv_obj = _refused
+    isend = irecv = send_obj = recv_obj = _refuse_operation
 
     def get_world_size(self) -> int:
         """Return how many compute."""
@@ -150,7 +150,7 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
     def recv(self, tensor: Tensor, src: int | None = None) -> Tensor:
         """Receive a tensor of the given one's shape into it, and return it."""
         if src is None:
-            self._refused()
+            self._refuse_operation()
         return tensor.copy_(self._receive(src, tensor.dtype, tensor.shape))
 
     def broadcast(self, sent: Any, src: int, async_op: bool = False, batched: bool = False) -> Any:
@@ -179,7 +179,7 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         if self._place != src:
             return torch.Size(self._receive(src, torch.int64, (None,)).tolist())
         if not isinstance(obj, torch.Size) or len(obj) > _MOST_AXES:
-            self._refused()
+            self._refuse_operation()
         for place in self._others:
             self._send(place, torch.tensor(obj, dtype=torch.int64))
         return obj
@@ -286,7 +286,7 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         """Return all numbers of a share in a row, under streams that cancel in the total."""
         self._begin()
         if op not in (ReduceOp.SUM, ReduceOp.BXOR):
-            self._refused()
+            self._refuse_operation()
         if any(tensor.dtype != torch.int64 for tensor in tensors):
             raise ProtocolError("what is opened must be shares, of int64")
         hidden = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -320,12 +320,12 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
 
     def _require_waiting(self, async_op: bool) -> None:
         if async_op:
-            self._refused()
+            self._refuse_operation()
 
     def _send(self, place: int, tensor: Tensor) -> None:
         if tensor.dtype not in _DTYPES or tensor.dim() > _MOST_AXES:
             raise ProtocolError(f"a tensor of {tensor.dtype} cannot be sent")
-        lines = self._member.lines or self._refused()
+        lines = self._member.lines or self._refuse_operation()
         self.comm_bytes += tensor.nbytes
         values = tensor.detach().contiguous().numpy()
         lines.send(self._world[place], self._step, values)
@@ -333,7 +333,7 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
     def _receive(self, place: int, dtype: torch.dtype, shape: Sequence[int | None]) -> Tensor:
         begin = time.monotonic()
         kind = torch.empty(0, dtype=dtype).numpy().dtype
-        lines = self._member.lines or self._refused()
+        lines = self._member.lines or self._refuse_operation()
         values = lines.receive(self._world[place], self._step, dtype=kind, shape=tuple(shape))
         self.comm_time += time.monotonic() - begin
         return torch.from_numpy(values)
@@ -407,5 +407,5 @@ def computing(member: Seat, *, number: int = 0) -> Iterator[LineCommunicator]:
             first_number=begun,
         )
     communicator = LineCommunicator(member, first_step=begun)
-    with found(Found(communicator, tuples, _zero_generators(member, number))):
+    with make_current(Found(communicator, tuples, _zero_generators(member, number))):
         yield communicator

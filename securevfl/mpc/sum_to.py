@@ -179,8 +179,8 @@ def encode_weighted(
     flat = torch.cat([value * steps for value, steps in parts]) * weight
     limit = 2.0**63 / parties
     if not float(flat.abs().max()) < limit:
-        found = [(float(value.abs().max()) * weight, limit / steps) for value, steps in parts]
-        largest, bound = next((one, most) for one, most in found if not one < most)
+        maxima = [(float(value.abs().max()) * weight, limit / steps) for value, steps in parts]
+        largest, bound = next((size, most) for size, most in maxima if not size < most)
         raise EncodingRangeError(
             f"a weighted parameter is {largest:g}, outside the bound {bound:g} that {parties} "
             f"parties leave in the ring; nothing was sent"

@@ -52,7 +52,7 @@ def simulate_from_file(config: FederationConfig, options: run_options.RunOptions
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    finished = _finished(config, options)
+    finished = _finished_result(config, options)
     if finished is not None:
         return finished
     require_estimator(config, None)
@@ -105,7 +105,7 @@ def _train(
     settings: "RunSettings",
 ) -> RunResult:
     options = replace(options, data_root=options.data_root.resolve())
-    finished = _finished(config, options)
+    finished = _finished_result(config, options)
     if finished is not None:
         return finished
     primary = config.primary.name
@@ -142,7 +142,7 @@ def in_memory_of(table: PartyTable | None, settings: "RunSettings") -> run_optio
     )
 
 
-def _finished(config: FederationConfig, options: run_options.RunOptions) -> RunResult | None:
+def _finished_result(config: FederationConfig, options: run_options.RunOptions) -> RunResult | None:
     """Return the result of a resumed run that has nothing left to do; None if there is none."""
     metrics = finished_metrics(config, options.run_folder) if options.resume else None
     return None if metrics is None else result_of(config, options, metrics, [])
@@ -205,9 +205,9 @@ def tables_of_frames(
     if primary is None:
         raise ConfigError("primary: must be given, a DataFrame with the label (or give parties)")
     if isinstance(secondaries, Mapping):
-        named = {str(name): one for name, one in secondaries.items()}
+        named = {str(name): table for name, table in secondaries.items()}
     elif isinstance(secondaries, list | tuple):
-        named = {f"secondary-{number}": one for number, one in enumerate(secondaries, 1)}
+        named = {f"secondary-{number}": table for number, table in enumerate(secondaries, 1)}
     else:
         raise ConfigError(
             f"secondaries: must be a list of frames, or frames by name, got a "
@@ -458,12 +458,12 @@ def _run(
     watching = [observe]
 
     def tell_all(event: ProgressEvent) -> None:
-        for one in watching:
-            one(event)
+        for watcher in watching:
+            watcher(event)
 
     hearing = CallbackObserver(callbacks, tell_all)
     with (
-        interrupts.reported(),
+        interrupts.unwrap_interrupts(),
         contextlib.ExitStack() as shown,
         hearing.until_the_end(),
         contextlib.ExitStack() as unfinished,
@@ -492,7 +492,7 @@ def _run(
             result = _simulate(config, tables, options, settings)
         else:
             result = _train(config, tables, options, settings)
-        hearing.ended(result.metrics)
+        hearing.keep_figures(result.metrics)
         unfinished.pop_all()
         assert result.trained is not None, "pretraining alone has an entry of its own"
         # Its folder lives as long as the result, which can predict with it.
@@ -518,7 +518,7 @@ def _asked_for(
         ]
         if wrong or given:
             raise ConfigError(f"{(wrong + given)[0]}: the federation file says it; leave it out")
-        config, root = run_options.opened(parties, settings.get("data_root"))
+        config, root = run_options.resolve_federation(parties, settings.get("data_root"))
         return config, None, root
     if any(settings.get(name) for name in _OF_FILES):
         raise ConfigError("resume, data_root: go with a federation file, not with tables")
@@ -546,10 +546,10 @@ def _asked_for(
 
 def _list_tables(parties: Any) -> Sequence[PartyTable]:
     tables = parties if isinstance(parties, list | tuple) else [parties]
-    for number, one in enumerate(tables):
-        if not isinstance(one, PartyTable):
+    for number, table in enumerate(tables):
+        if not isinstance(table, PartyTable):
             raise ConfigError(
-                f"parties: number {number + 1} is a {type(one).__name__}, and must be a table of "
+                f"parties: number {number + 1} is a {type(table).__name__}, and must be a table of "
                 f"securevfl.data.from_frame; frames go in by name: primary=..., "
                 f'secondaries=[...], label="y", key="id"'
             )

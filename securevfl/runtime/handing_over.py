@@ -27,8 +27,8 @@ _MODULE: Final = "init_main_from_name"
 _scripts_being_read: Final[list[str]] = []
 
 
-def handed(in_memory: InMemory, family: AnyFamily) -> bytes:
-    """Return what :func:`taken` reads in the process of a party.
+def dump(in_memory: InMemory, family: AnyFamily) -> bytes:
+    """Return what :func:`load` reads in the process of a party.
 
     Args:
         in_memory: What the party has from memory.
@@ -49,7 +49,7 @@ def handed(in_memory: InMemory, family: AnyFamily) -> bytes:
     return pickle.dumps(ahead) + content.getvalue()
 
 
-def taken(path: Path) -> InMemory:
+def load(path: Path) -> InMemory:
     """Read what the launcher has handed to this process, and register its family.
 
     Raises:
@@ -107,9 +107,9 @@ class _ByName(pickle.Pickler):
         super().__init__(content)
         self.main_program: dict[str, str] = {}
 
-    def reducer_override(self, one: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Any:
         """Refuse what only the main program has, unless that is a script."""
-        if getattr(one, "__module__", None) == "__main__":
+        if getattr(obj, "__module__", None) == "__main__":
             main = sys.modules["__main__"]
             spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
             if spec is not None:
@@ -117,7 +117,7 @@ class _ByName(pickle.Pickler):
             elif file is not None and Path(file).is_file():
                 self.main_program = {_SCRIPT: str(Path(file).resolve())}
             else:
-                name = getattr(one, "__qualname__", type(one).__qualname__)
+                name = getattr(obj, "__qualname__", type(obj).__qualname__)
                 raise _not_importable(f"{name!r} is defined in this notebook")
         return NotImplemented
 

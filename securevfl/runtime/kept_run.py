@@ -37,7 +37,7 @@ from securevfl.federation.session.membership import in_blocks
 from securevfl.federation.session.peers import ReplyHere
 from securevfl.ledger.book import LedgerBook
 from securevfl.ledger.chain import Chain, read_chain
-from securevfl.ledger.ledger import Ledger, recomputed, until_end
+from securevfl.ledger.ledger import Ledger, recompute_figures, until_end
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import key_scaler, keys_of, model_keys
@@ -183,8 +183,8 @@ def released_table(kept_run: KeptRun, *, own: bool = False) -> pd.DataFrame:
     booked = until_end(entries, run)
     head = chain.head_at(len(booked))
     assert head is not None, "these lines are of the chain"
-    told = _metadata(config, booked, run, released)
-    frame.attrs[METADATA] = {**told, "ledger_head": head.hex(), "cost": COST}
+    metadata = _metadata(config, booked, run, released)
+    frame.attrs[METADATA] = {**metadata, "ledger_head": head.hex(), "cost": COST}
     return frame
 
 
@@ -219,10 +219,10 @@ def _metadata(
     counts rows of zeros, behind which there is no record; behind noise that cannot be seen,
     and it is None.
     """
-    figures = recomputed(booked, run)
+    figures = recompute_figures(booked, run)
     book = LedgerBook()
     book.read(booked, where="the ledger")
-    last = [one for one in book.sessions if one.run == run][-1]
+    last = [session for session in book.sessions if session.run == run][-1]
     if (figures["row_releases"] or 0) < len(released):
         raise PrivacyError(
             f"the ledger has booked {figures['row_releases']} rows of run {run}, and "
@@ -232,14 +232,14 @@ def _metadata(
     privacy, tau = last.plan.privacy, last.noise_share_std
     spent = figures["epsilon"] or 0.0
     total = figures["total_epsilon"] if len(book.runs(unit=privacy.unit)) > 1 else None
-    said = last.plan.statement(tau, spent=spent, total_epsilon=total)
+    statement = last.plan.statement(tau, spent=spent, total_epsilon=total)
     return {
         "format": _FORMAT,
         "version": __version__,
         "federation": config.federation.name,
         "run": run,
-        "statement": said.text,
-        "warning": said.warning,
+        "statement": statement.text,
+        "warning": statement.warning,
         "mechanism": privacy.mechanism,
         "epsilon": figures["epsilon"],
         "delta": privacy.delta,
@@ -266,7 +266,7 @@ def _names(config: FederationConfig, table: PartyTable, numbers: int) -> list[st
         return ["score_sin", "score_cos"]
     if config.encoder is not None and config.encoder.method == "class-means":
         # Each class has its number (federation.class_means); a regression's have no names.
-        return [f"class_means_{one}" for one in table.classes or range(numbers)]
+        return [f"class_means_{label}" for label in table.classes or range(numbers)]
     if config.encoder is None or not config.encoder.in_blocks:
         return [f"released_{number}" for number in range(numbers)]
     # In the order of ranks, as encoders write (federation.encoder_fitting.build_encoder).
@@ -332,13 +332,13 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name, without those that are undefined."""
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "value": self.value,
             "interval": None if self.interval is None else list(self.interval),
         }
         if self.standard_error is not None:
-            found["standard_error"] = self.standard_error
-        return found
+            figures["standard_error"] = self.standard_error
+        return figures
 
 
 Figures = Mapping[str, Estimate]
@@ -356,15 +356,15 @@ def metric_functions(
         targets: Labels of the test rows, as metrics take them.
     """
     cut = as_logit(answer.threshold)
-    found = task_metrics.resampled_metrics(head.task, answer.outputs, targets, cut=cut)
+    measures = task_metrics.resampled_metrics(head.task, answer.outputs, targets, cut=cut)
     functions: dict[str, task_metrics.Resampled] = {}
     for name in dict.fromkeys((head.metric_name, _LOSS[head.task])):
         if name == "mse":
-            functions[name] = _times(_squared(found["rmse"]), head.label_deviation**2)
+            functions[name] = _times(_square_metric(measures["rmse"]), head.label_deviation**2)
         else:
             unit = head.in_label_units(name, (0.0, 1.0))
             assert unit is not None, "an interval was given"
-            functions[name] = _times(found[name], unit[1])
+            functions[name] = _times(measures[name], unit[1])
     return functions
 
 
@@ -384,7 +384,7 @@ def _times(metric: task_metrics.Resampled, factor: float) -> task_metrics.Resamp
     return lambda weights: factor * metric(weights)
 
 
-def _squared(metric: task_metrics.Resampled) -> task_metrics.Resampled:
+def _square_metric(metric: task_metrics.Resampled) -> task_metrics.Resampled:
     def measure(weights: task_metrics.Weights) -> Float64[np.ndarray, " resamples"]:
         return np.square(metric(weights))
 
@@ -434,7 +434,7 @@ class BaselineOfRun:
         return self.data.targets[torch.as_tensor(rows, device=self.data.targets.device)]
 
     @property
-    def tested(self) -> task_metrics.Targets:
+    def test_targets(self) -> task_metrics.Targets:
         """The test rows' labels, as metrics take them."""
         rows = self.data.split.test
         return on_cpu(self.outputs(rows), self.targets(rows))[1]
@@ -484,7 +484,7 @@ class Partners:
             predicting.kept_top(config, model, table, device=device),
             table,
             linked,
-            self._stored(torch.empty(0, 1, 1), self.everybody),
+            self._stored_rows(torch.empty(0, 1, 1), self.everybody),
             request=predicting.Request(
                 facts=run_plan.prediction_facts(rows=rows, predicted_rows=rows),
                 keys=keys_of(predicting.prediction_spec(config, model).keys, table),
@@ -493,12 +493,12 @@ class Partners:
         )
         """The primary's half of the network; :meth:`exchange` gives it a coalition's averages."""
 
-    def _stored(
+    def _stored_rows(
         self, averages: Float[Tensor, "rows positions width"], coalition: Coalition
     ) -> ReleasedRows:
         return ReleasedRows(
             averages,
-            ranks=tuple(sorted(self.config.ranks[one] for one in coalition)),
+            ranks=tuple(sorted(self.config.ranks[name] for name in coalition)),
             rounds=run_plan.RoundCounter(),
             device=self.data.features.device,
         )
@@ -590,15 +590,15 @@ class SavedModels(Partners):
                 plan=plan.releases,
                 noise_share_std=plan.noise_share_std,
             )
-            secondary = kept.linked(plan, linked[party.name], ledger)
+            secondary = kept.with_links(plan, linked[party.name], ledger)
             self._parts[party.name] = _representations(plan, secondary, asked)
             secondary.close()
 
     def exchange(self, coalition: Coalition) -> ReleasedRows:
         """Return the average of these partners' representations."""
         ordered = sorted(coalition, key=self.config.ranks.__getitem__)
-        averages = torch.stack([self._parts[one] for one in ordered]).mean(dim=0)
-        return self._stored(averages, coalition)
+        averages = torch.stack([self._parts[name] for name in ordered]).mean(dim=0)
+        return self._stored_rows(averages, coalition)
 
 
 def _representations(
@@ -608,7 +608,7 @@ def _representations(
 
     There is no noise.
     """
-    found = torch.zeros((plan.facts.rows, *plan.cut.shape))
+    representations = torch.zeros((plan.facts.rows, *plan.cut.shape))
     parts = consecutive_batches(asked, batch_size=plan.config.training.batch_size)
     for number, rows in enumerate(parts, 1):
         asked_round = RoundPlan(
@@ -619,11 +619,12 @@ def _representations(
         )
         reply = ReplyHere()
         secondary.hear_round(asked_round, reply)
-        one = plan.cut.decode(
-            reply.words[0], rows=len(rows), active=(secondary.name,), round_number=number
+        (words,) = reply.words
+        decoded = plan.cut.decode(
+            words, rows=len(rows), active=(secondary.name,), round_number=number
         )
-        found[rows] = one.cpu()
-    return found
+        representations[rows] = decoded.cpu()
+    return representations
 
 
 # A frozen run in blocks: its released rows answer for every coalition.
@@ -660,9 +661,9 @@ class BlockReleases(Partners):
 
     def exchange(self, coalition: Coalition) -> ReleasedRows:
         """Return the released averages, with zeros in the blocks of absent partners."""
-        absent = [self.config.ranks[one] - 1 for one in self.everybody - coalition]
+        absent = [self.config.ranks[name] - 1 for name in self.everybody - coalition]
         masked = without_blocks(self._released, absent, blocks=len(self.everybody))
-        return self._stored(masked, self.everybody)
+        return self._stored_rows(masked, self.everybody)
 
 
 # The model of a run without some of its partners, measured on its test rows.
@@ -697,10 +698,10 @@ def worth_without(
     present = {party.name for party in config.secondaries} - set(absent)
     kept = read_measured(run.folder, CONTRIBUTION, run=model.run)
     if kept is not None:
-        for one in kept["gone"]["values"]:
-            if set(one["partners"]) == present:
-                found = {name: one[name] for name in ("used", "metrics")}
-                return {**found, "threshold": kept["threshold"]}
+        for entry in kept["gone"]["values"]:
+            if set(entry["partners"]) == present:
+                measured_figures = {name: entry[name] for name in ("used", "metrics")}
+                return {**measured_figures, "threshold": kept["threshold"]}
     try:
         source = partners_of(run, model, read_figures(run.folder))
     except (ConfigError, DataError, PrivacyError):
@@ -708,7 +709,9 @@ def worth_without(
         return None
     observe(Stage(text="measuring the model without them"))
     answer = source.answer(frozenset(present))
-    figures = measure(answer, source.data.head, source.alone.tested, seed=config.federation.seed)
+    figures = measure(
+        answer, source.data.head, source.alone.test_targets, seed=config.federation.seed
+    )
     return {
         "used": answer.used,
         "metrics": {name: figure.as_json() for name, figure in figures.items()},

@@ -22,7 +22,7 @@ from securevfl.federation.checkpoint import has_begun
 from securevfl.federation.session.membership import idle_helpers
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure
 from securevfl.launch.spawn import reserved_port, run_party_processes
-from securevfl.runtime.handing_over import handed
+from securevfl.runtime import handing_over
 from securevfl.runtime.party import PartySession, party_session, run_helper, serve_as_helper
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.run_folder import RunFigures, write_figures
@@ -49,7 +49,7 @@ class StartAgain:
         # Once for each that was killed, at most: no mistake of ours may go round for ever.
         self._called_back: Counter[str] = Counter()
 
-    def heard(self, name: str, event: progress.ProgressEvent | None) -> None:
+    def note_event(self, name: str, event: progress.ProgressEvent | None) -> None:
         """Note a party's first event in a session: its planned spending, or that it helps."""
         helps = self._config.party(name).is_helper
         if isinstance(event, progress.Stage if helps else progress.SpendingPlanned):
@@ -133,9 +133,9 @@ def train_in_processes(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
-    told, exits = _run_parties(config, options, more=[], in_memory=in_memory)
+    content, exits = _run_parties(config, options, more=[], in_memory=in_memory)
     try:
-        figures = RunFigures.from_json(told)
+        figures = RunFigures.from_json(content)
     except (TypeError, KeyError):
         raise errors.SecureVflError("the primary ended without the figures of a run") from None
     memory = {name: end.peak_memory_bytes for name, end in exits.items()}
@@ -159,8 +159,8 @@ def pretrain_in_processes(
     Reveals:
         Between the processes: what a real pretraining reveals. This machine holds all of it.
     """
-    told, _ = _run_parties(config, options, more=["--pretrain"])
-    return dict(told)
+    content, _ = _run_parties(config, options, more=["--pretrain"])
+    return dict(content)
 
 
 def predict_in_processes(
@@ -174,7 +174,7 @@ def predict_in_processes(
         in_memory: What parties have from no file, by name; of the primary the new rows.
 
     Returns:
-        What :meth:`Predictions.told` says; the primary has written the file.
+        What :meth:`Predictions.metadata` says; the primary has written the file.
 
     Raises:
         SecureVflError: The kind that fits where the failure began, naming the party.
@@ -184,7 +184,7 @@ def predict_in_processes(
     """
     asked = in_memory[config.primary.name].new_rows
     assert asked is not None, "what for"
-    told, _ = _run_parties(
+    content, _ = _run_parties(
         config,
         options,
         more=[],
@@ -192,7 +192,7 @@ def predict_in_processes(
         without=[*asked.without, *idle_helpers(config)],
         in_memory=in_memory,
     )
-    return dict(told)
+    return dict(content)
 
 
 def processes_with_program(
@@ -271,7 +271,7 @@ class _PartiesHere:
                 handed={
                     _FEDERATION: federation,
                     _IDENTITY: self.identities[name].bundle(),
-                    _HANDED: handed(in_memory.get(name, InMemory()), self.config.family),
+                    _HANDED: handing_over.dump(in_memory.get(name, InMemory()), self.config.family),
                 },
             )
             for name in names
@@ -312,7 +312,7 @@ def parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
                     f'({error.strerror or error}); use "127.0.0.1:0" for a run on one machine'
                 ) from None
         texts = {name: own.public_text for name, own in identities.items()}
-        here = pinned(config, texts, address=f"{host}:{port}")
+        here = pin_identities(config, texts, address=f"{host}:{port}")
         yield _PartiesHere(config=here, identities=identities)
 
 
@@ -335,7 +335,7 @@ def _run_parties(
         if name == primary and report.get("event") == OUTCOME_EVENT:
             outcome.update(_figures_of(report))
         event = event_of(report)
-        again.heard(name, event)
+        again.note_event(name, event)
         if event is not None and (name == primary or isinstance(event, _OF_ALL)):
             options.observe(event)
 
@@ -344,7 +344,7 @@ def _run_parties(
             return False
         # Until it has ended, the primary continues without them or fails itself.
         absences = outcome.get("absences") or ()
-        gone = {one["party"] for one in absences if one["to_epoch"] is None}
+        gone = {absence["party"] for absence in absences if absence["to_epoch"] is None}
         return not outcome or name in gone
 
     with parties_here(config) as here:
@@ -377,7 +377,9 @@ def event_of(report: Mapping[str, Any]) -> progress.ProgressEvent | None:
     return progress.event_of(str(report.get("event")), _figures_of(report))
 
 
-def pinned(config: FederationConfig, texts: Mapping[str, str], *, address: str) -> FederationConfig:
+def pin_identities(
+    config: FederationConfig, texts: Mapping[str, str], *, address: str
+) -> FederationConfig:
     """Return a federation with its parties' public identities, and the primary's address."""
     source = dict(config.source)
     source["party"] = [

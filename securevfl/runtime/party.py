@@ -23,7 +23,7 @@ from securevfl.federation.checkpoint import is_unused
 from securevfl.federation.messages import PredictRequest, Ready, RoundKind
 from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.saved_model import SavedModel
-from securevfl.federation.session.handshake import Joined, joined
+from securevfl.federation.session.handshake import Joined, join_session
 from securevfl.federation.session.membership import absent_names, idle_helpers
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.ledger.countersigning import Countersigner, Occasion
@@ -184,9 +184,9 @@ def countersigner(party: PartySession, facts: RunFacts, *, session: bytes) -> Co
         ledger,
         party.identity,
         {
-            one.name: party.pinned[one.name]
-            for one in config.table_parties
-            if one.name not in absent_names(config, facts.active)
+            table_party.name: party.pinned[table_party.name]
+            for table_party in config.table_parties
+            if table_party.name not in absent_names(config, facts.active)
         },
         Occasion(federation=config.federation.name, digest=config.digest, run=facts.run),
         session=session,
@@ -252,7 +252,7 @@ def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterato
     resume = job.resume and not begins
     with PartyFiles(job.folder, config, party=job.name, resume=resume, table=table) as own:
         try:
-            with interrupts.reported():
+            with interrupts.unwrap_interrupts():
                 require_covered_channels(config)
                 require_helpers(config)
                 require_precision(config, job.device)
@@ -322,12 +322,12 @@ def join(party: PartySession, *, run: str = "", predicts: bool = False) -> Itera
     """
     job, files = party.job, party.files
     resumes = not predicts and not party.config.party(job.name).is_helper
-    with joined(
+    with join_session(
         party.config,
         party.identity,
         party.pinned,
         epochs=files.checkpoints.epochs() if resumes else [],
-        pretrained=files.checkpoints.pretrained() if resumes else [],
+        pretrained=files.checkpoints.pretraining_iterations() if resumes else [],
         run=run,
         predicts=predicts,
         patience_s=None if predicts else job.join_timeout_s,

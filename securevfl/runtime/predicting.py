@@ -95,8 +95,8 @@ def require_finite_outputs(
     suspects = np.flatnonzero(~(np.abs(values) <= _ORDINARY).all(axis=1))
     if not len(suspects):
         return
-    found = outputs(table.take(suspects))
-    good = torch.all(found.abs() <= _LARGEST, dim=1).cpu().numpy()
+    output_values = outputs(table.take(suspects))
+    good = torch.all(output_values.abs() <= _LARGEST, dim=1).cpu().numpy()
     if not good.all():
         row = int(suspects[~good][0])
         raise NotFiniteError(
@@ -196,7 +196,7 @@ class KeptSecondary:
         self._device = device
         self._bottom: BottomAtWork | None = None
 
-    def linked(
+    def with_links(
         self,
         plan: RunPlan,
         linked: LinkedSecondary,
@@ -284,11 +284,15 @@ def top_model(
     similarities = None
     if linked.similarities is not None:
         # The top model finds each secondary's at its rank.
-        told = linked.similarities[asked]
+        asked_similarities = linked.similarities[asked]
         # numpy would spread one secondary's over any number of places, and over none.
-        assert told.shape[1] == len(active), "one of each secondary that answers"
-        similarities = np.full((len(told), len(config.secondaries), told.shape[2]), np.nan, "f4")
-        similarities[:, active] = told
+        assert asked_similarities.shape[1] == len(active), "one of each secondary that answers"
+        similarities = np.full(
+            (len(asked_similarities), len(config.secondaries), asked_similarities.shape[2]),
+            np.nan,
+            "f4",
+        )
+        similarities[:, active] = asked_similarities
     read, keys = read_by_top(
         config,
         table,
@@ -457,9 +461,9 @@ class PredictionSession:
             there = torch.from_numpy(linkable).to(outputs.device)
             whole[there] = outputs
             whole[~there] = alone
-            outputs, notes = whole, ["" if one else NO_KEY for one in linkable]
+            outputs, notes = whole, ["" if has_key else NO_KEY for has_key in linkable]
         part = self._part
-        found = predictions_of(
+        predictions = predictions_of(
             outputs,
             part.head,
             classes=part.classes,
@@ -468,7 +472,7 @@ class PredictionSession:
             rows=range(1, len(outputs) + 1) if rows.names is None else rows.names,
         )
         return replace(
-            found,
+            predictions,
             row_name=rows.row_name,
             notes=notes,
             metrics=self._metrics(table, outputs),
@@ -495,7 +499,7 @@ class PredictionSession:
             labels = part.label_scaler.apply(labels)
         targets = torch.from_numpy(labels)
         kind = targets if part.head.task == "multiclass" else targets.to(torch.float32)
-        return part.head.measured(outputs, kind, threshold=part.threshold)
+        return part.head.measure(outputs, kind, threshold=part.threshold)
 
     def _unlinked_outputs(self, table: PartyTable) -> Tensor:
         """Return the outputs for rows that nothing is linked to, shape (rows, outputs).
@@ -539,14 +543,14 @@ class PredictionSession:
 
     def _outputs_without_partners(self, table: PartyTable) -> Tensor:
         """Return what each part of the primary's half says of rows, (rows, outputs of all)."""
-        found = [
-            torch.from_numpy(one.margins(own_inputs(table))).to(self.device)
-            for one in (self._part.alone, self._part.base)
-            if one is not None
+        parts = [
+            torch.from_numpy(model.margins(own_inputs(table))).to(self.device)
+            for model in (self._part.alone, self._part.base)
+            if model is not None
         ]
         if not answers_alone(self.model):
-            found.append(self._top_outputs(table))
-        return torch.hstack([one.float() for one in found])
+            parts.append(self._top_outputs(table))
+        return torch.hstack([part.float() for part in parts])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -593,7 +597,7 @@ class SessionWithPartners(PredictionSession):
                 device=device,
             )
             outputs = top.predict(request.rows, "predict")
-        return outputs, max(ledger.spent for ledger in linked.ledgers)
+        return outputs, max(ledger.epsilon_spent for ledger in linked.ledgers)
 
 
 class SimulatedSession(SessionWithPartners):
@@ -640,7 +644,7 @@ class SimulatedSession(SessionWithPartners):
             for name, kept in self._secondaries.items():
                 scale = kept.model.similarity_scale
                 linked = link(keys[name], similarity_scale=scale)
-                secondary = kept.linked(plan, linked, ledgers[name], observe=observe)
+                secondary = kept.with_links(plan, linked, ledgers[name], observe=observe)
                 built.callback(secondary.close)
                 parties[plan.ranks[name]] = secondary
             yield LinkedRequest(

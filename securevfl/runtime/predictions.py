@@ -134,7 +134,7 @@ class Predictions(Summarised):
 
         return pd.DataFrame(self._columns())
 
-    def told(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what another process needs in addition to the file to read them back."""
         return {
             "classes": None if self.classes is None else list(self.classes),
@@ -173,20 +173,20 @@ def predictions_of(
         threshold: Probability above which a row counts as the second class, of two.
         rows: The name of each row.
     """
-    found = outputs.detach().double().cpu()
+    scores = outputs.detach().double().cpu()
     probabilities = None
     if head.task == "regression":
         assert label_scaler is not None, "a regression standardises its labels"
-        values = found[:, 0].numpy() * label_scaler.deviation + label_scaler.mean
+        values = scores[:, 0].numpy() * label_scaler.deviation + label_scaler.mean
     else:
         assert classes is not None, "classes have labels"
         if head.task == "binary":
-            second = torch.sigmoid(found[:, 0])
+            second = torch.sigmoid(scores[:, 0])
             probabilities = torch.stack([1 - second, second], dim=1).numpy()
             # On logits, as metrics compare them.
-            number = (found[:, 0] > as_logit(threshold)).long().numpy()
+            number = (scores[:, 0] > as_logit(threshold)).long().numpy()
         else:
-            probabilities = torch.softmax(found, dim=1).numpy()
+            probabilities = torch.softmax(scores, dim=1).numpy()
             number = probabilities.argmax(axis=1)
         values = np.array(classes, dtype=object)[number]
     return Predictions(
@@ -197,31 +197,31 @@ def predictions_of(
     )
 
 
-def read_predictions(path: Path, told: Mapping[str, Any]) -> Predictions:
+def read_predictions(path: Path, metadata: Mapping[str, Any]) -> Predictions:
     """Return predictions that another process has written.
 
     Args:
         path: Its file.
-        told: What it has sent in addition: ``classes``, ``row_name``, ``metrics``, ``epsilon``
+        metadata: What it has sent in addition: ``classes``, ``row_name``, ``metrics``, ``epsilon``
             and ``used``.
     """
     import pandas as pd  # as above
 
-    name = told["row_name"]
+    name = metadata["row_name"]
     # As text: Python's own reading of a number gives back the one that was written.
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-    classes = None if told["classes"] is None else tuple(told["classes"])
+    classes = None if metadata["classes"] is None else tuple(metadata["classes"])
     probabilities = None
     if classes is not None and len(classes) == 2:
         second = _numbers(frame[f"probability_{classes[1]}"])
         probabilities = np.stack([1 - second, second], axis=1)
     elif classes is not None:
-        columns = [_numbers(frame[f"probability_{one}"]) for one in classes]
+        columns = [_numbers(frame[f"probability_{label}"]) for label in classes]
         probabilities = np.stack(columns, axis=1)
     if classes is None:
         values = _numbers(frame["prediction"])
     else:
-        by_text = {str(one): one for one in classes}
+        by_text = {str(label): label for label in classes}
         values = np.array([by_text[text] for text in frame["prediction"]], dtype=object)
     return Predictions(
         rows=[int(row) for row in frame[name]] if name == "row" else frame[name].tolist(),
@@ -230,10 +230,10 @@ def read_predictions(path: Path, told: Mapping[str, Any]) -> Predictions:
         classes=classes,
         row_name=name,
         notes=frame["note"].tolist() if "note" in frame else None,
-        metrics=told["metrics"],
-        epsilon=told["epsilon"],
-        used=told["used"],
-        without=tuple(told["without"]),
+        metrics=metadata["metrics"],
+        epsilon=metadata["epsilon"],
+        used=metadata["used"],
+        without=tuple(metadata["without"]),
     )
 
 

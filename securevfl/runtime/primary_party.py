@@ -172,7 +172,7 @@ def primary_session(
         limits=handshake.transport_limits(config, work_s=config.waits.work.primary_s),
     ) as transport:
         # Helpers wait until the run is over, and those that serve on for the next request.
-        transport.patient = frozenset(one.name for one in config.callers if one.is_helper)
+        transport.patient = frozenset(caller.name for caller in config.callers if caller.is_helper)
         yield PrimarySession(party, transport)
 
 
@@ -198,7 +198,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
     party.open_ledger(plan)
     presence = membership.Presence(
         party.files.checkpoints.files,
-        {config.ranks[one.name]: one.name for one in config.secondaries},
+        {config.ranks[secondary.name]: secondary.name for secondary in config.secondaries},
     )
     with (
         recording(
@@ -348,7 +348,7 @@ def _greet(
     config, resume, checkpoints = party.config, party.files.resume, party.files.checkpoints
     least = config.least_in_training
     joined = session.wait(
-        [one.name for one in config.callers],
+        [caller.name for caller in config.callers],
         party.job.join_timeout_s,
         enough=presence.enough(
             least=least,
@@ -360,10 +360,10 @@ def _greet(
         else "",
     )
     hellos = _hellos(session, presence, joined, run=facts.run if resume else "")
-    stayed = presence.stayed
-    present = [one.name for one in config.secondaries if one.name in hellos]
+    stayed = presence.continuing_parties
+    present = [secondary.name for secondary in config.secondaries if secondary.name in hellos]
     active = tuple(config.ranks[name] for name in present)
-    pretrained = set(checkpoints.pretrained()) if resume else set()
+    pretrained = set(checkpoints.pretraining_iterations()) if resume else set()
     for name in present:
         pretrained &= set(hellos[name].pretrained)
     saved = [hellos[name].epochs for name in present if name in stayed]
@@ -404,23 +404,23 @@ def _hellos(
         ConfigError: If another party holds another federation file.
         ProtocolError: If it resumes another run.
     """
-    party, stayed = session.party, presence.stayed
+    party, stayed = session.party, presence.continuing_parties
     config = party.config
     has_state, hellos = party.files.checkpoints.holds_state, {}
     came = session.greetings(joined)
-    for one in config.callers:
-        if one.name not in joined:
+    for caller in config.callers:
+        if caller.name not in joined:
             continue
         try:
-            hello = handshake.read_hello(config, came[one.name])
-            handshake.require_one_run(config, {one.name: hello}, run=run, has_state=has_state)
+            hello = handshake.read_hello(config, came[caller.name])
+            handshake.require_one_run(config, {caller.name: hello}, run=run, has_state=has_state)
         except (ConfigError, ProtocolError) as error:
-            if one.is_helper or one.name in stayed:
+            if caller.is_helper or caller.name in stayed:
                 raise
-            party.observe(Warned(text=f"{one.name}: cannot come back: {error}"))
-            session.transport.dismiss(one.name, public_reason(error))
+            party.observe(Warned(text=f"{caller.name}: cannot come back: {error}"))
+            session.transport.dismiss(caller.name, public_reason(error))
             continue
-        hellos[one.name] = hello
+        hellos[caller.name] = hello
     there = sum(not config.party(name).is_helper for name in hellos)
     if there < config.least_in_training:
         raise ProtocolError(f"{there} secondaries are left, and {config.least_in_training} must be")
@@ -505,7 +505,7 @@ class PredictingPrimary(SessionWithPartners):
             ledgers=[ledger],
         )
         self.broken = False
-        rows, epsilon = request.facts.predicted_rows, finite_or_none(ledger.spent)
+        rows, epsilon = request.facts.predicted_rows, finite_or_none(ledger.epsilon_spent)
         party.files.log("predicted", rows=rows, epsilon=epsilon)
 
 
@@ -537,7 +537,7 @@ def predicting(
     active = membership.active_without(config, without)
     facts = run_plan.prediction_facts(run=model.run, active=active)
     callers = membership.callers_in_predictions(config, active)
-    turned_away = [one.name for one in config.callers if one.name not in callers]
+    turned_away = [caller.name for caller in config.callers if caller.name not in callers]
     with primary_session(party, without=turned_away) as session:
         opened(session.transport)
         session.wait(callers, config.waits.joining().primary_s)
@@ -577,7 +577,7 @@ def _with_advice(
 ) -> ProtocolError:
     """Return the error, with the option ``--without`` where secondaries are absent."""
     lost = [] if error.party is None else error.party.split(", ")
-    secondaries = [one.name for one in config.secondaries]
+    secondaries = [secondary.name for secondary in config.secondaries]
     if not lost or not set(lost) <= set(secondaries):
         return error
     names = ",".join(name for name in secondaries if name in (*without, *lost))

@@ -243,7 +243,7 @@ class PrimaryRun:
         self.base = own.fitted
         """Averaged with the joint model; None until it is fitted, or without a base."""
         noised = plan.config.privacy.mechanism != "none"
-        self._epsilon = self.ledger.spent if noised else math.inf
+        self._epsilon = self.ledger.epsilon_spent if noised else math.inf
         """Epsilon before the exchange's first charge."""
         self.exchange = others.exchange
         if self.exchange.recorder is not None:
@@ -334,7 +334,7 @@ class PrimaryRun:
             )
         if not isinstance(self.primary, AssistPrimary):
             return
-        told = release_labels(
+        labels = release_labels(
             self.plan,
             self.table,
             self.data,
@@ -342,7 +342,7 @@ class PrimaryRun:
             files=self.checkpoints.files,
             estimator=self._own.base,
         )
-        self.primary.use_released_labels(told)
+        self.primary.use_released_labels(labels)
 
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
@@ -352,7 +352,7 @@ class PrimaryRun:
         released = bool(kept.missing())
         if released:
             self._tell(progress.Stage(text="releasing rows", of=self.plan.releases.rounds))
-            if self.plan.releases.fitting and not self.ledger.fitted:
+            if self.plan.releases.fitting and not self.ledger.encoder_fitted:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._epsilon = self.ledger.charge_fitting()
             if self._others.fit_class_means is not None:
@@ -431,7 +431,7 @@ class PrimaryRun:
                 return None
         joint = primary.predict(rows, "test") if choice is None else choice.joint_outputs(primary)
         self.joint_outputs = joint
-        return joint if choice is None else choice.answered(joint, rows)
+        return joint if choice is None else choice.select_outputs(joint, rows)
 
     def _measure(self, outputs: Tensor, threshold: float) -> None:
         """Measure outputs for the test rows, and write what they predict."""
@@ -518,7 +518,7 @@ class PrimaryRun:
             alone_test=None if alone is None else head.headline(alone.metrics),
             alone=None if alone is None else alone.as_json(),
             gain=None if alone is None else alone.gain.as_json(),
-            placebos={name: self._tested(outputs) for name, outputs in placebos.items()},
+            placebos={name: self._test_metrics(outputs) for name, outputs in placebos.items()},
             validation_metrics=validation,
             test_metrics={} if tested is None else tested.metrics,
             evaluation={} if tested is None else tested.as_json(),
@@ -551,7 +551,7 @@ class PrimaryRun:
             version=__version__,
         )
 
-    def _tested(self, outputs: Tensor) -> Metrics:
+    def _test_metrics(self, outputs: Tensor) -> Metrics:
         """Return every metric of outputs for the test rows."""
         rows = torch.from_numpy(self.data.split.test).to(outputs.device)
         targets = self.data.targets[rows]
@@ -559,15 +559,15 @@ class PrimaryRun:
 
     def _placebos(self, *, with_alone: bool) -> dict[Placebo, Tensor]:
         """Return the outputs of every placebo for the test rows."""
-        found: dict[Placebo, Tensor] = {}
+        placebos: dict[Placebo, Tensor] = {}
         own = None if self.choice is None else self.choice.own
         if self.choice is None and with_alone:
             own = self._own_network()
         if own is not None:
-            found["own"] = own.predict(self.data.split.test, "test")
+            placebos["own"] = own.predict(self.data.split.test, "test")
         if self.placebo is not None:
-            found["permuted"] = self.placebo
-        return found
+            placebos["permuted"] = self.placebo
+        return placebos
 
     def _measure_alone(self, placebos: Mapping[Placebo, Tensor]) -> AloneMeasured:
         self._observe(progress.Stage(text="fitting the primary alone"))

@@ -21,7 +21,7 @@ from securevfl.config.reading import read_federation
 from securevfl.config.sections import PartySettings
 from securevfl.core import files, progress
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import finite_or_none, toml_text, written
+from securevfl.core.formatting import finite_or_none, format_figure, toml_text
 from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
 from securevfl.federation.run_plan import RunPlan
@@ -95,7 +95,7 @@ class PrivacyFigures:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures by name, without those of what the run does not have."""
-        return _known(self)
+        return _known_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +189,7 @@ class RunFigures:
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``metrics.json`` holds."""
-        figures = _known(self)
+        figures = _known_fields(self)
         figures["privacy"] = self.privacy.as_json()
         return figures
 
@@ -211,14 +211,14 @@ def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
     """
     family = figures["family"]
     alone = figures["alone"]
-    found = {
+    measured = {
         f"{family} (joint)": figures["test_metrics"],
         f"{family}, validation rows": figures["validation_metrics"],
         alone_in_words(figures): alone and alone["metrics"],
         f"{family} without noise (simulated)": figures.get("no_privacy_test_metrics"),
         "combine (all features in one place)": figures.get("combine_test_metrics"),
     }
-    return {text: metrics for text, metrics in found.items() if metrics}
+    return {text: metrics for text, metrics in measured.items() if metrics}
 
 
 def alone_in_words(figures: Mapping[str, Any]) -> str:
@@ -230,8 +230,8 @@ def candidates_in_words(figures: Mapping[str, Any]) -> str:
     """Return the figures of every candidate of the local baseline, in a line."""
     alone = figures["alone"]
     each = [
-        f"{name} {written(one['test'])} ({written(one['validation'])})"
-        for name, one in alone["candidates"].items()
+        f"{name} {format_figure(candidate['test'])} ({format_figure(candidate['validation'])})"
+        for name, candidate in alone["candidates"].items()
     ]
     return f"local baseline, {figures['metric']} of test (validation) rows: {', '.join(each)}"
 
@@ -240,8 +240,8 @@ def placebos_in_words(figures: Mapping[str, Any]) -> str:
     """Return what the same training gains without what partners know; empty without a placebo."""
     words = {"own": "without partners", "permuted": "with partners' rows permuted"}
     each = [
-        f"{written(one[figures['metric']])} {words[name]}"
-        for name, one in figures["placebos"].items()
+        f"{format_figure(placebo[figures['metric']])} {words[name]}"
+        for name, placebo in figures["placebos"].items()
     ]
     return f"placebo, {figures['metric']} of test rows: {', '.join(each)}" if each else ""
 
@@ -257,9 +257,11 @@ def top_in_words(figures: Mapping[str, Any]) -> str:
 
 def links_of_run(figures: Mapping[str, Any]) -> list[str]:
     """Return how many rows are linked, as each secondary has said; in simulations also exactly."""
-    said = [progress.LinkedRowsCounted(**one) for one in figures.get("linked_rows", {}).values()]
-    exact = [progress.LinksCounted(**one) for one in figures.get("links", {}).values()]
-    return [*map(progress.linked_rows_in_words, said), *map(progress.links_in_words, exact)]
+    counts = [
+        progress.LinkedRowsCounted(**content) for content in figures.get("linked_rows", {}).values()
+    ]
+    exact = [progress.LinksCounted(**content) for content in figures.get("links", {}).values()]
+    return [*map(progress.linked_rows_in_words, counts), *map(progress.links_in_words, exact)]
 
 
 def interval_heading(evaluation: Mapping[str, Any]) -> str:
@@ -274,7 +276,9 @@ def interval_heading(evaluation: Mapping[str, Any]) -> str:
 def interval_in_words(interval: Sequence[float] | None) -> str:
     """Return an interval in words; empty for None."""
     return (
-        "" if interval is None else " to ".join(written(one, beside=interval) for one in interval)
+        ""
+        if interval is None
+        else " to ".join(format_figure(end, beside=interval) for end in interval)
     )
 
 
@@ -307,9 +311,9 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
     trained_behind_noise = privacy.encoder == "dp-trained"
     # Rounds that a resumed run repeats are paid for again. It is infinite without noise alone, of
     # which nothing is promised.
-    spent = finite_or_none(ledger.spent)
+    spent = finite_or_none(ledger.epsilon_spent)
     total = ledger.total if ledger.runs > 1 else None
-    said = releases.statement(tau, spent=spent or 0.0, total_epsilon=total)
+    statement = releases.statement(tau, spent=spent or 0.0, total_epsilon=total)
     return PrivacyFigures(
         mechanism=privacy.mechanism,
         epsilon=spent,
@@ -341,11 +345,11 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         gradient_noise_std=releases.gradient_noise_std(tau) if trained_behind_noise else None,
         gradient_clip_norm=privacy.update_clip_norm if trained_behind_noise else None,
         updates=ledger.updates if trained_behind_noise else None,
-        statement=said.text,
-        against=said.against,
-        hides=said.hides,
-        odds_factor=said.odds_factor,
-        warning=said.warning,
+        statement=statement.text,
+        against=statement.against,
+        hides=statement.hides,
+        odds_factor=statement.odds_factor,
+        warning=statement.warning,
         as_published_note=_AS_PUBLISHED_NOTE,
         channels=channels(config),
         labels=labels_figures(ledger),
@@ -364,26 +368,28 @@ def labels_figures(ledger: Ledger) -> dict[str, Any] | None:
         ``total_together`` of all ``runs`` on the table; and the ``statement`` with its
         ``odds_factor`` and ``warning``.
     """
-    last = next((one.labels[-1] for one in reversed(ledger.budgeted) if one.labels), None)
-    run, table = labels_spent(ledger.budgeted), labels_spent(ledger.sessions)
+    last = next(
+        (session.labels[-1] for session in reversed(ledger.budget_sessions) if session.labels), None
+    )
+    run, table = labels_spent(ledger.budget_sessions), labels_spent(ledger.sessions)
     if last is None or run is None or table is None:
         return None
-    said = of_labels(
+    statement = of_labels(
         last.mechanism, run, parties=last.parties, table=table if table.runs > 1 else None
     )
     return {
         "mechanism": last.mechanism,
-        **label_figures(ledger.budgeted, ledger.sessions),
-        "statement": said.text,
-        "odds_factor": said.odds_factor,
-        "warning": said.warning,
+        **label_figures(ledger.budget_sessions, ledger.sessions),
+        "statement": statement.text,
+        "odds_factor": statement.odds_factor,
+        "warning": statement.warning,
     }
 
 
-def _known(figures: PrivacyFigures | RunFigures) -> dict[str, Any]:
+def _known_fields(figures: PrivacyFigures | RunFigures) -> dict[str, Any]:
     """Return fields by name; those that not every run has only where they are known."""
     values = asdict(figures)
-    optional = {one.name for one in fields(figures) if one.default is None}
+    optional = {field.name for field in fields(figures) if field.default is None}
     return {
         name: value for name, value in values.items() if name not in optional or value is not None
     }
@@ -560,10 +566,10 @@ def read_measured(run_folder: Path, name: str, *, run: str) -> dict[str, Any] | 
     path = run_folder / name
     if not path.exists():
         return None
-    found = files.read_json(path)
-    if found.get("format") != MEASURED_FORMAT or found.get("run") != run:
+    content = files.read_json(path)
+    if content.get("format") != MEASURED_FORMAT or content.get("run") != run:
         return None
-    return found
+    return content
 
 
 # The folder of a result in memory, and files of parties that share this process.

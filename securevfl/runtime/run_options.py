@@ -26,7 +26,7 @@ FederationSource = str | Path | FederationConfig
 """A federation: the path of its file, or what :func:`securevfl.read_federation` returned."""
 
 
-def opened(
+def resolve_federation(
     federation: FederationSource, data_root: Path | None, *, only_linkage: bool = False
 ) -> tuple[FederationConfig, Path]:
     """Return a federation, read if it is a file, and the folder where relative paths start."""
@@ -83,9 +83,9 @@ def device_named(name: str) -> torch.device:
     if device.type == "cuda":
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= there:
-            found = f"{there} of them, counted from 0" if there else "no GPU"
+            available = f"{there} of them, counted from 0" if there else "no GPU"
             raise ConfigError(
-                f"device: {name} was asked for, and torch finds {found}; use --device cpu"
+                f"device: {name} was asked for, and torch finds {available}; use --device cpu"
             )
     return device
 
@@ -164,7 +164,10 @@ class InMemory:
 
 def of_tables(tables: "Mapping[str, PartyTable] | None", primary: str) -> dict[str, InMemory]:
     """Return what parties have from memory: their tables, if any, and the primary an entry."""
-    return {primary: InMemory(), **{n: InMemory(table=one) for n, one in (tables or {}).items()}}
+    return {
+        primary: InMemory(),
+        **{n: InMemory(table=table) for n, table in (tables or {}).items()},
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data import party_tables
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
-from securevfl.data.sources.read import read_frame, unnoticed
+from securevfl.data.sources.read import ignore_note, read_frame
 from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
@@ -54,7 +54,7 @@ def read_party(
             path,
             where=where,
             reading=party.reading,
-            wanted=_wanted(config, party, roles, settings)
+            wanted=_wanted_columns(config, party, roles, settings)
             if schema is None
             else _wanted_again(config, party, schema, truth=truth),
             notice=lambda text: observe(Warned(text=text)),
@@ -119,7 +119,7 @@ def _text_keys(config: FederationConfig, party: PartySettings) -> list[str]:
     return [column for column, kind in kinds if kind == "text"]
 
 
-def _wanted(
+def _wanted_columns(
     config: FederationConfig,
     party: PartySettings,
     roles: party_tables.ColumnRoles,
@@ -130,7 +130,7 @@ def _wanted(
     return party_tables.columns_of_roles(
         roles,
         settings,
-        exclude=[one for one in party.exclude if one not in read],
+        exclude=[excluded for excluded in party.exclude if excluded not in read],
         keys=tuple(dict.fromkeys((*party.key, *read))),
         texts=[*texts, *(read if _split_kind(config) == "group" else ())],
     )
@@ -207,15 +207,15 @@ def table_warnings(config: FederationConfig, party: PartySettings, table: PartyT
     """
     holder = "primary" if config.privacy.unit == "linked-row" else "secondary"
     text = config.privacy.delta_warning(table.num_rows) if party.role == holder else None
-    found = [f"{party.name}: {text}" for text in (*([text] if text else []), *table.notes)]
+    warnings = [f"{party.name}: {text}" for text in (*([text] if text else []), *table.notes)]
     ids = [] if table.schema is None else [key.name for key in table.schema.keys if key.is_id]
     if ids and config.family.reads_keys(config.model, frozen=config.privacy.encoder == "frozen"):
-        found.append(
+        warnings.append(
             f"{party.name}: key {ids[0]!r} numbers rows (whole numbers, no two equal), and family "
             f"{config.family.name!r} reads keys as places; for ids take another family, or "
             f'linkage.metric = "exact" with model.keys_as_features = false'
         )
-    return found
+    return warnings
 
 
 # New rows of the primary, read as the rows were that its model was trained on.
@@ -227,7 +227,7 @@ def read_new_rows(
     path: Path,
     *,
     id_column: str | None,
-    notice: Callable[[str], None] = unnoticed,
+    notice: Callable[[str], None] = ignore_note,
 ) -> NamedRows:
     """Read a file of new rows.
 

@@ -11,7 +11,7 @@ from securevfl.config.rules import require_enough_records
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ProtocolError
 from securevfl.core.files import write_json
-from securevfl.core.progress import PartyDone, Warned, told
+from securevfl.core.progress import PartyDone, Warned, event_fields
 from securevfl.data.tables import PartyTable
 from securevfl.federation import messages
 from securevfl.federation.build import build_secondary, save_secondary
@@ -158,12 +158,12 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         page = _page_facts(party, facts.run, table, linked)
         # Before the first release, so that a run that is cut off has a page too.
         write_json(party.job.folder / OWN_FACTS, page)
-        plan = _aligned(session, plan)
+        plan = _align_plan(session, plan)
         epoch = plan.facts.resume_epoch
         away = own_epoch(files.checkpoints.epochs(), plan.facts) < epoch
         secondary = _build(party, plan, table, linked)
         try:
-            if not _recorded(
+            if not _serve_recorded(
                 session, plan, table, secondary, linked, came_back=epoch if away else 0
             ):
                 return RejoinDue(parties=())
@@ -178,13 +178,13 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
     sent = sum(transport.bytes_sent.values())
     files.log(
         "figures",
-        epsilon=ledger.spent,
+        epsilon=ledger.epsilon_spent,
         total_epsilon=ledger.total,
         bytes_sent=sent,
         bytes_received=sum(transport.bytes_received.values()),
     )
     write_json(party.job.folder / OWN_FACTS, {**page, "ended": now(), "bytes_sent": sent})
-    party.observe(PartyDone(epsilon=ledger.spent, total_epsilon=ledger.total))
+    party.observe(PartyDone(epsilon=ledger.epsilon_spent, total_epsilon=ledger.total))
     return None
 
 
@@ -197,7 +197,7 @@ def _link(session: SecondarySession, plan: RunPlan, table: PartyTable) -> Linked
         "linked",
         protection=party.config.linkage.protection,
         learned=reveals_of(place.spec, "secondary"),
-        **{**linked.figures, **({} if linked.counts is None else told(linked.counts))},
+        **{**linked.figures, **({} if linked.counts is None else event_fields(linked.counts))},
     )
     return linked
 
@@ -230,13 +230,13 @@ def _page_facts(
         "table": config.party(party.job.name).data,
         "records": table.num_rows,
         "features": list(table.feature_names),
-        "links": None if linked.counts is None else told(linked.counts),
+        "links": None if linked.counts is None else event_fields(linked.counts),
         "ended": None,
         "bytes_sent": None,
     }
 
 
-def _aligned(session: SecondarySession, plan: RunPlan) -> RunPlan:
+def _align_plan(session: SecondarySession, plan: RunPlan) -> RunPlan:
     """Return the plan with the rows that training rounds have, as the primary has announced."""
     if session.party.config.training.rows == "all":
         return plan
@@ -245,8 +245,8 @@ def _aligned(session: SecondarySession, plan: RunPlan) -> RunPlan:
         round_number=0,
         deadline_s=session.party.config.waits.work.for_primary_s,
     )
-    told = messages.TrainingRows.from_message(message, most=plan.facts.train_rows)
-    return replace(plan, training_rows=told.rows)
+    training_rows = messages.TrainingRows.from_message(message, most=plan.facts.train_rows)
+    return replace(plan, training_rows=training_rows.rows)
 
 
 def _build(
@@ -294,7 +294,7 @@ def _begin(files: PartyFiles, run: str) -> None:
     files.checkpoints.begin(run)
 
 
-def _recorded(
+def _serve_recorded(
     session: SecondarySession,
     plan: RunPlan,
     table: PartyTable,
@@ -401,8 +401,8 @@ def serve_as_secondary(party: PartySession) -> None:
             requests.serve()
         if requests.asked:
             ledger = party.files.ledger
-            party.files.log("figures", epsilon=ledger.spent, total_epsilon=ledger.total)
-            party.observe(PartyDone(epsilon=ledger.spent, total_epsilon=ledger.total))
+            party.files.log("figures", epsilon=ledger.epsilon_spent, total_epsilon=ledger.total)
+            party.observe(PartyDone(epsilon=ledger.epsilon_spent, total_epsilon=ledger.total))
 
     serve_sessions(party, session)
 
@@ -460,7 +460,7 @@ class _Requests:
             cache=LinkCache(None),
             memory=self._linking,
         )
-        secondary = self._kept.linked(
+        secondary = self._kept.with_links(
             plan,
             session.link(place, rows=request.rows),
             ledger,

@@ -18,7 +18,7 @@ from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
-from securevfl.core.progress import Observer, Stage, Warned, told, unheard
+from securevfl.core.progress import Observer, Stage, Warned, event_fields, unheard
 from securevfl.core.threads import few_threads
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
@@ -76,7 +76,7 @@ class RunResult(Summarised):
         if "metric" not in figures:
             return f"pretraining, {figures.get('method', 'encoders')}", {}
         test = {"the joint model": figures["test"], "the local baseline": figures["alone_test"]}
-        measured = [f"{one:.4f} by {name}" for name, one in test.items() if one is not None]
+        measured = [f"{value:.4f} by {name}" for name, value in test.items() if value is not None]
         shown = {
             f"test {figures['metric']}": ", ".join(measured) or "not tested",
             "epsilon": epsilon_in_words(figures["privacy"]["epsilon"]),
@@ -219,16 +219,16 @@ def simulate_federation(
         if wanted and run.tested is not None:
             options.observe(Stage(text="placebo: the same training with partners' rows permuted"))
             run.placebo = simulation.placebo(replace(own, fitted=run.base))
-        found = run.finish(
+        final_figures = run.finish(
             options.run_folder,
             mode="simulated",
             traffic={},
             with_alone=with_alone,
             positions=simulation.positions_shown(),
         )
-        run_folder.write_figures(options.run_folder, found)
+        run_folder.write_figures(options.run_folder, final_figures)
         return RunResult(
-            metrics=found.as_json(),
+            metrics=final_figures.as_json(),
             history=run.primary.history,
             losses=run.primary.losses,
             ledger=lines_of_run(run.files.run_ledger, run.plan.facts.run),
@@ -297,8 +297,8 @@ class _Simulation:
         if options.resume:
             facts = replace(facts, run=self._resumed_run())
         plan = plan_run(config, facts)
-        for one in self._files.values():
-            one.open_ledger(plan)
+        for file in self._files.values():
+            file.open_ledger(plan)
         links = self._links = self._links or self._link(plan)
         linked = links.linker.primary
         data = primary_data(config, self._tables[name], split, linked, device=options.device)
@@ -327,7 +327,7 @@ class _Simulation:
                 samples = config.privacy.sampling_rate < 1
                 self._recorders[party.name].attend(secondary, samples=samples)
         if options.resume:
-            saved = [one.checkpoints.pretrained() for one in self._files.values()]
+            saved = [file.checkpoints.pretraining_iterations() for file in self._files.values()]
             epoch, pretraining = (
                 self._resume_epoch(plan),
                 pretraining_stage.common_start(config, saved),
@@ -335,10 +335,10 @@ class _Simulation:
             facts = replace(plan.facts, resume_epoch=epoch, resume_pretraining=pretraining)
             plan = replace(plan, facts=facts)
         else:
-            for one in self._files.values():
-                one.checkpoints.begin(plan.facts.run)
+            for file in self._files.values():
+                file.checkpoints.begin(plan.facts.run)
         run_folder.write_federation(options.run_folder, config)
-        by_rank = {plan.ranks[party]: one for party, one in self._secondaries.items()}
+        by_rank = {plan.ranks[party]: partner for party, partner in self._secondaries.items()}
         run = PrimaryRun(
             plan,
             self._tables[name],
@@ -350,8 +350,8 @@ class _Simulation:
                     by_rank,
                     plan.cut,
                     end_epoch={
-                        plan.ranks[party]: EpochSaver(one, self._files[party].checkpoints)
-                        for party, one in self._secondaries.items()
+                        plan.ranks[party]: EpochSaver(partner, self._files[party].checkpoints)
+                        for party, partner in self._secondaries.items()
                     },
                     links=config.model.neighbours,
                     ledger=self._files[name].ledger,
@@ -438,8 +438,8 @@ class _Simulation:
         """Return secondaries' own positional encodings, for the report: none behind a promise."""
         if self._config.privacy.mechanism != "none":
             return {}
-        taken = {name: one.positions_taken for name, one in self._secondaries.items()}
-        return {name: one for name, one in taken.items() if one is not None}
+        taken = {name: secondary.positions_taken for name, secondary in self._secondaries.items()}
+        return {name: positions for name, positions in taken.items() if positions is not None}
 
     def placebo(self, own: OwnModels) -> Tensor | None:
         """Return the joint model's outputs for the test rows with partners' rows permuted.
@@ -484,16 +484,16 @@ class _Simulation:
         linked, counts = {}, {}
         for party in config.secondaries:
             keys = keys_of(spec.keys, tables[party.name])
-            found = protection_of(spec).report_links(spec, keys, link(keys), options.observe)
-            assert found.counts is not None, "a run counts its links"
-            linked[party.name], counts[party.name] = found, told(found.counts)
+            own_links = protection_of(spec).report_links(spec, keys, link(keys), options.observe)
+            assert own_links.counts is not None, "a run counts its links"
+            linked[party.name], counts[party.name] = own_links, event_fields(own_links.counts)
         linked_rows, observe = None, options.observe
         if book_link_counts(plan, self._files[config.primary.name].ledger, observe):
-            said = {
-                name: link_count(plan, one, self._files[name].ledger)
-                for name, one in linked.items()
+            link_counts = {
+                name: link_count(plan, links, self._files[name].ledger)
+                for name, links in linked.items()
             }
-            linked_rows = require_link_counts(plan, said, observe)
+            linked_rows = require_link_counts(plan, link_counts, observe)
         return _Links(linker=link, secondaries=linked, counts=counts, linked_rows=linked_rows)
 
     def _resumed_run(self) -> str:

@@ -55,7 +55,7 @@ class TrainedRun(KeptRun):
         active = active_without(self.config, without)
         # Before any party is started or waited for: most mistakes are in these rows.
         try:
-            named = self.named(rows, id_column=id_column)
+            named = self.name_rows(rows, id_column=id_column)
         except NoRowsError:
             return self._of_no_rows("row" if id_column is None else id_column, out)
         _warn_of(named.table, observe)
@@ -177,8 +177,8 @@ class TrainedRun(KeptRun):
             in_memory = run_options.of_tables(self.tables, primary)
             in_memory[primary] = asked = replace(in_memory[primary], new_rows=new)
             if way == "processes":
-                told = predict_in_processes(self.config, self.options(observe), in_memory)
-                predictions = read_predictions(new.out, told)
+                metadata = predict_in_processes(self.config, self.options(observe), in_memory)
+                predictions = read_predictions(new.out, metadata)
             else:
                 outcome = run_party(self.primary_job(observe, asked))
                 assert isinstance(outcome, Predictions), "a primary that serves returns predictions"
@@ -186,7 +186,7 @@ class TrainedRun(KeptRun):
         # As the frame has them: a file holds texts alone.
         return predictions if named.names is None else replace(predictions, rows=named.names)
 
-    def named(self, rows: Any, *, id_column: str | None = None) -> predicting.NamedRows:
+    def name_rows(self, rows: Any, *, id_column: str | None = None) -> predicting.NamedRows:
         """Return new rows as the model takes them.
 
         Args:
@@ -375,7 +375,7 @@ def trained_run(run: str | Path, **source: Unpack[RunSource]) -> TrainedRun:
     path, federation = Path(run) / "federation.toml", source.get("federation")
     if federation is None and not path.exists():
         raise ConfigError(f"run folder {run}: has no {path.name}; is it that of a finished run?")
-    config, _ = run_options.opened(path if federation is None else federation, None)
+    config, _ = run_options.resolve_federation(path if federation is None else federation, None)
     parties, identity = source.get("parties"), source.get("identity")
     return TrainedRun(
         config=config,

@@ -22,7 +22,7 @@ from securevfl.models.alone.choice import Used
 from securevfl.runtime.predicting import NotFiniteError
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.asking import Asker
-from securevfl.serving.guard import CUT_OFF, PREDICT, Rate, refused
+from securevfl.serving.guard import CUT_OFF, PREDICT, Rate, error_response
 from securevfl.serving.json_rows import BadRowsError, RowFormat, TooManyRowsError
 from securevfl.serving.prometheus import ServiceMetrics
 from securevfl.version import __version__
@@ -135,8 +135,8 @@ def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) 
         """Predict rows; every row is charged to every party's ledger."""
         # Read by a thread, and not by FastAPI, which would do it in the event loop.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
-            return refused(422, "bad_rows", _NO_JSON)
-        return await _predicted(request, served.rows, most_rows, asker, rate, reader)
+            return error_response(422, "bad_rows", _NO_JSON)
+        return await _answer_prediction(request, served.rows, most_rows, asker, rate, reader)
 
     @app.get("/health")
     async def health() -> dict[str, bool]:
@@ -151,7 +151,10 @@ def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) 
     @app.get("/budget")
     async def budget() -> dict[str, Any]:
         """Say what predictions of the model have spent, and what is left, as far as is known."""
-        return {"run": served.run, "parties": [_told(one) for one in asker.budgets]}
+        return {
+            "run": served.run,
+            "parties": [_budget_fields(party_budget) for party_budget in asker.budgets],
+        }
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -176,7 +179,7 @@ def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) 
     return app
 
 
-async def _predicted(
+async def _answer_prediction(
     request: Request,
     rows: RowFormat,
     most_rows: int,
@@ -193,30 +196,32 @@ async def _predicted(
         wait_s = rate.wait_s(len(frame))
         if wait_s > 0:
             later = {"Retry-After": str(math.ceil(wait_s))}
-            return refused(429, "too_many_requests", _TOO_FAST, later)
+            return error_response(429, "too_many_requests", _TOO_FAST, later)
         predictions = await _unless_gone(request, asker.ask(frame))
         if predictions is None:
-            return refused(400, "cut_off", CUT_OFF)
+            return error_response(400, "cut_off", CUT_OFF)
         return await asyncio.to_thread(_answer, predictions)
     except TooManyRowsError as error:
-        return refused(413, "too_large", str(error))
+        return error_response(413, "too_large", str(error))
     except BadRowsError as error:
-        return refused(422, "bad_rows", *error.lines)
+        return error_response(422, "bad_rows", *error.lines)
     except queue.Full:
-        return refused(429, "too_many_requests", "too many wait already", {"Retry-After": "1"})
+        return error_response(
+            429, "too_many_requests", "too many wait already", {"Retry-After": "1"}
+        )
     except BudgetExceededError:
-        return _spent(asker)
+        return _refuse_spent(asker)
     except NotFiniteError as error:
-        return refused(422, "bad_rows", str(error))
+        return error_response(422, "bad_rows", str(error))
     except DataError:
         # Its text may quote a cell.
-        return refused(422, "bad_rows", _MISFIT)
+        return error_response(422, "bad_rows", _MISFIT)
     except ProtocolError as error:
         if BudgetExceededError.__name__ in str(error):
-            return _spent(asker)
-        return refused(503, "party_gone", _GONE, {"Retry-After": str(RETRY_S)})
+            return _refuse_spent(asker)
+        return error_response(503, "party_gone", _GONE, {"Retry-After": str(RETRY_S)})
     except Exception as error:  # noqa: BLE001 - its text may quote a row: it goes nowhere
-        return refused(500, "failed", f"{type(error).__name__}; nothing more is told")
+        return error_response(500, "failed", f"{type(error).__name__}; nothing more is told")
 
 
 async def _unless_gone(request: Request, asked: "Future[Predictions]") -> Predictions | None:
@@ -236,12 +241,17 @@ async def _unless_gone(request: Request, asked: "Future[Predictions]") -> Predic
         gone.cancel()
 
 
-def _spent(asker: Asker) -> Response:
-    return refused(403, "budget_spent", _SPENT, parties=[_told(one) for one in asker.budgets])
+def _refuse_spent(asker: Asker) -> Response:
+    return error_response(
+        403,
+        "budget_spent",
+        _SPENT,
+        parties=[_budget_fields(party_budget) for party_budget in asker.budgets],
+    )
 
 
-def _told(budget: PredictionBudget) -> dict[str, Any]:
-    return {**asdict(budget), "left": budget.left}
+def _budget_fields(budget: PredictionBudget) -> dict[str, Any]:
+    return {**asdict(budget), "left": budget.epsilon_left}
 
 
 def _answer(predictions: Predictions) -> Response:
@@ -279,4 +289,4 @@ async def _plain(_request: Request, error: Exception) -> Response:
     more = (getattr(error, "headers", None) or {}).get("Allow", "another method")
     details = {404: _NO_PATH, 405: f"this path takes {more}"}
     lines = [details[status]] if status in details else []
-    return refused(status, words.get(status, "refused"), *lines)
+    return error_response(status, words.get(status, "refused"), *lines)

@@ -34,7 +34,7 @@ _END_S: Final = 60.0
 class Listener(Protocol):
     """Hears what an :class:`Asker` does."""
 
-    def asked(self, requests: int, rows: int, seconds: float) -> None:
+    def note_request(self, requests: int, rows: int, seconds: float) -> None:
         """A request of the parties has been answered."""
         ...
 
@@ -171,20 +171,20 @@ class Asker:
             while self._waiting and (
                 not taken or rows + len(self._waiting[0].frame) <= self._most_rows
             ):
-                one = self._waiting.popleft()
-                if one.answer.set_running_or_notify_cancel():
-                    taken.append(one)
-                    rows += len(one.frame)
+                question = self._waiting.popleft()
+                if question.answer.set_running_or_notify_cancel():
+                    taken.append(question)
+                    rows += len(question.frame)
             return taken
 
     def _is_full(self) -> bool:
-        rows = sum(len(one.frame) for one in self._waiting)
+        rows = sum(len(question.frame) for question in self._waiting)
         return rows >= self._most_rows or self._ending.is_set()
 
     def _answer(self, session: PredictionSession, asked: Sequence[_Asked]) -> None:
         began = self._clock()
         try:
-            frame = pd.concat([one.frame for one in asked], ignore_index=True)
+            frame = pd.concat([question.frame for question in asked], ignore_index=True)
             rows = self._model.rows(frame)
             predictions = session.ask(rows, observe=unheard)
             # Before the answer: a client that has it may ask what is left.
@@ -204,16 +204,16 @@ class Asker:
             self.ready = False
             _fail(asked, error)
             raise
-        self._listener.asked(len(asked), len(frame), self._clock() - began)
+        self._listener.note_request(len(asked), len(frame), self._clock() - began)
         first = 0
-        for one in asked:
-            one.answer.set_result(predictions.part(first, first + len(one.frame)))
-            first += len(one.frame)
+        for question in asked:
+            question.answer.set_result(predictions.part(first, first + len(question.frame)))
+            first += len(question.frame)
 
     def _answer_one_by_one(self, session: PredictionSession, asked: Sequence[_Asked]) -> None:
-        for number, one in enumerate(asked, 1):
+        for number, question in enumerate(asked, 1):
             try:
-                self._answer(session, [one])
+                self._answer(session, [question])
             except Exception as error:
                 _fail(asked[number:], error)
                 raise
@@ -224,11 +224,11 @@ class Asker:
             waiting = list(self._waiting)
             self._waiting.clear()
         _fail(
-            [one for one in waiting if one.answer.set_running_or_notify_cancel()],
+            [question for question in waiting if question.answer.set_running_or_notify_cancel()],
             PartyFailedError("a party was lost before it answered"),
         )
 
 
 def _fail(asked: Sequence[_Asked], error: Exception) -> None:
-    for one in asked:
-        one.answer.set_exception(error)
+    for question in asked:
+        question.answer.set_exception(error)

@@ -66,22 +66,22 @@ def token_of(path: Path | None, *, folder: Path) -> Token:
         StorageError: If a new one cannot be written.
     """
     if path is None and os.environ.get(VARIABLE):
-        return _checked(os.environ[VARIABLE], source=f"the variable {VARIABLE}")
+        return _check_token(os.environ[VARIABLE], source=f"the variable {VARIABLE}")
     place = folder / FILE if path is None else path
     if path is None and not place.exists():
         fresh = secrets.token_urlsafe(_FRESH_BYTES)
         files.write_text(place, f"{fresh}\n")
-        return _checked(fresh, source=f"{place} (made now)")
+        return _check_token(fresh, source=f"{place} (made now)")
     try:
         mode, text = place.stat().st_mode, place.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--token-file {place}: cannot be read ({error})") from None
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"--token-file {place}: others can read it; run chmod 600 {place}")
-    return _checked(text.strip(), source=str(place))
+    return _check_token(text.strip(), source=str(place))
 
 
-def _checked(text: str, *, source: str) -> Token:
+def _check_token(text: str, *, source: str) -> Token:
     if len(text) < _FEWEST or not text.isascii() or not text.isprintable() or " " in text:
         raise ConfigError(
             f"token of {source}: must be at least {_FEWEST} printable ASCII characters without "
@@ -200,17 +200,17 @@ class Guard:
         began, path = self._clock(), scope["path"] if scope["path"] in PATHS else "(other)"
         status = _INTERNAL
 
-        async def noted(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._answer(scope, path, receive, noted)
+            await self._answer(scope, path, receive, send_noted)
         finally:
             seconds = self._clock() - began
-            self._figures.answered(path, status, seconds)
+            self._figures.count_answer(path, status, seconds)
             if path not in OPEN:  # probes come every few seconds
                 self._log(f"{_method(scope)} {path} {status} {1000 * seconds:.1f} ms")
 
@@ -220,28 +220,28 @@ class Guard:
         if self._hosts is not None and host not in self._hosts:
             known = ", ".join(sorted(self._hosts))
             line = f"without a token, a server of one machine is called {known}"
-            await refused(421, "misdirected", line)(scope, receive, send)
+            await error_response(421, "misdirected", line)(scope, receive, send)
             return
         if {b"content-length", b"transfer-encoding"} <= set(headers):
             # A proxy that goes by the other one would see another request behind this one.
-            refusal = refused(400, "bad_request", _TWO_LENGTHS, {"Connection": "close"})
+            refusal = error_response(400, "bad_request", _TWO_LENGTHS, {"Connection": "close"})
             await refusal(scope, receive, send)
             return
         token = None if path in OPEN else self._token
         if token is not None and not token.fits(headers.get(b"authorization")):
-            refusal = refused(401, "unauthorized", _HOW, {"WWW-Authenticate": "Bearer"})
+            refusal = error_response(401, "unauthorized", _HOW, {"WWW-Authenticate": "Bearer"})
             await refusal(scope, receive, send)
             return
         if path != PREDICT or scope["method"] != "POST":
-            await self._app(scope, _replayed([b""], receive), send)
+            await self._app(scope, _replay_body([b""], receive), send)
             return
-        said = headers.get(b"content-length", b"")
-        size = int(said) if said.isdigit() else self._max_bytes
+        length = headers.get(b"content-length", b"")
+        size = int(length) if length.isdigit() else self._max_bytes
         if size > self._max_bytes:
             await self._too_large()(scope, receive, send)
             return
         if size > self._room:
-            refusal = refused(429, "too_many_requests", _FULL, {"Retry-After": "1"})
+            refusal = error_response(429, "too_many_requests", _FULL, {"Retry-After": "1"})
             await refusal(scope, receive, send)
             return
         self._room -= size
@@ -250,7 +250,7 @@ class Guard:
             if isinstance(taken, JSONResponse):
                 await taken(scope, receive, send)
             else:
-                await self._app(scope, _replayed(taken, receive), send)
+                await self._app(scope, _replay_body(taken, receive), send)
         finally:
             self._room += size
 
@@ -262,24 +262,26 @@ class Guard:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return refused(400, "cut_off", CUT_OFF)
+                        return error_response(400, "cut_off", CUT_OFF)
                     pieces.append(message.get("body", b""))
                     size += len(pieces[-1])
                     if size > self._max_bytes:
                         return self._too_large()
                     more = message.get("more_body", False)
         except TimeoutError:
-            return refused(408, "too_slow", f"the body took longer than {_BODY_S:g} s")
+            return error_response(408, "too_slow", f"the body took longer than {_BODY_S:g} s")
         return pieces
 
     def _too_large(self) -> JSONResponse:
-        return refused(413, "too_large", f"the body may have {self._max_bytes:,} bytes")
+        return error_response(413, "too_large", f"the body may have {self._max_bytes:,} bytes")
 
 
 CUT_OFF: Final = "the client left before its request was whole or its turn had come"
 
 
-def refused(status: int, error: str, *details: str | dict[str, str], **more: Any) -> JSONResponse:
+def error_response(
+    status: int, error: str, *details: str | dict[str, str], **more: Any
+) -> JSONResponse:
     """Return an answer that says what is wrong: ``error``, a word, and ``details``, one a line.
 
     Args:
@@ -288,9 +290,12 @@ def refused(status: int, error: str, *details: str | dict[str, str], **more: Any
         details: The lines; a mapping among them holds headers.
         more: Further fields.
     """
-    lines = [one for one in details if isinstance(one, str)]
+    lines = [detail for detail in details if isinstance(detail, str)]
     headers = {
-        name: value for one in details if isinstance(one, dict) for name, value in one.items()
+        name: value
+        for detail in details
+        if isinstance(detail, dict)
+        for name, value in detail.items()
     }
     return JSONResponse({"error": error, "details": lines, **more}, status, headers)
 
@@ -306,7 +311,7 @@ def _method(scope: Scope) -> str:
     return method if method in ("GET", "POST", "HEAD") else "(other)"
 
 
-def _replayed(pieces: list[bytes], receive: Receive) -> Receive:
+def _replay_body(pieces: list[bytes], receive: Receive) -> Receive:
     """Return a ``receive`` that gives a body away, and keeps nothing of it."""
     pieces.reverse()
 

@@ -170,7 +170,7 @@ class RowFormat:
         lines: list[str] = []
         for number, cells in enumerate(_rows_of(body, most_rows)):
             try:
-                rows.append(self._checked(number, cells))
+                rows.append(self._check_row(number, cells))
             except BadRowsError as error:
                 lines += error.lines
             if len(lines) > MOST_LINES:
@@ -179,7 +179,7 @@ class RowFormat:
             raise BadRowsError(lines)
         return self._frame(rows)
 
-    def _checked(self, number: int, cells: Any) -> BaseModel:
+    def _check_row(self, number: int, cells: Any) -> BaseModel:
         if not isinstance(cells, dict):
             raise BadRowsError([f"row {number + 1}: must be an object, one value a column"])
         known = {name: cells[name] for name in self._by_name if name in cells}
@@ -207,12 +207,12 @@ class RowFormat:
 
     def _problems(self, number: int, error: ValidationError) -> Iterator[str]:
         """Yield what is wrong with a row, a line a cell, some more than once."""
-        for one in error.errors(include_url=False, include_context=False):
-            name = str(one["loc"][0])
+        for detail in error.errors(include_url=False, include_context=False):
+            name = str(detail["loc"][0])
             what = _EXPECTED[self._by_name[name].kind]
-            if one["type"] == "missing" or one["input"] is None:
+            if detail["type"] == "missing" or detail["input"] is None:
                 what = "is missing"
-            elif one["type"] == "float_type":
+            elif detail["type"] == "float_type":
                 what = _NO_NUMBER
             yield _line(number, name, what)
 
@@ -249,7 +249,7 @@ def _rows_of(body: bytes, most_rows: int) -> list[Any]:
     """
     too_many = TooManyRowsError(f"a request may have {most_rows} rows, of single values")
     nested = most_rows + 2  # the body, "rows" and each row
-    if _opened(body) > nested and _opened(_STRING.sub(b"", body)) > nested:
+    if _count_brackets(body) > nested and _count_brackets(_STRING.sub(b"", body)) > nested:
         raise too_many
     try:
         asked = from_json(body, allow_inf_nan=False)
@@ -294,7 +294,7 @@ def _require_different(pairs: list[tuple[str, Any]]) -> None:
         seen.add(name)
 
 
-def _opened(body: bytes) -> int:
+def _count_brackets(body: bytes) -> int:
     return body.count(b"{") + body.count(b"[")
 
 

@@ -114,7 +114,7 @@ class Opened:
     processes: KeptProcesses | None = None
     """Processes of the other parties, where they run on this machine."""
 
-    def served(self, *, max_rows: int) -> Served:
+    def describe(self, *, max_rows: int) -> Served:
         """Return its description for the API."""
         part = self.kept.primary
         assert part is not None, "the primary serves"
@@ -129,7 +129,9 @@ class Opened:
 
 
 @contextmanager
-def opened(run: TrainedRun, *, observe: Observer, without_lost: bool = False) -> Iterator[Opened]:
+def open_model(
+    run: TrainedRun, *, observe: Observer, without_lost: bool = False
+) -> Iterator[Opened]:
     """Load a run's model, and make ready to ask its parties.
 
     A run that was simulated is asked in this process, one that was trained on this machine in a
@@ -151,15 +153,15 @@ def opened(run: TrainedRun, *, observe: Observer, without_lost: bool = False) ->
     way = run.way(own)
     if way == "alone":
         session = PredictionSession(run.config, own)
-        yield _opened(own, run.config, lambda: nullcontext(session))
+        yield _open_local(own, run.config, lambda: nullcontext(session))
     elif way == "here":
-        found = in_process(run)
+        served = in_process(run)
         # One session from start to end: another server or request on these ledgers is refused.
-        with found.model.open() as session:
-            yield replace(found, model=replace(found.model, open=lambda: nullcontext(session)))
+        with served.model.open() as session:
+            yield replace(served, model=replace(served.model, open=lambda: nullcontext(session)))
     elif way == "elsewhere":
-        with between_processes(run.primary_job(observe), without_lost=without_lost) as found:
-            yield found
+        with between_processes(run.primary_job(observe), without_lost=without_lost) as served:
+            yield served
     else:
         with (
             _others_in_processes(run.config, run.options(observe)) as (config, place, processes),
@@ -168,9 +170,9 @@ def opened(run: TrainedRun, *, observe: Observer, without_lost: bool = False) ->
                 identity=place,
                 processes=processes,
                 without_lost=without_lost,
-            ) as found,
+            ) as served,
         ):
-            yield found
+            yield served
 
 
 def in_process(run: TrainedRun) -> Opened:
@@ -181,10 +183,10 @@ def in_process(run: TrainedRun) -> Opened:
         DataError: If a party's table cannot be read any more.
     """
     own = run.model(run.config.primary.name)
-    return _opened(own, run.config, lambda: run.session(unheard))
+    return _open_local(own, run.config, lambda: run.session(unheard))
 
 
-def _opened(
+def _open_local(
     own: SavedModel,
     config: FederationConfig,
     session: Callable[[], AbstractContextManager[PredictionSession]],

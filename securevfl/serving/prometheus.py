@@ -57,12 +57,12 @@ class ServiceMetrics:
             registry=self._registry,
         )
 
-    def answered(self, path: str, status: int, seconds: float) -> None:
+    def count_answer(self, path: str, status: int, seconds: float) -> None:
         """Count an HTTP request."""
         self._answers.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
-    def asked(self, rows: int, seconds: float) -> None:
+    def count_request(self, rows: int, seconds: float) -> None:
         """Count a request to the parties."""
         self._requests.inc()
         self._rows.inc(rows)
@@ -71,9 +71,9 @@ class ServiceMetrics:
     def text(self, *, ready: bool, budgets: list[PredictionBudget]) -> bytes:
         """Return all figures as Prometheus reads them."""
         self._ready.set(float(ready))
-        for one in budgets:
-            if one.spent is not None:
-                self._spent.labels(one.party).set(one.spent)
-            if one.budget is not None:
-                self._budget.labels(one.party).set(one.budget)
+        for budget in budgets:
+            if budget.spent is not None:
+                self._spent.labels(budget.party).set(budget.spent)
+            if budget.budget is not None:
+                self._budget.labels(budget.party).set(budget.budget)
         return generate_latest(self._registry)

@@ -64,8 +64,14 @@ def serve(
         from securevfl.runtime.run_folder import federation_of_run
         from securevfl.runtime.trained_run import trained_run
         from securevfl.serving.guard import token_of
-        from securevfl.serving.opening import opened
-        from securevfl.serving.server import LOG, ServerSettings, application, bound, run_server
+        from securevfl.serving.opening import open_model
+        from securevfl.serving.server import (
+            LOG,
+            ServerSettings,
+            application,
+            listening_socket,
+            run_server,
+        )
 
     checks.at_least(1, max_rows=max_rows, max_bytes=max_bytes)
     checks.non_negative(gather=gather)
@@ -87,21 +93,23 @@ def serve(
     LOG.setLevel(logging.INFO)
     metric = metrics_of(federated.federation.task, federated.training.metric)[0].name
     with (
-        bound(host, port) as listener,
+        listening_socket(host, port) as listener,
         RunProgress(metric=metric) as progress,
-        opened(trained, observe=progress, without_lost=without_lost) as model,
+        open_model(trained, observe=progress, without_lost=without_lost) as model,
     ):
         shown, (address, taken) = f"[{host}]" if ":" in host else host, listener.getsockname()[:2]
         only_here = ip_address(address).is_loopback
         url = f"http://{shown}:{taken}"
-        said = []
+        notices = []
         if not only_here:
-            said.append("warning: HTTP is not encrypted; put a server that speaks TLS before it")
+            notices.append("warning: HTTP is not encrypted; put a server that speaks TLS before it")
         if token is None:
-            said.append("warning: no token is required; any client of the port spends the budget")
+            notices.append(
+                "warning: no token is required; any client of the port spends the budget"
+            )
         else:
-            said.append(f"clients show the token of {token.source}")
-        for line in said:
+            notices.append(f"clients show the token of {token.source}")
+        for line in notices:
             print(f"securevfl: {line}", file=sys.stderr, flush=True)
         print(json.dumps({"url": url}) if as_json else f"securevfl: serving {url}", flush=True)
         settings = ServerSettings(

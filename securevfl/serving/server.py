@@ -81,10 +81,16 @@ class GuardedConnection(H11Protocol):
         super().connection_made(transport)
         transport.max_size = _PIECE  # type: ignore[attr-defined]
         self._wait(self._limits.head_s)
-        there: list[Any] = [one for one in self.connections if not one.transport.is_closing()]
+        there: list[Any] = [
+            connection for connection in self.connections if not connection.transport.is_closing()
+        ]
         if len(there) > self._limits.most:
-            waiting = [(one._waits_until, one) for one in there if one._waits_until is not None]
-            min(waiting, key=lambda one: one[0])[1].transport.abort()
+            waiting = [
+                (connection._waits_until, connection)
+                for connection in there
+                if connection._waits_until is not None
+            ]
+            min(waiting, key=lambda pair: pair[0])[1].transport.abort()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, and for less long if this one's body still comes."""
@@ -156,8 +162,8 @@ class _Told:
     def __init__(self, figures: ServiceMetrics) -> None:
         self._figures = figures
 
-    def asked(self, requests: int, rows: int, seconds: float) -> None:
-        self._figures.asked(rows, seconds)
+    def note_request(self, requests: int, rows: int, seconds: float) -> None:
+        self._figures.count_request(rows, seconds)
         LOG.info("asked for %d rows of %d requests in %.1f ms", rows, requests, 1000 * seconds)
 
     def said(self, text: str) -> None:
@@ -182,7 +188,7 @@ def application(opened: Opened, token: Token | None, settings: ServerSettings) -
     )
     return Guard(
         make_app(
-            opened.served(max_rows=settings.max_rows),
+            opened.describe(max_rows=settings.max_rows),
             asker,
             figures,
             Rate(settings.rate, time.monotonic),
@@ -242,19 +248,19 @@ class _Server(uvicorn.Server):
             if loop.time() - last >= _QUIET_S:
                 last = loop.time()
                 error = context.get("exception")
-                LOG.warning("%s (%s)", context["message"], _named(error))
+                LOG.warning("%s (%s)", context["message"], _error_name(error))
 
         loop.set_exception_handler(say)
         await super().serve(sockets)
 
 
-def _named(error: object) -> str:
+def _error_name(error: object) -> str:
     if isinstance(error, OSError):
         return str(error.strerror)
     return type(error).__name__
 
 
-def bound(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens there; port 0 lets the system choose.
 
     Raises:

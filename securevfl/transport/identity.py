@@ -234,9 +234,9 @@ def read_certificate(path: Path, *, name: str | None = None) -> x509.Certificate
         ) from None
     except ValueError:
         raise ConfigError(f"{path}: is not a PEM certificate") from None
-    found = common_name(certificate)
-    if name is not None and found != name:
-        raise ConfigError(f"{path}: is the certificate of {found!r}, not of {name!r}")
+    certificate_name = common_name(certificate)
+    if name is not None and certificate_name != name:
+        raise ConfigError(f"{path}: is the certificate of {certificate_name!r}, not of {name!r}")
     return certificate
 
 
@@ -456,10 +456,10 @@ def check_pins(identity: Identity, pinned: Mapping[str, str], peers: Iterable[st
                 f"{name}: {identity.name} has no certificate of this party; put its identity.pem "
                 f"into the trust folder as {name}.pem"
             )
-        found = public_text(certificate)
-        if found != pinned[name]:
+        key_text = public_text(certificate)
+        if key_text != pinned[name]:
             raise AuthenticationError(
-                f"{name}: its certificate in {identity.name}'s trust folder holds {found}, but "
+                f"{name}: its certificate in {identity.name}'s trust folder holds {key_text}, but "
                 f"the federation file pins {pinned[name]}"
             )
         check_validity(name, certificate)

@@ -132,23 +132,23 @@ class Message:
             ProtocolError: Naming the sender, what was wanted and what came.
         """
         wanted = np.dtype(dtype)
-        found, place = self.tensors.get(name), self.place
-        if found is None:
+        tensor, place = self.tensors.get(name), self.place
+        if tensor is None:
             there = repr(sorted(self.tensors))
             raise errors.ProtocolError(f"{place}: has no array {name!r}, only {there:.200}")
-        if found.dtype != wanted:
-            raise errors.ProtocolError(f"{place}: {name} must be {wanted}, got {found.dtype}")
-        fits = len(shape) == found.ndim and all(
-            want is None or want == length for want, length in zip(shape, found.shape, strict=True)
+        if tensor.dtype != wanted:
+            raise errors.ProtocolError(f"{place}: {name} must be {wanted}, got {tensor.dtype}")
+        fits = len(shape) == tensor.ndim and all(
+            want is None or want == length for want, length in zip(shape, tensor.shape, strict=True)
         )
         if not fits:
             sizes = ", ".join("any" if length is None else str(length) for length in shape)
             raise errors.ProtocolError(
-                f"{place}: {name} must have shape [{sizes}], got {list(found.shape)}"
+                f"{place}: {name} must have shape [{sizes}], got {list(tensor.shape)}"
             )
-        if finite and wanted.kind == "f" and not np.isfinite(found).all():
+        if finite and wanted.kind == "f" and not np.isfinite(tensor).all():
             raise errors.ProtocolError(f"{place}: {name} holds a value that is NaN or infinite")
-        return found
+        return tensor
 
     def figure(self, name: str, kind: type[Any]) -> Any:
         """Return the figure ``name`` of :attr:`meta` if it is of the type ``kind``.
@@ -182,7 +182,7 @@ class Message:
             ProtocolError: Naming the sender, what was wanted and what came.
         """
         value = self.figure(name, list)
-        if not all(type(one) is int for one in value):
+        if not all(type(number) is int for number in value):
             raise errors.ProtocolError(
                 f"{self.place}: {name} must be whole numbers, got {value!r:.80}"
             )
@@ -313,7 +313,7 @@ class DeclaredMessage(TypedMessage):
         """Return it as it is sent."""
         figures: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
-        for name, _, rule in _declared(type(self)):
+        for name, _, rule in _declared_fields(type(self)):
             value = getattr(self, name)
             if isinstance(value, bytes):
                 arrays[rule.name or name] = np.frombuffer(value, dtype=np.uint8)
@@ -336,7 +336,7 @@ class DeclaredMessage(TypedMessage):
         Raises:
             ProtocolError: Naming the sender, what was wanted and what came.
         """
-        fields, sizes = _declared(cls), dict(known)
+        fields, sizes = _declared_fields(cls), dict(known)
         own = (rule.name or name for name, _, rule in fields if name != "round_number")
         message.require_only(*own)
         values = {
@@ -348,13 +348,13 @@ class DeclaredMessage(TypedMessage):
         return cls(**values)
 
 
-def _declared(cls: type[Any]) -> tuple[tuple[str, Any, _Wire], ...]:
+def _declared_fields(cls: type[Any]) -> tuple[tuple[str, Any, _Wire], ...]:
     """Return each field's name, type and rules."""
     if cls not in _DECLARED:
         hints = get_type_hints(cls)
         _DECLARED[cls] = tuple(
-            (one.name, hints[one.name], one.metadata.get("wire", _Wire()))
-            for one in dataclasses.fields(cls)
+            (data_field.name, hints[data_field.name], data_field.metadata.get("wire", _Wire()))
+            for data_field in dataclasses.fields(cls)
         )
     return _DECLARED[cls]
 
@@ -410,19 +410,19 @@ def _read_array(
             shape.append(None if free else sizes[axis])
     words = kind.dtypes[0] == "uint64"
     dtype = "int64" if words else kind.dtypes[0]
-    found = message.tensor(name, dtype=dtype, shape=tuple(shape), finite=not rule.gaps)
-    if rule.gaps and np.isinf(found).any():
+    array = message.tensor(name, dtype=dtype, shape=tuple(shape), finite=not rule.gaps)
+    if rule.gaps and np.isinf(array).any():
         raise errors.ProtocolError(f"{place}: {name} holds a value that is infinite")
-    for axis, length in zip(axes, found.shape, strict=False):
+    for axis, length in zip(axes, array.shape, strict=False):
         if axis.startswith("some_") and not length:
             raise errors.ProtocolError(f"{place}: {name} must not be empty")
         sizes[axis] = length
-    if rule.below and found.size and not 0 <= found.min() <= found.max() < sizes[rule.below]:
+    if rule.below and array.size and not 0 <= array.min() <= array.max() < sizes[rule.below]:
         raise errors.ProtocolError(
-            f"{place}: {name} must lie in 0 to {sizes[rule.below] - 1}, got {found.min()} to "
-            f"{found.max()}"
+            f"{place}: {name} must lie in 0 to {sizes[rule.below] - 1}, got {array.min()} to "
+            f"{array.max()}"
         )
-    return found.view(np.uint64) if words else found
+    return array.view(np.uint64) if words else array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -546,10 +546,10 @@ class Failure(TypedMessage):
         if not relayed:
             reason = reason if party == message.sender else f"it reports of {party}: {reason}"
             party = message.sender
-        reason = errors.shown(reason, _MAX_REASON)
+        reason = errors.printable_text(reason, _MAX_REASON)
         kind = message.figure("kind", str)
         return cls(
-            party=errors.shown(party, _MAX_REASON),
+            party=errors.printable_text(party, _MAX_REASON),
             reason=reason,
             kind=kind if kind in get_args(FailureKind) else "failed",
         )

@@ -97,17 +97,17 @@ class StarLoop:
         except (BlockingIOError, OSError):
             return  # enough wake-ups wait already, or the thread has ended
 
-    def fail(self, failure: Failure, *, heard: bool = False) -> Failure:
+    def fail(self, failure: Failure, *, reported_by_peer: bool = False) -> Failure:
         """Record the first failure and tell the peers; return the one that was first.
 
         Args:
             failure: What happened.
-            heard: Whether a peer told it, so that this peer need not be told.
+            reported_by_peer: Whether a peer told it, so that this peer need not be told.
         """
         with self.changed:
             if self._failure is None and not self._closing:
                 self._failure = failure
-                self._heard_by_abort = heard
+                self._heard_by_abort = reported_by_peer
             first = self._failure or failure
             self.changed.notify_all()
         self.wake()
@@ -134,7 +134,7 @@ class StarLoop:
 
     def _run(self) -> None:
         try:
-            while not self._finished():
+            while not self._is_finished():
                 self._turn()
         except Exception as error:
             # A bug here must not leave the party's own thread waiting for ever.
@@ -234,7 +234,7 @@ class StarLoop:
             return
         if message.kind is StarKind.ABORT:
             failure = Failure.from_message(message, relayed=not self._relays)
-            self.fail(failure, heard=True)
+            self.fail(failure, reported_by_peer=True)
         elif message.kind is StarKind.LEAVE:
             if connection.peer_left:
                 raise ProtocolError(f"{connection.peer}: sent LEAVE twice")
@@ -336,7 +336,7 @@ class StarLoop:
         if connection.peer in self._flushed:
             self._forget(connection)
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         if self._farewell_deadline is None:
             return False
         # Nobody waits for the goodbye of a party that is lost because it was silent.
@@ -580,14 +580,18 @@ class Doorkeeper:
         with self.loop.changed:
             if name in self._outside:
                 self._outside[name] = time.monotonic()
-                said = "is lost to the others, who go on without it; it may join when an epoch ends"
+                reason = (
+                    "is lost to the others, who go on without it; it may join when an epoch ends"
+                )
                 self._turn_away(
-                    caller, connection, name, said, "lost", note=f"{name} came too late"
+                    caller, connection, name, reason, "lost", note=f"{name} came too late"
                 )
             elif name in self.loop.connections:
-                said = f"a party of this name has joined already, so this second {name} was refused"
+                reason = (
+                    f"a party of this name has joined already, so this second {name} was refused"
+                )
                 note = f"{name} had joined already"
-                self._turn_away(caller, connection, name, said, "twice", note=note)
+                self._turn_away(caller, connection, name, reason, "twice", note=note)
             else:
                 self._let_in(caller, connection, name)
 

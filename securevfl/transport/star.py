@@ -138,10 +138,10 @@ class Dialling:
         try:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             secured = self.context.wrap_socket(raw)
-            found = peer_public_text(secured)
-            if found != self.pinned:
+            key = peer_public_text(secured)
+            if key != self.pinned:
                 raise _CallFailedError(
-                    f"it holds the key {found}, not the pinned {self.pinned}", telling=2
+                    f"it holds the key {key}, not the pinned {self.pinned}", telling=2
                 )
             reader = FrameReader(
                 peer=self.peer,
@@ -172,17 +172,17 @@ class Dialling:
         return connection
 
     def _greet(self, connection: ssl.SSLSocket, reader: FrameReader) -> None:
-        found = self.rank
+        rank = self.rank
         try:
-            found = SessionStart.from_message(_next_message(connection, reader)).rank
-            if found != self.rank:
+            rank = SessionStart.from_message(_next_message(connection, reader)).rank
+            if rank != self.rank:
                 raise errors.ProtocolError(
-                    f"{self.place}: takes this party for rank {found}, but the federation file "
+                    f"{self.place}: takes this party for rank {rank}, but the federation file "
                     f"here says {self.rank}; compare the two files"
                 )
         except errors.ProtocolError as error:
             if error.party is None:  # else it is the primary that says it
-                self._say_why(connection, reader, rank=found, error=error)
+                self._say_why(connection, reader, rank=rank, error=error)
             raise
 
     def _say_why(
@@ -436,14 +436,14 @@ class Transport:
         self._loop.wake()
 
     def _wait_sent(self, items: Sequence[tuple[Connection, Outgoing]], deadline_s: float) -> None:
-        with self._turn_of({one.peer for one, _ in items}, deadline_s) as turn:
+        with self._turn_of({item.peer for item, _ in items}, deadline_s) as turn:
             while waiting := [pair for pair in items if not pair[1].sent]:
                 self.check()
                 kind = waiting[0][1].encoded.kind.name
                 for connection, _ in waiting:
                     if connection.ended and connection.peer_left:
                         self._fail(connection.peer, f"left before it took {kind}", "failed")
-                self._wait(turn, {one.peer for one, _ in waiting}, f"did not take {kind} in")
+                self._wait(turn, {item.peer for item, _ in waiting}, f"did not take {kind} in")
 
     @contextlib.contextmanager
     def _turn_of(
@@ -461,9 +461,11 @@ class Transport:
         """
         now, busy_s = time.monotonic(), self._limits.busy_timeout_s
         in_touch = [
-            one.waited_s
-            for one in list(self._loop.connections.values())
-            if not (one.peer in names or one.peer in self.patient or one.peer_left)
+            connection.waited_s
+            for connection in list(self._loop.connections.values())
+            if not (
+                connection.peer in names or connection.peer in self.patient or connection.peer_left
+            )
         ]
         others_s = busy_s - self._waited_s + min(in_touch, default=math.inf)
         until = (now if begin is None else begin) + deadline_s
@@ -628,23 +630,23 @@ class PrimaryTransport(Transport):
         """
         checks.positive(deadline_s=deadline_s)
         begin = time.monotonic()
-        told: set[str] = set()
+        announced: set[str] = set()
         while True:
             with self._loop.changed:
                 self.check()
-                fresh = [name for name in self._loop.connections if name not in told]
+                fresh = [name for name in self._loop.connections if name not in announced]
                 if not fresh:
                     waited_s = time.monotonic() - begin
-                    missing = [name for name in self.secondaries if name not in told]
-                    if not missing or (enough is not None and enough(told, waited_s)):
+                    missing = [name for name in self.secondaries if name not in announced]
+                    if not missing or (enough is not None and enough(announced, waited_s)):
                         if self._door is not None:
                             self._door.leave_out(missing)
-                        return frozenset(told)
+                        return frozenset(announced)
                     if waited_s >= deadline_s:
-                        self._give_up_joining(told, deadline_s, else_said)
+                        self._give_up_joining(announced, deadline_s, else_said)
                     self._loop.changed.wait(min(deadline_s - waited_s, LONGEST_NAP_S))
             for name in fresh:
-                told.add(name)
+                announced.add(name)
                 if on_join is not None:
                     on_join(name)
 
@@ -808,8 +810,8 @@ class PrimaryTransport(Transport):
             waiting.discard(message.sender)
             yield message
 
-    def _give_up_joining(self, told: set[str], deadline_s: float, else_said: str) -> NoReturn:
-        missing = ", ".join(name for name in self.secondaries if name not in told)
+    def _give_up_joining(self, announced: set[str], deadline_s: float, else_said: str) -> NoReturn:
+        missing = ", ".join(name for name in self.secondaries if name not in announced)
         refused = "; ".join(self.refusals)
         note = f"; refused meanwhile: {refused}" if refused else ""
         self._fail(missing, f"did not join within {deadline_s:g} s{else_said}{note}", "absent")

@@ -44,7 +44,7 @@ STREAM_ORDER = (RUN_STREAM, ".permutation")
 # What of it may be drawn again by whoever knows the run's seed, which all parties do; or by a test.
 LISTED = {
     "federation/assisted_boosting.py AssistSecondary._fit": ("folds and trees", RUN_SEED),
-    "federation/build.py _initialised": ("first weights", RUN_SEED, "torch.random.fork_rng"),
+    "federation/build.py _initialise_model": ("first weights", RUN_SEED, "torch.random.fork_rng"),
     "federation/encoder_fitting.py _projection_of": ("a public projection", RUN_SEED),
     "federation/pretraining/pretraining_secondary.py LearnerWithRecords.learn_local": (
         "order of batches",

@@ -10,7 +10,7 @@ from helpers.warm import printed
 from scipy.special import ndtr
 
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.dp.statement import WEAK_EPSILON, bounded, odds_in_words
+from securevfl.dp.statement import WEAK_EPSILON, bounded_statement, odds_in_words
 from securevfl.linkage.stage.linking import PROTECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 def test_the_statement_that_is_explained_is_the_programs() -> None:
-    said = bounded(
+    said = bounded_statement(
         unit="secondary-record",
         encoder="frozen",
         epsilon=4.0,

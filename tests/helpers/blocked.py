@@ -23,7 +23,7 @@ def by_grams(
         records=gram_matrix(keys.records, q),
         least_overlap=least_overlap,
     )
-    return keys.blocked(candidates, k, **measuring)
+    return keys.with_candidates(candidates, k, **measuring)
 
 
 def by_rules(
@@ -34,4 +34,4 @@ def by_rules(
 ) -> TextKeys:
     keys = TextKeys.of(joined_texts(primary), joined_texts(records))
     parsed = BlockingRules.parse(rules, dict.fromkeys(primary, "text"))
-    return keys.blocked(RuleCandidates.of(parsed, primary, records), k)
+    return keys.with_candidates(RuleCandidates.of(parsed, primary, records), k)

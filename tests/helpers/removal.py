@@ -185,7 +185,7 @@ Say = Callable[[str, Tensor, Callable[[], Any]], Any]
 @contextmanager
 def mechanisms_overheard(say: Say) -> Iterator[None]:
     """Give every fitted statistic and update to ``say``, and take its answer."""
-    fitted, noised = class_sums.noised_moments, updates.GradientNoise.noised
+    fitted, noised = class_sums.noised_moments, updates.GradientNoise.add_noise
     ranked, counted = class_sums.noised_ranks, class_sums.noised_rows
 
     def statistics(records: np.ndarray, **settings: float) -> Any:
@@ -208,7 +208,7 @@ def mechanisms_overheard(say: Say) -> Iterator[None]:
         mock.patch.object(encoder_fitting, "noised_moments", statistics),
         mock.patch.object(encoder_fitting, "noised_ranks", ranks),
         mock.patch.object(link_counts, "noised_rows", linked_rows),
-        mock.patch.object(updates.GradientNoise, "noised", update),
+        mock.patch.object(updates.GradientNoise, "add_noise", update),
     ):
         yield
 
@@ -480,7 +480,7 @@ class Listener:
 
     def fitted(self, fit: Any) -> Any:
         def one(secondaries: Any, make: Any) -> None:
-            due = [one.class_means for one in secondaries if not one.class_means.settled]
+            due = [one.class_means for one in secondaries if not one.class_means.encoder_fixed]
             made = make([one.name for one in due])
             if made.label_noise is None:
                 self.hear("labels", made.bins_of_rows.tobytes())

@@ -122,7 +122,7 @@ def test_dropout_depends_on_the_task_unless_it_is_set(
             FedSimConfig(dropout=given), num_features=F, key_dim=D, outputs=1, classes=kind
         )
         dropout = top.merge.correction.perceptron[0]
-        assert dropout.dropped == round(256 * share)
+        assert dropout.dropped_values == round(256 * share)
 
 
 def test_convolution_is_torchs_own() -> None:

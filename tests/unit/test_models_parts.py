@@ -10,7 +10,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.models.family import Bottom, Top
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import MLP, initialise
-from securevfl.models.optimisers import OPTIMIZERS, build_optimizer, uncompiled
+from securevfl.models.optimisers import OPTIMIZERS, build_optimizer, without_compiler
 from securevfl.models.registry import FAMILIES, family_named
 from securevfl.models.tasks import TaskHead
 
@@ -67,7 +67,7 @@ def test_every_optimizer_lowers_a_loss(name: str) -> None:
 def test_optimizers_without_the_compiler_are_torchs_own(kind: type[torch.optim.Optimizer]) -> None:
     """To the last bit, through a state that was kept; and a step is in no gradient."""
     start, found = torch.linspace(-1, 1, 5), []
-    for one in (kind, uncompiled(kind)):
+    for one in (kind, without_compiler(kind)):
         weight = nn.Parameter(start.clone())
         optimizer = one([weight], lr=0.1, weight_decay=0.01)
         for number in range(4):
@@ -82,7 +82,7 @@ def test_optimizers_without_the_compiler_are_torchs_own(kind: type[torch.optim.O
     assert torch.equal(*found)
     assert not torch.equal(found[1].detach(), start)
     assert found[1].grad_fn is None
-    assert uncompiled(kind) is uncompiled(kind)
+    assert without_compiler(kind) is without_compiler(kind)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_families_keep_the_protocols_and_their_cut_shape(
     top = family.build_top(config, num_features=5, key_dim=2, outputs=2)
     present = torch.ones(6, links, dtype=torch.bool)
     part = bottom(torch.randn(6, links, 3), torch.randn(6, links, 2), present)
-    if family.pooled(config, frozen=frozen):
+    if family.pools_records(config, frozen=frozen):
         assert bottom.recordwise
         part = part.mean(dim=1, keepdim=True)
     similarities = torch.randn(6, 1, links) if family.needs_similarities(config) else None

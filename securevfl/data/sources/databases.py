@@ -92,14 +92,14 @@ def read_duckdb(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> 
                 described = database.execute(f"describe {query}").fetchall()
                 columns = wanted.choose([row[0] for row in described], where=where)
                 wanted = wanted.chosen(columns)
-                listed = ", ".join(_quoted(name) for name in columns)
+                listed = ", ".join(_quote_identifier(name) for name in columns)
                 query = f"select {listed} from ({query})"  # noqa: S608 - names are quoted
             rows = database.sql(query)
             if rows is None:
                 raise DataError(f"{where}: query: gives no rows; it must be a SELECT")
             reader = rows.to_arrow_reader(_ROWS_OF_A_PIECE)
             names = list(reader.schema.names)
-            return _collected(names, (batch.columns for batch in reader), wanted, where=where)
+            return _collect_columns(names, (batch.columns for batch in reader), wanted, where=where)
     except duckdb.Error as error:
         raise DataError(f"{where}: can't be read: {_reason(error)}") from None
 
@@ -144,7 +144,7 @@ def read_url(
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise DataError(f"{where}: url: {_reason(error, password)}") from None
     with (
-        _told(where, password),
+        _translate_errors(where, password),
         engine.connect() as connection,
         _in_time(reading, _interrupt_of(connection), where=where),
     ):
@@ -162,7 +162,7 @@ def read_url(
         if not result.returns_rows:
             raise DataError(f"{where}: query: gives no rows; it must be a SELECT")
         names = [str(name) for name in result.keys()]  # noqa: SIM118 - it is no dict
-        return _collected(names, _pieces(result), wanted, where=where)
+        return _collect_columns(names, _pieces(result), wanted, where=where)
 
 
 def _sqlite(path: Path) -> sqlite3.Connection:
@@ -293,7 +293,7 @@ def _address(
 
 
 @contextmanager
-def _told(where: str, password: str | None) -> Iterator[None]:
+def _translate_errors(where: str, password: str | None) -> Iterator[None]:
     """Turn a driver's errors into one line without secrets."""
     from sqlalchemy import exc
 
@@ -344,7 +344,7 @@ def _query_of(reading: Reading, tables: Sequence[str], *, default_schema: str, w
         require_names(short, [reading.table], where=where, what="table")
     place = tables.index(reading.table) if reading.table in tables else short.index(reading.table)
     schema, _, name = tables[place].partition(".")
-    return f"select * from {_quoted(schema)}.{_quoted(name)}"  # noqa: S608 - names are quoted
+    return f"select * from {_quote_identifier(schema)}.{_quote_identifier(name)}"  # noqa: S608 - names are quoted
 
 
 def _bare(reading: Reading) -> str:
@@ -353,7 +353,7 @@ def _bare(reading: Reading) -> str:
     return _QUOTED.sub(" ", query).rstrip().removesuffix(";")
 
 
-def _quoted(name: str) -> str:
+def _quote_identifier(name: str) -> str:
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
 
@@ -396,17 +396,17 @@ def _pieces(result: Any) -> "Iterator[list[pa.Array]]":
             return pa.array(cells)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             # Of several types, as SQLite may hold them: their texts.
-            return pa.array([None if cell is None else _spelled(cell) for cell in cells])
+            return pa.array([None if cell is None else _cell_text(cell) for cell in cells])
 
     while rows := result.fetchmany(_ROWS_OF_A_PIECE):
         yield [column(cells) for cells in zip(*rows, strict=True)]
 
 
-def _spelled(cell: Any) -> str:
+def _cell_text(cell: Any) -> str:
     return format(cell, "f") if isinstance(cell, Decimal) else str(cell)
 
 
-def _collected(
+def _collect_columns(
     names: list[str], pieces: "Iterable[Sequence[Any]]", wanted: Wanted, *, where: str
 ) -> pd.DataFrame:
     """Put the wanted columns of all pieces together; each piece has a column of Arrow a name."""

@@ -56,7 +56,7 @@ class Pieces:
             self._kinds.setdefault(name, set()).add(_kind(values))
 
     @property
-    def mixed(self) -> list[str]:
+    def mixed_columns(self) -> list[str]:
         """Columns that are numbers in one piece and words in another: texts, all in all."""
         return [name for name, kinds in self._kinds.items() if _is_mixed(kinds - {"empty"})]
 
@@ -69,7 +69,7 @@ class Pieces:
         """Return the table; the pieces are given up column by column."""
         made = {}
         for name in list(self._columns):
-            made[name] = _joined(self._columns.pop(name), self._kinds[name] - {"empty"})
+            made[name] = _join_pieces(self._columns.pop(name), self._kinds[name] - {"empty"})
         return pd.DataFrame(made, copy=False)
 
 
@@ -128,7 +128,7 @@ def _narrow(values: "pd.Series[Any]") -> "pd.Series[Any]":
     return values
 
 
-def _joined(pieces: list["pd.Series[Any]"], kinds: set[str]) -> "pd.Series[Any]":
+def _join_pieces(pieces: list["pd.Series[Any]"], kinds: set[str]) -> "pd.Series[Any]":
     if len(pieces) == 1:
         return pieces[0] if kinds else _nothing(len(pieces[0]))
     if not kinds:

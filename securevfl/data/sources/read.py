@@ -41,7 +41,7 @@ _READ_ERRORS: Final = (
 )
 
 
-def unnoticed(_text: str) -> None:
+def ignore_note(_text: str) -> None:
     """Say nothing."""
 
 
@@ -51,7 +51,7 @@ def read_frame(
     where: str,
     reading: settings.Reading = settings.AS_IT_IS,
     wanted: settings.Wanted = EVERYTHING,
-    notice: Callable[[str], None] = unnoticed,
+    notice: Callable[[str], None] = ignore_note,
 ) -> pd.DataFrame:
     """Read the wanted columns of a file or a database, piece by piece.
 
@@ -114,7 +114,7 @@ def _read_file(
         url = f"sqlite:///{path.name}"
         return databases.read_url(url, reading, wanted, folder=path.parent, where=where)
     if suffix in COLUMNAR_SUFFIXES:
-        for name in reading.given:
+        for name in reading.given_settings:
             raise DataError(f"{where}: reading.{name}: a {suffix} file needs none")
         return read_columnar(path, wanted, where=where)
     if suffix in WORKBOOK_SUFFIXES:
@@ -130,7 +130,9 @@ def _read_file(
 
 
 def _require_settings(reading: settings.Reading, kind: str, *, where: str) -> None:
-    for name in reading.given:
+    for name in reading.given_settings:
         if name not in _SETTINGS[kind]:
-            kinds = " or ".join(f"a {one}" for one in _SETTINGS if name in _SETTINGS[one])
+            kinds = " or ".join(
+                f"a {other_kind}" for other_kind in _SETTINGS if name in _SETTINGS[other_kind]
+            )
             raise DataError(f"{where}: reading.{name}: goes with {kinds} alone")

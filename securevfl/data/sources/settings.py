@@ -77,7 +77,7 @@ class Wanted:
         return replace(self, columns=columns, if_there=(), exclude=(), needed=())
 
 
-def repeated(names: Iterable[str]) -> str | None:
+def first_repeated(names: Iterable[str]) -> str | None:
     """Return the first name that occurs again; None if none does."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
@@ -88,7 +88,7 @@ def require_different(names: Sequence[str], *, where: str) -> None:
     Raises:
         DataError: Naming the first that occurs again.
     """
-    if (twice := repeated(names)) is not None:
+    if (twice := first_repeated(names)) is not None:
         raise DataError(f"{where}: two columns are called {twice!r}; rename one")
 
 
@@ -172,7 +172,10 @@ class Reading:
                 f"thousands: {self.thousands!r} is the decimal mark already; write decimal too"
             )
         if self.encoding is not None:
-            known = {*aliases, *(one.name for one in pkgutil.iter_modules(encodings.__path__))}
+            known = {
+                *aliases,
+                *(module.name for module in pkgutil.iter_modules(encodings.__path__)),
+            }
             try:
                 # Python would look for a module of any other name.
                 if encodings.normalize_encoding(self.encoding).lower() not in known:
@@ -190,15 +193,15 @@ class Reading:
         if self.header is not None:
             if not self.header or not all(name.strip() for name in self.header):
                 raise ConfigError("header: must name every column of the file")
-            if (twice := repeated(self.header)) is not None:
+            if (twice := first_repeated(self.header)) is not None:
                 raise ConfigError(f"header: two columns are called {twice!r}")
         if self.dates is not None:
             _require_date_form(self.dates)
 
     @property
-    def given(self) -> dict[str, Any]:
+    def given_settings(self) -> dict[str, Any]:
         """The settings that are given, by name."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {data_field.name: getattr(self, data_field.name) for data_field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -253,7 +256,9 @@ class Source(OwnReading):
     @property
     def reading(self) -> OwnReading:
         """How the file is written, or which rows of the database are meant."""
-        return OwnReading(**{one.name: getattr(self, one.name) for one in fields(OwnReading)})
+        return OwnReading(
+            **{data_field.name: getattr(self, data_field.name) for data_field in fields(OwnReading)}
+        )
 
 
 def _require_date_form(form: str) -> None:
@@ -275,17 +280,17 @@ def _require_date_form(form: str) -> None:
 _WRITTEN: Final = re.compile(r"reading = \{ .*? \}")
 
 
-def written(**settings: str | int) -> str:
+def reading_entry(**settings: str | int) -> str:
     """Return what to write into a federation file, for messages: ``reading = { … }``."""
     return f"reading = {toml_value(settings)}"
 
 
 def as_options(message: str) -> str:
-    """Return a message with the options of ``init`` in place of what :func:`written` wrote."""
+    """Return a message with the options of ``init`` in place of each :func:`reading_entry`."""
 
-    def options(found: re.Match[str]) -> str:
+    def options(match: re.Match[str]) -> str:
         try:
-            settings: dict[str, Any] = tomllib.loads(found[0])["reading"]
+            settings: dict[str, Any] = tomllib.loads(match[0])["reading"]
         except tomllib.TOMLDecodeError:  # "[...]" stands for names that only the user knows
             return "--reading header=NAME,NAME,..."
         pairs = (
@@ -294,8 +299,8 @@ def as_options(message: str) -> str:
         )
         return " ".join(f"--reading {shlex.quote(pair)}" for pair in pairs)
 
-    said, count = _WRITTEN.subn(options, message)
-    return f"{said} (or into a NAME{SOURCE_SUFFIX} that names the file)" if count else message
+    rewritten, count = _WRITTEN.subn(options, message)
+    return f"{rewritten} (or into a NAME{SOURCE_SUFFIX} that names the file)" if count else message
 
 
 # ``NAME.source.toml``: files of one party alone that say where its table lies.

@@ -27,7 +27,7 @@ from pandas._libs.parsers import STR_NA_VALUES
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.pieces import Pieces
-from securevfl.data.sources.settings import NO_SEPARATOR, Reading, Wanted, written
+from securevfl.data.sources.settings import NO_SEPARATOR, Reading, Wanted, reading_entry
 
 # Files of separated cells.
 _TEXT_SUFFIXES: Final = (".csv", ".tsv", ".tab", ".psv", ".txt", ".dat")
@@ -85,7 +85,7 @@ def is_text_table(path: Path) -> bool:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def open_table(path: Path) -> Iterator[Any]:
     """Open a file for reading its uncompressed bytes; its suffix names the compression.
 
     Raises:
@@ -162,26 +162,26 @@ def no_such_encoding(path: Path, encoding: str, *, where: str) -> DataError:
     It shows the first word that is not, as the likeliest encoding reads it, so that the user can
     judge whether that is the right one.
     """
-    said = f"{where}: can't be read: is not {encoding.removesuffix('-sig').upper()}"
+    problem = f"{where}: can't be read: is not {encoding.removesuffix('-sig').upper()}"
     other = "; name another encoding, or leave reading.encoding out"
     if encoding.lower().startswith(("utf-16", "utf-32", "utf16", "utf32")):
-        return DataError(said + other)  # there a line's end is not one byte
-    with opened(path) as stream:
+        return DataError(problem + other)  # there a line's end is not one byte
+    with open_table(path) as stream:
         for line, content in enumerate(stream, 1):
             try:
                 content.decode(encoding)
             except UnicodeDecodeError as error:
                 if encoding not in ("utf-8", "utf-8-sig"):
-                    return DataError(f"{said} (line {line}){other}")
-                guess, shown = _guessed(content + stream.read(_GUESSED_FROM), error.start)
+                    return DataError(f"{problem} (line {line}){other}")
+                guess, shown = _guess_encoding(content + stream.read(_GUESSED_FROM), error.start)
                 return DataError(
-                    f"{said} (line {line}); it may be {guess}{shown}: write "
-                    f"{written(encoding=guess)}"
+                    f"{problem} (line {line}); it may be {guess}{shown}: write "
+                    f"{reading_entry(encoding=guess)}"
                 )
-    return DataError(said + other)
+    return DataError(problem + other)
 
 
-def _guessed(content: bytes, place: int) -> tuple[str, str]:
+def _guess_encoding(content: bytes, place: int) -> tuple[str, str]:
     """Return the likeliest encoding, and how it reads the word at a place.
 
     Without the package that compares encodings it is the one of Western programs.
@@ -234,41 +234,41 @@ _WITH_UNIT: Final = re.compile(rf"(?P<number>[+-]?[\d.,]+)[{_SPACES}]?(?P<unit>[
 _BRACKETED: Final = re.compile(r"\((?P<number>[^()]+)\)")
 
 
-def unsigned(cell: str) -> tuple[str, str]:
+def split_unit_sign(cell: str) -> tuple[str, str]:
     """Return a cell without the sign of its unit, and that sign; an empty one if it has none.
 
     Signs are ``%`` and those of currencies, one a cell: ``"-$ 12"`` is ``("-12", "$")``.
     """
     text = cell.strip()
     # Longer ones are no numbers, and would be tried at each of their blanks.
-    found = _SIGNED.fullmatch(text) if len(text) <= _LONGEST else None
-    if found is None:
+    match = _SIGNED.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
         return text, ""
-    sign = found["before"] or found["after"]
-    number = f"{found['minus']}{found['amount'] or found['number']}".replace("\u2212", "-")
+    sign = match["before"] or match["after"]
+    number = f"{match['minus']}{match['amount'] or match['number']}".replace("\u2212", "-")
     return (number, sign) if _is_plain(number) else (text, "")
 
 
 def is_number(cell: str) -> bool:
     """Whether a cell is a number in some way of writing."""
-    return _is_plain(unsigned(cell)[0])
+    return _is_plain(split_unit_sign(cell)[0])
 
 
 def unit_of(cells: Iterable[str]) -> str | None:
     """Return the unit that stands behind the number of every cell, such as ``kg``; None if none."""
-    found = [_WITH_UNIT.fullmatch(cell) for cell in cells]
+    matches = [_WITH_UNIT.fullmatch(cell) for cell in cells]
     units = {
         match["unit"] if match is not None and _is_plain(match["number"]) else None
-        for match in found
+        for match in matches
     }
     return units.pop() if len(units) == 1 else None
 
 
 def is_bracketed(cell: str) -> bool:
     """Whether a cell is a number in brackets, as accounts write what is below zero."""
-    text, _ = unsigned(cell)
-    found = _BRACKETED.fullmatch(text.strip(f"{_CURRENCIES}{_SPACES}"))
-    return found is not None and is_number(found["number"])
+    text, _ = split_unit_sign(cell)
+    match = _BRACKETED.fullmatch(text.strip(f"{_CURRENCIES}{_SPACES}"))
+    return match is not None and is_number(match["number"])
 
 
 def _is_plain(text: str) -> bool:
@@ -278,11 +278,11 @@ def _is_plain(text: str) -> bool:
 def has_decimal_comma(cells: Iterable[str]) -> bool:
     """Whether all cells are numbers, and one of them only with a decimal comma."""
     certain = False
-    for cell, _ in map(unsigned, cells):
+    for cell, _ in map(split_unit_sign, cells):
         if _WHOLE.fullmatch(cell):
             continue
-        found = _DECIMAL.fullmatch(cell)
-        if found is None or found["decimal"] != ",":
+        match = _DECIMAL.fullmatch(cell)
+        if match is None or match["decimal"] != ",":
             return False
         certain = certain or _GROUPED.fullmatch(cell) is None
     return certain
@@ -308,7 +308,7 @@ def read_numbers(values: "pd.Series[Any]", reading: Reading, *, where: str) -> "
         return values
     if not all(map(is_number, texts)):
         return values
-    parts = texts.map(unsigned)
+    parts = texts.map(split_unit_sign)
     signs = set(parts.str[1])
     if len(signs) > 1:
         return values  # what a column holds is said of it as a whole
@@ -337,9 +337,9 @@ def _with_sign(numbers: "pd.Series[Any]", sign: str, reading: Reading) -> "pd.Se
     if numbers.dtype == "str":
         return numbers.str.replace(reading.decimal or ".", ".") + sign
     texts = [with_sign(float(number), sign) for number in numbers.dropna()]
-    found = pd.Series(None, index=numbers.index, dtype="str")
-    found[numbers.notna()] = texts
-    return found
+    cells = pd.Series(None, index=numbers.index, dtype="str")
+    cells[numbers.notna()] = texts
+    return cells
 
 
 def _without_thousands(
@@ -366,15 +366,15 @@ def _question(marked: Sequence[tuple[Any, str]], reading: Reading) -> str:
     """Return what may be meant by cells that are no plain numbers, and what to write."""
     row, cell = marked[0]
     for place, text in marked:
-        found = _GROUPED.fullmatch(text)
-        if found is None or not (found["decimal"] or text.count(found["mark"]) > 1):
+        match = _GROUPED.fullmatch(text)
+        if match is None or not (match["decimal"] or text.count(match["mark"]) > 1):
             continue
-        mark = " " if found["mark"] in _SPACES else found["mark"]
-        decimal = found["decimal"] or ("." if mark == "," else ",")
+        mark = " " if match["mark"] in _SPACES else match["mark"]
+        decimal = match["decimal"] or ("." if mark == "," else ",")
         ways = {"decimal": decimal} if mark in ".," or decimal == "," else {}
         return (
             f", row {_count(place)}: {text[:40]!r} has marks between thousands; "
-            f"write {written(**ways, thousands=mark)}"
+            f"write {reading_entry(**ways, thousands=mark)}"
         )
     for place, text in marked:
         if _GROUPED.fullmatch(text):
@@ -382,26 +382,26 @@ def _question(marked: Sequence[tuple[Any, str]], reading: Reading) -> str:
         if reading.decimal is None and "," in text:
             return (
                 f", row {_count(place)}: {text[:40]!r} has a decimal comma; "
-                f"write {written(decimal=',')}"
+                f"write {reading_entry(decimal=',')}"
             )
         return (
             f", row {_count(place)}: {text[:40]!r} is no number with the decimal mark "
             f"{reading.decimal or '.'!r}; write all columns with one mark, or exclude this one"
         )
-    found = _GROUPED.fullmatch(cell)
-    assert found is not None
-    mark = " " if found["mark"] in _SPACES else found["mark"]
+    match = _GROUPED.fullmatch(cell)
+    assert match is not None
+    mark = " " if match["mark"] in _SPACES else match["mark"]
     if mark == "," and reading.decimal is None:
         whole, fraction = cell.split(",")
         return (
             f", row {_count(row)}: {cell[:40]!r} may be {whole}.{fraction} or {whole}{fraction}; "
-            f"write {written(decimal=',')} for the first, "
-            f"{written(decimal='.', thousands=',')} for the second"
+            f"write {reading_entry(decimal=',')} for the first, "
+            f"{reading_entry(decimal='.', thousands=',')} for the second"
         )
     ways = {} if reading.decimal is None else {"decimal": reading.decimal}
     return (
         f", row {_count(row)}: {cell[:40]!r} may have a mark between thousands; "
-        f"if so, write {written(**ways, thousands=mark)}"
+        f"if so, write {reading_entry(**ways, thousands=mark)}"
     )
 
 
@@ -496,14 +496,14 @@ def dialect_of(
     if decimal is None and reading.thousands is None:
         numbers = (column for name, column in columns.items() if name not in spelled)
         decimal = "," if any(map(has_decimal_comma, numbers)) else None
-    found = {
+    dialect = {
         "separator": separator if not (reading.separator or stated or separator == ",") else None,
         "decimal": decimal if reading.decimal is None else None,
         "encoding": encoding if reading.encoding is None and "utf-8" not in encoding else None,
     }
-    known = {name: value for name, value in found.items() if value is not None}
+    known = {name: value for name, value in dialect.items() if value is not None}
     shown = " and ".join(f"the {name} {value!r}" for name, value in known.items())
-    notice = f"{where}: recognised {shown}; {written(**known)} says so for good"
+    notice = f"{where}: recognised {shown}; {reading_entry(**known)} says so for good"
     return Dialect(
         separator=separator,
         decimal=decimal or ".",
@@ -522,18 +522,18 @@ def empty_cells(reading: Reading) -> list[str]:
 
 
 def _gaps(columns: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    found = {}
+    first_gaps = {}
     for name, cells in columns.items():
         empty = STR_NA_VALUES.intersection(cells)
         # Among numbers and dates it is no word.
         if empty and any(cell.strip()[0].isalpha() for cell in set(cells) - empty):
-            found[name] = min(empty)
-    return found
+            first_gaps[name] = min(empty)
+    return first_gaps
 
 
 def _head(path: Path, *, lines: int, where: str) -> tuple[bytes, bool]:
     """Return a file's first bytes, with so many lines if it has them, and whether that is all."""
-    with opened(path) as stream:
+    with open_table(path) as stream:
         head, wanted = stream.read(_HEAD), _HEAD
         while len(head) == wanted and max(head.count(b"\n"), head.count(b"\r")) < lines:
             require_text(head, where=where)
@@ -557,10 +557,10 @@ def _without_first_lines(text: str, reading: Reading, *, where: str) -> tuple[st
         )
     text = lines[-1]
     first, _, rest = text.partition("\n")
-    found = _SEP_LINE.fullmatch(first.strip(" "))
-    if found is None or found["mark"] in NO_SEPARATOR or not rest.strip():
+    match = _SEP_LINE.fullmatch(first.strip(" "))
+    if match is None or match["mark"] in NO_SEPARATOR or not rest.strip():
         return text, None, skipped
-    return rest, found["mark"], skipped + 1
+    return rest, match["mark"], skipped + 1
 
 
 def _rows(text: str, separator: str, *, whole: bool) -> tuple[list[list[str]], list[int]]:
@@ -605,7 +605,7 @@ def _separator(text: str, whole: bool, path: Path, *, where: str, names: int) ->
     if len(explained) == 1:
         return explained[0]
     marks = " or ".join(repr(mark) for mark in possible)
-    ways = " or ".join(written(separator=mark) for mark in possible)
+    ways = " or ".join(reading_entry(separator=mark) for mark in possible)
     raise DataError(f"{where}: its cells may be separated by {marks}; write {ways}")
 
 
@@ -655,7 +655,7 @@ def _require_header_first(
                 break
             raise DataError(
                 f"{where}: can't be read: line {lines[0]}, {shown!r}, is no header, and line "
-                f"{lines[place]} is one; write {written(skip_lines=lines[place] - 1)}"
+                f"{lines[place]} is one; write {reading_entry(skip_lines=lines[place] - 1)}"
             )
     width = _usual_width(rows)
     if len(rows[0]) >= width:
@@ -665,8 +665,8 @@ def _require_header_first(
     todo = f"give each of the {width} columns a name in the header"
     if not any(map(is_number, rows[place])):
         todo = (
-            f"if line {lines[place]} is the header, write {written(skip_lines=lines[place] - 1)}; "
-            f"else {todo}"
+            f"if line {lines[place]} is the header, write "
+            f"{reading_entry(skip_lines=lines[place] - 1)}; else {todo}"
         )
     raise DataError(
         f"{where}: can't be read: line {lines[0]}, {shown!r}, has {count}, and most "
@@ -722,7 +722,7 @@ def _require_several(
         if other != separator and other in raw[0].strip():
             raise DataError(
                 f"{where}: is one column, {raw[0][:_SHOWN]!r}, if {separator!r} separates cells; "
-                f"write {written(separator=other)} if they are several"
+                f"write {reading_entry(separator=other)} if they are several"
             )
 
 
@@ -776,7 +776,7 @@ def read_text_file(
     try:
         for piece in _pieces(path, dialect, empty, columns, spelled):
             pieces.add(piece)
-        if mixed := pieces.mixed:
+        if mixed := pieces.mixed_columns:
             again = Pieces(exact=None)
             for piece in _pieces(path, dialect, empty, mixed, dict.fromkeys(mixed, str)):
                 again.add(piece)
@@ -792,7 +792,7 @@ def read_text_file(
     for name in columns:
         if frame[name].dtype == "str" and name not in spelled and name not in wanted.words:
             frame[name] = read_numbers(frame[name], read, where=f"{where}: column {name!r}")
-    gaps = {name: found for name, found in dialect.gaps.items() if name in columns}
+    gaps = {name: line for name, line in dialect.gaps.items() if name in columns}
     notices = [dialect.notice, _words_for_nothing(gaps, where=where)]
     return frame, [text for text in notices if text is not None]
 
@@ -888,7 +888,7 @@ def _pieces(
     # All columns are parsed, as pandas drops cells beyond the header's in silence if it selects
     # columns.
     with (
-        opened(path) as raw,
+        open_table(path) as raw,
         io.TextIOWrapper(raw, encoding=dialect.encoding, newline="") as stream,
     ):
         for _ in range(dialect.skipped):
@@ -905,11 +905,11 @@ def _next(reader: Iterator[pd.DataFrame]) -> pd.DataFrame | None:
         return next(reader, None)
 
 
-def _too_long(said: str, skipped: int) -> str:
-    found = _TOO_LONG.search(said)
-    if found is not None:
-        line = int(found[2]) + skipped
-        return f"can't be read: line {line} has {found[3]} cells instead of {found[1]}"
-    if said.startswith("Length of header"):
+def _too_long(message: str, skipped: int) -> str:
+    match = _TOO_LONG.search(message)
+    if match is not None:
+        line = int(match[2]) + skipped
+        return f"can't be read: line {line} has {match[3]} cells instead of {match[1]}"
+    if message.startswith("Length of header"):
         return "can't be read: its rows have more cells than its header has names"
-    return f"can't be read: {' '.join(said.split())}"
+    return f"can't be read: {' '.join(message.split())}"

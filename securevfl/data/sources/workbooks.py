@@ -10,7 +10,7 @@ import pandas as pd
 from securevfl.core.errors import DataError, of_an_extra
 from securevfl.core.files import require_unpackable
 from securevfl.data.sources.pieces import Pieces
-from securevfl.data.sources.settings import Reading, Wanted, require_names, written
+from securevfl.data.sources.settings import Reading, Wanted, reading_entry, require_names
 from securevfl.data.sources.text_files import empty_cells, with_dates
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _rows(book: "Workbook", reading: Reading, *, where: str) -> Iterator[tuple[i
     if reading.table is not None:
         require_names(list(sheets), [reading.table], where=f"{where}: reading.table", what="sheet")
     elif len(sheets) != 1:
-        ways = " or ".join(written(table=title) for title in list(sheets)[:3])
+        ways = " or ".join(reading_entry(table=title) for title in list(sheets)[:3])
         raise DataError(f"{where}: has {len(sheets)} sheets; write {ways or 'a table into it'}")
     sheet: Any = sheets[reading.table] if reading.table is not None else book.worksheets[0]
     sheet.reset_dimensions()  # the size that a file states is often wrong

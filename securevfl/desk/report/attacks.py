@@ -18,7 +18,9 @@ _AIMS = {
 """Targets of attacks, in the order of the picture; others check the noise, and guess nothing."""
 
 
-def attacked(run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str) -> dict[str, Any]:
+def summarise_attacks(
+    run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str
+) -> dict[str, Any]:
     """Return what a report says of attacks.
 
     Args:
@@ -37,34 +39,38 @@ def attacked(run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str) -
     findings = [] if audit is None else sorted(audit["findings"], key=_gain, reverse=True)
     shown: list[dict[str, Any]] = []
     for channel in channels:
-        of_channel = [one for one in findings if one["channel"] == channel["channel"]]
+        of_channel = [finding for finding in findings if finding["channel"] == channel["channel"]]
         shown.append(
             {
                 **channel,
                 "mark": coverage(channel),
                 "status": status(channel, measured=bool(of_channel)),
-                "measured": [_in_words(one) for one in _best(of_channel, by="aim")],
+                "measured": [_in_words(finding) for finding in _best(of_channel, by="aim")],
             }
         )
     if audit is None:
         return {"channels": shown, "audit": None}
-    marks = {one["channel"]: one["mark"] for one in shown}
-    best = sorted(_best(findings, by="attack"), key=lambda one: [*_AIMS].index(one["aim"]))
-    clear = [one["attack"] for one in best if one["beats_floor"]]
-    found = {
+    marks = {channel["channel"]: channel["mark"] for channel in shown}
+    best = sorted(_best(findings, by="attack"), key=lambda finding: [*_AIMS].index(finding["aim"]))
+    clear = [finding["attack"] for finding in best if finding["beats_floor"]]
+    audit_figures = {
         "picture": attacks_plot(
-            {f"{one['aim']}: {one['attack']}": one for one in best},
-            covered=[f"{one['aim']}: {one['attack']}" for one in best if _covers(marks, one)],
+            {f"{finding['aim']}: {finding['attack']}": finding for finding in best},
+            covered=[
+                f"{finding['aim']}: {finding['attack']}"
+                for finding in best
+                if _covers(marks, finding)
+            ],
         )
         if best
         else None,
         "tried": len(best),
         "beaten": clear,
-        "lines": [_line(one) for one in audit["findings"]],
+        "lines": [_line(finding) for finding in audit["findings"]],
         "not_tried": audit["not_tried"],
         "violations": audit["violations"],
     }
-    return {"channels": shown, "audit": found}
+    return {"channels": shown, "audit": audit_figures}
 
 
 def _covers(marks: Mapping[str, str], finding: Mapping[str, Any]) -> bool:
@@ -78,11 +84,11 @@ def _gain(finding: Mapping[str, Any]) -> float:
 
 def _best(findings: Sequence[dict[str, Any]], *, by: str) -> list[dict[str, Any]]:
     """Return of each attack, or aim, the guess that gains most; ``findings`` are in that order."""
-    found: dict[str, dict[str, Any]] = {}
-    for one in findings:
-        if one["aim"] in _AIMS:
-            found.setdefault(one[by], one)
-    return list(found.values())
+    best: dict[str, dict[str, Any]] = {}
+    for finding in findings:
+        if finding["aim"] in _AIMS:
+            best.setdefault(finding[by], finding)
+    return list(best.values())
 
 
 def _in_words(finding: Mapping[str, Any]) -> str:

@@ -47,8 +47,8 @@ def section_of(folder: Path, *, title: str, without: Collection[str] = ()) -> Se
     Raises:
         ConfigError: If the file is damaged.
     """
-    told = files.read_json(folder / EXPLANATION)
-    section = Section(title=title, notes=list(told.get("notes", [])))
+    explanation = files.read_json(folder / EXPLANATION)
+    section = Section(title=title, notes=list(explanation.get("notes", [])))
     drawn = {
         "weight": _similarity_model,
         "merge_importance": _merge_gate,
@@ -57,17 +57,17 @@ def section_of(folder: Path, *, title: str, without: Collection[str] = ()) -> Se
         "alignment": _alignment,
     }
     section.pictures.extend(
-        draw(told) for name, draw in drawn.items() if name in set(told) - set(without)
+        draw(explanation) for name, draw in drawn.items() if name in set(explanation) - set(without)
     )
     return section
 
 
-def _similarity_model(told: Mapping[str, Any]) -> Picture:
+def _similarity_model(explanation: Mapping[str, Any]) -> Picture:
     """[FedSim] appendix F.5: the weight of a similarity."""
     figure, axes = new_axes(
         "similarity model: weight of a link", "similarity (deviations from the mean)", "weight"
     )
-    axes.plot(told["similarity"], told["weight"], color=BLUE)
+    axes.plot(explanation["similarity"], explanation["weight"], color=BLUE)
     return Picture(
         svg=svg(figure),
         caption="How much a link counts by how near it is. Look for a curve that rises: near links "
@@ -75,14 +75,14 @@ def _similarity_model(told: Mapping[str, Any]) -> Picture:
     )
 
 
-def _merge_gate(told: Mapping[str, Any]) -> Picture:
+def _merge_gate(explanation: Mapping[str, Any]) -> Picture:
     """[FedSim] appendix F.5, figure 10: which places of the sorted links matter."""
     figure, axes = new_axes(
         "merge gate: mean absolute integrated gradient",
         "place after sorting, most similar first",
         "output of a pair",
     )
-    places = list(zip(*told["merge_importance"], strict=True))
+    places = list(zip(*explanation["merge_importance"], strict=True))
     cells = axes.pcolormesh(places, cmap="Blues", vmin=0)
     outputs = range(len(places))
     axes.set_yticks([row + 0.5 for row in outputs], [str(row + 1) for row in outputs])
@@ -96,26 +96,28 @@ def _merge_gate(told: Mapping[str, Any]) -> Picture:
     )
 
 
-def _masks(told: Mapping[str, Any]) -> Picture:
+def _masks(explanation: Mapping[str, Any]) -> Picture:
     """[FeT] Figure 3: the mask over key space."""
-    shown, dimension = told["mask"], told["key_dim"]
-    values = [value for one in shown for value in one["mask"]]
+    shown, dimension = explanation["mask"], explanation["key_dim"]
+    values = [value for picture in shown for value in picture["mask"]]
     low, high = min(values), max(values)
     figure, panels = _panels(
         len(shown), "dynamic mask of made-up links around a row (star)", wide=dimension > 1
     )
     colours = ScalarMappable(Normalize(low, high), "coolwarm")
-    for axes, one in zip(panels, shown, strict=True):
+    for axes, picture in zip(panels, shown, strict=True):
         if dimension == 1:
-            places, mask = zip(*sorted(zip(one["links"], one["mask"], strict=True)), strict=True)
+            places, mask = zip(
+                *sorted(zip(picture["links"], picture["mask"], strict=True)), strict=True
+            )
             axes.plot([place[0] for place in places], mask, color=BLUE)
-            axes.plot(one["row"][0], low, "*", color=ORANGE, markersize=10)
+            axes.plot(picture["row"][0], low, "*", color=ORANGE, markersize=10)
             axes.set_xlabel("key (scaled)", fontsize=8)
             axes.set_ylim(low - 0.05 * (high - low or 1), high + 0.05 * (high - low or 1))
         else:
-            x, y = zip(*one["links"], strict=True)
-            axes.scatter(x, y, c=colours.to_rgba(one["mask"]), s=14, rasterized=True)
-            axes.plot(*one["row"][:2], "*", color="black", markersize=10)
+            x, y = zip(*picture["links"], strict=True)
+            axes.scatter(x, y, c=colours.to_rgba(picture["mask"]), s=14, rasterized=True)
+            axes.plot(*picture["row"][:2], "*", color="black", markersize=10)
             axes.set_xlabel("first key (scaled)", fontsize=8)
     panels[0].set_ylabel("mask" if dimension == 1 else "second key (scaled)", fontsize=8)
     if dimension > 1:
@@ -138,9 +140,9 @@ def _masks(told: Mapping[str, Any]) -> Picture:
     )
 
 
-def _attention(told: Mapping[str, Any]) -> Picture:
+def _attention(explanation: Mapping[str, Any]) -> Picture:
     """Attention over links: [FeT] figure 2, the decoder's or an encoder's attention."""
-    shares: list[list[float]] = told["attention"]
+    shares: list[list[float]] = explanation["attention"]
     links = len(shares[0])
     ranks = range(1, links + 1)
     figure, axes = new_axes("attention by rank of the link", "rank, nearest link first", "share")
@@ -153,12 +155,12 @@ def _attention(told: Mapping[str, Any]) -> Picture:
             alpha=1 / (number + 1),
             label=f"block {number + 1}",
         )
-    if "mask_by_rank" in told:
-        axes.plot(ranks, told["mask_by_rank"], color=ORANGE, label="mask and ranks alone")
+    if "mask_by_rank" in explanation:
+        axes.plot(ranks, explanation["mask_by_rank"], color=ORANGE, label="mask and ranks alone")
     axes.axhline(1 / links, color=GREY, linestyle="--", label="all alike")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, frameon=False)
-    secondary = "key_dim" in told
+    secondary = "key_dim" in explanation
     whose = (
         "What share of its links' attention to one another goes to the link of each rank, in the "
         "mean over up to 128 rows and all heads, block by block of this party's encoder"
@@ -176,25 +178,25 @@ def _attention(told: Mapping[str, Any]) -> Picture:
     )
 
 
-def _alignment(told: Mapping[str, Any]) -> Picture:
+def _alignment(explanation: Mapping[str, Any]) -> Picture:
     """[FeT] Figure 4: distances of keys and of their encodings."""
-    found = told["alignment"]
-    shown: Sequence[Mapping[str, Any]] = found["pictures"]
+    alignment = explanation["alignment"]
+    shown: Sequence[Mapping[str, Any]] = alignment["pictures"]
     # The first and the last are a party's own, between them are comparisons with others.
     shown = [*shown[:-1][:3], shown[-1]]
     figure, panels = _panels(len(shown), "distance of encodings over distance of keys", wide=True)
-    for axes, one in zip(panels, shown, strict=True):
+    for axes, picture in zip(panels, shown, strict=True):
         axes.scatter(
-            found["key_distance"],
-            one["encoding_distance"],
+            alignment["key_distance"],
+            picture["encoding_distance"],
             s=4,
             color=BLUE,
             alpha=0.6,
             rasterized=True,
         )
-        known = one["correlation"]
+        known = picture["correlation"]
         text = "undefined" if known is None else f"{known:+.2f}"
-        axes.set_title(f"{_in_lines(one['name'])}\ncorrelation {text}", fontsize=8, loc="left")
+        axes.set_title(f"{_in_lines(picture['name'])}\ncorrelation {text}", fontsize=8, loc="left")
         axes.set_xlabel("distance of two keys", fontsize=8)
         axes.set_ylim(bottom=0)
     panels[0].set_ylabel("distance of their encodings", fontsize=8)

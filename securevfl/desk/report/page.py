@@ -12,9 +12,9 @@ from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.column_names import keys_in_clear
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import epsilon_in_words, written
+from securevfl.core.formatting import epsilon_in_words, format_figure
 from securevfl.desk.report import plots
-from securevfl.desk.report.attacks import attacked
+from securevfl.desk.report.attacks import summarise_attacks
 from securevfl.desk.report.learned import Section, section_of
 from securevfl.desk.report.secondary_page import TEMPLATES, write_secondary_pages
 from securevfl.desk.report.verify import verify_run
@@ -71,30 +71,32 @@ def readings(measured: Mapping[str, Any]) -> Iterator[WorthFigure]:
             ),
             columns=[f"{metric}, {kind}" for metric in metrics for kind in kinds.values()],
             rows={
-                partner: [_figure(one[kind][metric]) for metric in metrics for kind in kinds]
-                for partner, one in worth["partners"].items()
+                partner: [
+                    _figure(partner_figures[kind][metric]) for metric in metrics for kind in kinds
+                ]
+                for partner, partner_figures in worth["partners"].items()
             },
         )
 
 
 def sampled_in_words(measured: Mapping[str, Any]) -> list[str]:
     """Return what there is to know of Shapley values that are not exact."""
-    said = []
+    sentences = []
     for name, title in TITLES.items():
         worth = measured[name]
         if worth is None or worth["method"] == "exact":
             continue
         errors = [
             figure["standard_error"]
-            for one in worth["partners"].values()
-            for metric, figure in one["shapley"].items()
+            for partner_figures in worth["partners"].values()
+            for metric, figure in partner_figures["shapley"].items()
             if metric == measured["metric"]
         ]
-        said.append(
+        sentences.append(
             f"Shapley values {title} are means over {worth['permutations']} orders that were "
             f"drawn; their standard errors are up to {max(errors):.2g}: --permutations draws more"
         )
-    return said
+    return sentences
 
 
 def _number(figure: Mapping[str, Any]) -> str:
@@ -103,10 +105,10 @@ def _number(figure: Mapping[str, Any]) -> str:
 
 def _figure(figure: Mapping[str, Any]) -> str:
     interval = figure["interval"]
-    value = written(figure["value"], sign="+", beside=interval or ())
+    value = format_figure(figure["value"], sign="+", beside=interval or ())
     if interval is None:
         return value
-    ends = (written(one, sign="+", beside=(figure["value"], *interval)) for one in interval)
+    ends = (format_figure(end, sign="+", beside=(figure["value"], *interval)) for end in interval)
     return f"{value} ({' to '.join(ends)})"
 
 
@@ -146,8 +148,8 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         figures.append(plots.bytes_plot(metrics["bytes"]))
     path = run / "federation.toml"
     config = config or read_federation(path)
-    found = attacked(run, channels(config), run_id=metrics["run"])
-    shown = found["channels"]
+    attack_figures = summarise_attacks(run, channels(config), run_id=metrics["run"])
+    shown = attack_figures["channels"]
     measured = run_folder.read_measured(run, run_folder.CONTRIBUTION, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
@@ -163,19 +165,23 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         digest=config.digest,
         parties=_parties(run, config, metrics),
         odds=_odds(privacy),
-        uncovered=[one["channel"] for one in shown if one["mark"] == "not covered"],
+        uncovered=[channel["channel"] for channel in shown if channel["mark"] == "not covered"],
         unseen=_UNSEEN if metrics["mode"] == "simulated" else (),
         privacy=privacy,
-        promised=_promised(privacy),
-        channels=[one for one in shown if one["to"] != "nobody"],
-        unsent=[f"{one['channel']} ({one['reveals']})" for one in shown if one["to"] == "nobody"],
+        promised=_promised_figures(privacy),
+        channels=[channel for channel in shown if channel["to"] != "nobody"],
+        unsent=[
+            f"{channel['channel']} ({channel['reveals']})"
+            for channel in shown
+            if channel["to"] == "nobody"
+        ],
         picture=_picture(config, shown),
-        audit=found["audit"],
+        audit=attack_figures["audit"],
         ledgers=_ledgers(run, metrics),
         settings=_settings(config),
         predictions=predictions_in_words(config),
         figures=figures,
-        learned=_learned(run, metrics),
+        learned=_model_sections(run, metrics),
         keys_in_clear=keys_in_clear(config.linkage.protection, config.primary.key),
         federation=path.read_text(encoding="utf-8"),
     )
@@ -220,7 +226,7 @@ def _shows_all(metrics: Mapping[str, Any]) -> bool:
     return bool(metrics["mode"] == "simulated" and metrics["privacy"]["mechanism"] == "none")
 
 
-def _learned(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
+def _model_sections(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
     """Return pictures of the primary's model, and of secondaries' where they may be shown."""
     if not (run / run_folder.EXPLANATION).exists():
         return []
@@ -252,7 +258,7 @@ def _intervals(metrics: dict[str, Any]) -> dict[str, Any] | None:
     intervals = (evaluation["intervals"][name] for name in metrics["test_metrics"])
     return {
         "heading": f"{metrics['family']} (joint), {run_folder.interval_heading(evaluation)}",
-        "cells": [run_folder.interval_in_words(one) for one in intervals],
+        "cells": [run_folder.interval_in_words(interval) for interval in intervals],
     }
 
 
@@ -274,9 +280,9 @@ def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
         return None
     of_joint = metrics["test"], metrics["evaluation"]["intervals"][name]
     measured = {f"{metrics['family']} (joint)": of_joint}
-    for model, one in alone["candidates"].items():
+    for model, candidate in alone["candidates"].items():
         chosen = ", chosen" if model == alone["chosen"] else ""
-        measured[f"{model} (local{chosen})"] = one["test"], one["interval"]
+        measured[f"{model} (local{chosen})"] = candidate["test"], candidate["interval"]
     better = "higher" if metrics["higher_is_better"] else "lower"
     return {
         "verdict": gain["verdict"],
@@ -313,21 +319,21 @@ def _parties(run: Path, config: FederationConfig, metrics: dict[str, Any]) -> li
     """Return a line for each party: the primary's own figures, and others' where they lie here."""
     facts = {path.name: files.read_json(path / run_folder.OWN_FACTS) for path in own_folders(run)}
     lines = []
-    for one in config.parties:
-        known = facts.get(one.name)
-        rows, columns = ("its own page", "its own page") if one.role == "secondary" else ("", "")
+    for party in config.parties:
+        known = facts.get(party.name)
+        rows, columns = ("its own page", "its own page") if party.role == "secondary" else ("", "")
         if known is not None:
             rows, columns = f"{known['records']:,}", str(len(known["features"]))
-        elif one.role == "primary":
+        elif party.role == "primary":
             rows = f"{sum(metrics['rows'].values()):,}"
         lines.append(
             {
-                "name": one.name,
-                "role": one.role,
+                "name": party.name,
+                "role": party.role,
                 "rows": rows,
                 "columns": columns,
-                "identity": (one.identity or "none: simulated").removeprefix("ed25519:")[:16],
-                "signs": not one.is_helper,
+                "identity": (party.identity or "none: simulated").removeprefix("ed25519:")[:16],
+                "signs": not party.is_helper,
             }
         )
     return lines
@@ -338,17 +344,17 @@ def _odds(privacy: dict[str, Any]) -> str:
     if privacy["hides"] is None:
         return "nothing bounds what may be found out of secondaries' records; no noise was added."
     spent = max(privacy["epsilon"], privacy["epsilon_planned"])
-    said = (
+    sentence = (
         f"whoever is 1 % sure that {privacy['hides']} may become {suspicion_in_words(spent)} sure, "
         f"by all that this run released (epsilon = {epsilon_in_words(spent)})"
     )
     total = privacy["total_epsilon"]
     if privacy["table_runs"] > 1 and total is not None:
-        said += (
+        sentence += (
             f", and {suspicion_in_words(total)} by all {privacy['table_runs']} runs on the tables "
             f"(epsilon = {epsilon_in_words(total)})"
         )
-    return f"{said}."
+    return f"{sentence}."
 
 
 _WRAPPED: Final = 38
@@ -368,25 +374,25 @@ def _picture(config: FederationConfig, shown: list[dict[str, str]]) -> dict[str,
         ("", "all", True, True),
     ):
         names = [
-            {"name": line, "mark": one["mark"], "first": not number}
-            for one in shown
-            if one["to"] == to and (to == "all" or one["whose"] == whose)
-            for number, line in enumerate(textwrap.wrap(one["channel"], _WRAPPED))
+            {"name": line, "mark": channel["mark"], "first": not number}
+            for channel in shown
+            if channel["to"] == to and (to == "all" or channel["whose"] == whose)
+            for number, line in enumerate(textwrap.wrap(channel["channel"], _WRAPPED))
         ]
         if names:
             lanes.append({"y": y, "names": names, "left": left, "right": right})
             y += _LINE * len(names) + 26
     below = [
-        f"{one.name} ({one.role}) helps to link or deals masks, and must collude with no party"
-        for one in config.parties
-        if one.is_helper
+        f"{party.name} ({party.role}) helps to link or deals masks, and must collude with no party"
+        for party in config.parties
+        if party.is_helper
     ]
     below += [
-        f"{one['channel']}: to everybody who gets the model"
-        for one in shown
-        if one["to"] == "recipients"
+        f"{channel['channel']}: to everybody who gets the model"
+        for channel in shown
+        if channel["to"] == "recipients"
     ]
-    partners = [one.name for one in config.secondaries]
+    partners = [secondary.name for secondary in config.secondaries]
     named = partners if len(partners) < 6 else [*partners[:4], f"and {len(partners) - 4} more"]
     heading = "1 secondary" if len(partners) == 1 else f"{len(partners)} secondaries"
     return {
@@ -412,12 +418,12 @@ def _ledgers(run: Path, metrics: dict[str, Any]) -> dict[str, Any]:
         findings = verify_run(run)
     except ConfigError as error:
         return {"findings": [], "good": False, "note": str(error), "head": "", "party": party}
-    bad = [one for one in findings if one.good is False]
+    bad = [finding for finding in findings if finding.good is False]
     shown = [
-        replace(one, text=one.text.replace(f"{run.absolute()}/", ""))
-        for one in dict.fromkeys(findings)
+        replace(finding, text=finding.text.replace(f"{run.absolute()}/", ""))
+        for finding in dict.fromkeys(findings)
     ]
-    known = sum(one.good is not None for one in shown)
+    known = sum(finding.good is not None for finding in shown)
     result = f"{len(bad)} FAILED" if bad else "none failed"
     return {
         "findings": shown,
@@ -438,15 +444,15 @@ def _settings(config: FederationConfig) -> Iterator[dict[str, str]]:
     """Yield every setting but the parties', with its value and where that is from."""
     for name in _SECTIONS:
         section, given = getattr(config, name), config.source.get(name, {})
-        for one in fields(section) if is_dataclass(section) else ():
-            where = f"{name}.{one.name}"
-            origin = "the file" if one.name in given else "default"
+        for field in fields(section) if is_dataclass(section) else ():
+            where = f"{name}.{field.name}"
+            origin = "the file" if field.name in given else "default"
             if where in config.chosen:
                 origin = "auto"
-            yield {"name": where, "value": str(getattr(section, one.name)), "origin": origin}
+            yield {"name": where, "value": str(getattr(section, field.name)), "origin": origin}
 
 
-def _promised(privacy: dict[str, Any]) -> dict[str, str]:
+def _promised_figures(privacy: dict[str, Any]) -> dict[str, str]:
     """Return the figures behind the statement, in words of the federation file."""
     words = {
         "epsilon spent by this run": "epsilon",

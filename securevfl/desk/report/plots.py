@@ -44,7 +44,7 @@ def svg(figure: Figure, *, alt: str | None = None) -> str:
     """
     buffer = io.StringIO()
     titles = [figure.get_suptitle(), *(axes.get_title(loc="left") for axes in figure.axes)]
-    label = next((one for one in titles if one), "plot")
+    label = next((title for title in titles if title), "plot")
     # Text stays text (smaller, selectable). A salt of the plot's own makes equal runs give equal
     # files, and two plots of a page no equal ids.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"securevfl {label}"}):
@@ -60,7 +60,7 @@ def svg(figure: Figure, *, alt: str | None = None) -> str:
 def new_axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     """Return a figure with one pair of axes, titled and labelled."""
     figure = Figure(figsize=SIZE, layout="constrained")
-    return figure, titled(figure.subplots(), title, x, y)
+    return figure, title_axes(figure.subplots(), title, x, y)
 
 
 def by_count(axes: Axes, counts: Sequence[float]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def by_count(axes: Axes, counts: Sequence[float]) -> dict[str, Any]:
     return {"marker": "o"} if len(counts) == 1 else {}
 
 
-def titled(axes: Axes, title: str, x: str, y: str) -> Axes:
+def title_axes(axes: Axes, title: str, x: str, y: str) -> Axes:
     """Title and label axes, and return them."""
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x, fontsize=9)
@@ -170,7 +170,7 @@ def confusion_plot(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> s
     size = len(classes)
     figure.set_size_inches(min(SIZE[0], 2.4 + 0.7 * size), min(8.0, 1.4 + 0.5 * size))
     # Colours are shares of a true class, so that a rare class is seen.
-    shares = [[one / max(1, sum(row)) for one in row] for row in counts]
+    shares = [[count / max(1, sum(row)) for count in row] for row in counts]
     axes.pcolormesh(shares, cmap="Blues", vmin=0, vmax=1)
     if size <= _NUMBERED_CLASSES:
         for row, numbers in enumerate(counts):
@@ -204,11 +204,11 @@ def calibration_plot(bins: Sequence[Mapping[str, float]]) -> str:
     """
     figure, axes = new_axes("calibration (dashes: perfect)", "probability given", "share")
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--")
-    most = max(one["rows"] for one in bins)
+    most = max(group["rows"] for group in bins)
     axes.scatter(
-        [one["predicted"] for one in bins],
-        [one["observed"] for one in bins],
-        s=[12 + 60 * one["rows"] / most for one in bins],
+        [group["predicted"] for group in bins],
+        [group["observed"] for group in bins],
+        s=[12 + 60 * group["rows"] / most for group in bins],
         color=BLUE,
         zorder=3,
     )
@@ -262,13 +262,13 @@ def contribution_plot(measured: Mapping[str, Any]) -> str:
     height = 0.8 / len(bars)
     for number, (reading, kind, label, colour) in enumerate(bars):
         partners = measured[reading]["partners"]
-        found = [partners[name][kind][metric] for name in names]
+        chosen_figures = [partners[name][kind][metric] for name in names]
         places = [place + (number - (len(bars) - 1) / 2) * height for place in range(len(names))]
-        values = [one["value"] for one in found]
+        values = [partner_figure["value"] for partner_figure in chosen_figures]
         axes.barh(places, values, height, color=colour, label=label)
-        for place, one in zip(places, found, strict=True):
-            if one["interval"] is not None:
-                axes.plot(one["interval"], [place, place], color="black", linewidth=1)
+        for place, partner_figure in zip(places, chosen_figures, strict=True):
+            if partner_figure["interval"] is not None:
+                axes.plot(partner_figure["interval"], [place, place], color="black", linewidth=1)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(names)), [_short(name) for name in names])
     axes.invert_yaxis()
@@ -293,14 +293,14 @@ def attacks_plot(best: Mapping[str, Mapping[str, Any]], *, covered: Collection[s
         True: {"color": BLUE, "marker": "o", "label": "a guarantee covers the channel"},
         False: {"color": ORANGE, "marker": "D", "label": "none covers it"},
     }
-    for place, (name, one) in enumerate(best.items()):
+    for place, (name, finding) in enumerate(best.items()):
         kind = kinds[name in covered]
-        axes.plot([one["floor"], one["value"]], [place, place], color=GREY, linewidth=1)
-        axes.plot(one["interval"], [place, place], color=kind["color"], linewidth=3)
-        axes.plot(one["value"], place, linestyle="none", **kind)
-        axes.plot(one["floor"], place, "|", color="black", markersize=13, markeredgewidth=2)
-        if one["ceiling"] is not None:
-            axes.plot(one["ceiling"], place, "<", color=GREY, markerfacecolor="none")
+        axes.plot([finding["floor"], finding["value"]], [place, place], color=GREY, linewidth=1)
+        axes.plot(finding["interval"], [place, place], color=kind["color"], linewidth=3)
+        axes.plot(finding["value"], place, linestyle="none", **kind)
+        axes.plot(finding["floor"], place, "|", color="black", markersize=13, markeredgewidth=2)
+        if finding["ceiling"] is not None:
+            axes.plot(finding["ceiling"], place, "<", color=GREY, markerfacecolor="none")
     # All of them, also where this run has none.
     marks = [Line2D([], [], linestyle="none", **kind) for kind in kinds.values()]
     marks.append(Line2D([], [], linestyle="none", color="black", marker="|", label="trivial guess"))
@@ -316,12 +316,12 @@ def attacks_plot(best: Mapping[str, Mapping[str, Any]], *, covered: Collection[s
         )
     )
     figure.legend(handles=marks, fontsize=8, frameon=False, ncols=2, loc="outside lower left")
-    lowest = min(one["interval"][0] for one in best.values())
+    lowest = min(finding["interval"][0] for finding in best.values())
     axes.set_xlim(min(-0.02, max(-0.25, lowest)), 1.02)
     axes.set_yticks(range(len(best)), list(best))
     axes.set_ylim(-0.6, len(best) - 0.4)
     axes.invert_yaxis()
-    beaten = ", ".join(name for name, one in best.items() if one["beats_floor"]) or "none"
+    beaten = ", ".join(name for name, finding in best.items() if finding["beats_floor"]) or "none"
     return svg(
         figure,
         alt=f"A row for each of {len(best)} attacks; the table below has all figures. Clearly "

@@ -16,7 +16,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import epsilon_in_words, written
+from securevfl.core.formatting import epsilon_in_words, format_figure
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.federation.run_plan import PredictionBudget, prediction_budget
@@ -33,7 +33,7 @@ TEMPLATES: Final = jinja2.Environment(
 )
 """Where the report's pages are made from."""
 
-TEMPLATES.filters["written"] = written
+TEMPLATES.filters["written"] = format_figure
 
 
 # A secondary's own page: what left its table, what that cost, and what is left to spend.
@@ -73,18 +73,18 @@ def least_left(run: Path, config: FederationConfig) -> PredictionBudget | None:
         PrivacyError: If a ledger was altered.
     """
     model = read_figures(run)["run"]
-    found = []
+    limited = []
     for path in sorted(run.glob("parties/*/ledger.jsonl")):
         ledger = LedgerFile(path, read_only=True)
         try:
             sessions = ledger.book.sessions
         finally:
             ledger.close()
-        asked = [one for one in sessions if one.model == model and one.spent]
+        asked = [session for session in sessions if session.model == model and session.has_spent]
         budget = prediction_budget(config, asked, party=path.parent.name)
-        if budget.left is not None:
-            found.append((budget.left, budget))
-    return min(found, key=lambda one: one[0])[1] if found else None
+        if budget.epsilon_left is not None:
+            limited.append((budget.epsilon_left, budget))
+    return min(limited, key=lambda pair: pair[0])[1] if limited else None
 
 
 def write_secondary_pages(folder: Path, config: FederationConfig | None = None) -> list[Path]:
@@ -116,8 +116,8 @@ def write_secondary_page(party: Path, config: FederationConfig | None = None) ->
     finally:
         ledger.close()
     run = facts["run"]
-    trained = [one for one in book.sessions if one.run == run and not one.model]
-    asked = [one for one in book.sessions if one.model == run and one.spent]
+    trained = [session for session in book.sessions if session.run == run and not session.model]
+    asked = [session for session in book.sessions if session.model == run and session.has_spent]
     privacy = config.privacy
     runs = len(book.runs(unit=privacy.unit)) + len(book.programs)
     page = TEMPLATES.get_template("secondary.html.j2").render(
@@ -125,7 +125,7 @@ def write_secondary_page(party: Path, config: FederationConfig | None = None) ->
         config=config,
         began=trained[0].time if trained else "before anything was planned",
         links=None if facts["links"] is None else links_in_words(LinksCounted(**facts["links"])),
-        left=_left(config, trained, facts),
+        left=_channel_rows(config, trained, facts),
         cost=_cost(trained, book.total(privacy.unit, delta=privacy.delta), runs=runs),
         limit=_limit(book, privacy.unit, table=facts["table"]),
         predictions=_predictions(config, asked, party=facts["party"]),
@@ -155,54 +155,54 @@ def _ledger_place(party: Path) -> str:
     return str(files.read_json(place).get("ledger", "")) if place.exists() else "unknown"
 
 
-def _left(
+def _channel_rows(
     config: FederationConfig, trained: Sequence[Session], facts: dict[str, Any]
 ) -> list[dict[str, str]]:
     """Return a row for each channel by which others learned of this party."""
     counts = {
-        "aggregates": f"{sum(one.rounds for one in trained):,} releases, "
-        f"{sum(one.row_releases for one in trained):,} rows in all",
+        "aggregates": f"{sum(session.rounds for session in trained):,} releases, "
+        f"{sum(session.row_releases for session in trained):,} rows in all",
         "linkage": f"{facts['records']:,} records took part",
-        "fitting of encoders": f"{sum(one.fits for one in trained):,}",
+        "fitting of encoders": f"{sum(session.fits for session in trained):,}",
     }
     if facts["bytes_sent"] is not None:
         counts["sizes and times"] = f"{facts['bytes_sent']:,} bytes sent"
     return [
         {
-            "plain": _PLAIN.get(one["channel"], one["channel"]),
-            "reveals": one["reveals"],
-            "guarantee": one["guarantee"].replace("not covered", "no guarantee"),
-            "count": counts.get(one["channel"], ""),
+            "plain": _PLAIN.get(channel["channel"], channel["channel"]),
+            "reveals": channel["reveals"],
+            "guarantee": channel["guarantee"].replace("not covered", "no guarantee"),
+            "count": counts.get(channel["channel"], ""),
         }
-        for one in channels(config)
-        if leaves_secondary(one)
+        for channel in channels(config)
+        if leaves_secondary(channel)
     ]
 
 
 def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, Any]:
     """Return what the run has spent: a plain sentence, the statement, and the figures."""
-    if not any(one.spent for one in trained):
+    if not any(session.has_spent for session in trained):
         plain = "Nothing was released, and nothing was spent."
         return {"plain": plain, "statement": None, "warned": False}
     last = trained[-1]
     privacy = last.plan.privacy
     spent = epsilon_of_sessions(trained, delta=privacy.delta)
-    said = last.plan.statement(
+    statement = last.plan.statement(
         last.noise_share_std,
         spent=spent if math.isfinite(spent) else 0.0,
         total_epsilon=total if runs > 1 else None,
     )
-    if said.hides is None:
+    if statement.hides is None:
         plain = "Nothing bounds what a partner may find out: no noise was added."
     else:
         plain = (
-            f"A partner who is 1 % sure that {said.hides} may become "
+            f"A partner who is 1 % sure that {statement.hides} may become "
             f"{suspicion_in_words(max(spent, last.plan.epsilon(last.noise_share_std)))} sure."
         )
     return {
         "plain": plain,
-        "statement": said.text,
-        "warned": said.warning is not None,
+        "statement": statement.text,
+        "warned": statement.warning is not None,
         "epsilon": epsilon_in_words(spent),
         "delta": f"{privacy.delta:g}",
         "unit": privacy.unit,
@@ -223,7 +223,7 @@ def _limit(book: LedgerBook, unit: str, *, table: str) -> str:
     return (
         f"Of the owner's limit of epsilon = {limit.epsilon:g} (delta = {limit.delta:g}, unit "
         f"{unit}) all runs together have spent {epsilon_in_words(spent)}; "
-        f"{book.left(unit):.4g} is left."
+        f"{book.epsilon_left(unit):.4g} is left."
     )
 
 

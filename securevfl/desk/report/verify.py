@@ -18,7 +18,7 @@ from securevfl.federation.checkpoint import DamagedError, StateFolder, read_stat
 from securevfl.ledger.book import PROGRAM, RESTORED
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_signed
-from securevfl.ledger.ledger import recomputed, until_end
+from securevfl.ledger.ledger import recompute_figures, until_end
 from securevfl.ledger.record_counts import FILE
 from securevfl.runtime.party import read_identities
 
@@ -68,7 +68,7 @@ class _Evidence:
         self.findings.append(Finding(check=check, party=party, good=good, text=text))
 
     def of(self, party: str) -> list[_File]:
-        return [one for one in self.files if one.party == party]
+        return [file for file in self.files if file.party == party]
 
 
 def verify_run(folder: Path) -> list[Finding]:
@@ -93,7 +93,7 @@ def verify_run(folder: Path) -> list[Finding]:
     )
     for party in evidence.config.table_parties:
         _read_ledgers(evidence, party.name)
-    if all(one.good is None for one in evidence.findings):
+    if all(finding.good is None for finding in evidence.findings):
         raise ConfigError(f"run folder {folder}: no party's ledger is at hand; nothing to check")
     _check_signatures(evidence)
     for file in evidence.files:
@@ -139,14 +139,19 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
         file = _File(party=party, path=path, live=live, chain=chain, entries=entries)
         copies = evidence.of(party)
         evidence.files.append(file)
-        lines = ", ".join(str(len(one.entries)) for one in copies)
-        if all(chain.head_at(len(one.entries)) == one.chain.head for one in copies):
+        lines = ", ".join(str(len(ledger_file.entries)) for ledger_file in copies)
+        if all(
+            chain.head_at(len(ledger_file.entries)) == ledger_file.chain.head
+            for ledger_file in copies
+        ):
             whole = f"{len(entries)} lines hang together ({path})"
-            programs = sum(one["kind"] == PROGRAM for one in entries)
+            programs = sum(entry["kind"] == PROGRAM for entry in entries)
             whole += f", {programs} of them of programs, which have no bound" if programs else ""
             whole += f", and go on from the run's copy of {lines}" if copies else ""
             # What a copy says, the ledger that goes on from it says too.
-            evidence.files = [one for one in evidence.files if one not in copies]
+            evidence.files = [
+                ledger_file for ledger_file in evidence.files if ledger_file not in copies
+            ]
         else:
             text = f"does not go on from the copy that the run kept ({lines} lines)"
             evidence.say("chain", party, False, text)
@@ -160,16 +165,18 @@ def _check_signatures(evidence: _Evidence) -> None:
     for file in evidence.files:
         count = pinned = 0
         try:
-            for entry in _countersigned(file):
-                for said, one in zip(require_signed(entry), entry["statements"], strict=True):
+            for entry in _countersigned_entries(file):
+                for statement, signed in zip(
+                    require_signed(entry), entry["statements"], strict=True
+                ):
                     count += 1
                     if entry["run"] != evidence.run:
                         continue
                     keys = evidence.identities.get(entry["digest"], {})
-                    if keys.get(said.party) != one["identity"]:
+                    if keys.get(statement.party) != signed["identity"]:
                         raise AuthenticationError(
-                            f"{said.party!r} signed at {said.point} with an identity that this run "
-                            f"does not pin"
+                            f"{statement.party!r} signed at {statement.point} with an identity "
+                            f"that this run does not pin"
                         )
                     pinned += 1
         except (AuthenticationError, ConfigError, PrivacyError) as error:
@@ -178,7 +185,7 @@ def _check_signatures(evidence: _Evidence) -> None:
         text = f"{count} statements of others, {pinned} of them of this run by identities it pins"
         evidence.say("signatures", file.party, True if count else None, text)
     kept = evidence.identities.get(config.digest)
-    file_pins = {one.name: one.identity for one in config.parties}
+    file_pins = {party.name: party.identity for party in config.parties}
     if evidence.identities and kept != file_pins:
         text = "federation.toml pins other identities than identities.json keeps for it"
         evidence.say("signatures", config.primary.name, False, text)
@@ -192,21 +199,21 @@ def _check_heads(evidence: _Evidence, file: _File) -> None:
     for witness in evidence.files:
         if witness.party == file.party:
             continue
-        for entry, said in _said_of(evidence, file, witness):
-            if file.chain.head_at(said["lines"]) == bytes.fromhex(said["head"]):
+        for entry, statement in _said_of(evidence, file, witness):
+            if file.chain.head_at(statement["lines"]) == bytes.fromhex(statement["head"]):
                 agreed += 1
                 continue
-            if old and said["lines"] > len(file.entries):
+            if old and statement["lines"] > len(file.entries):
                 continue
-            found = f"has {len(file.entries)} lines, and {said['lines']} were"
-            if said["lines"] <= len(file.entries):
-                found = f"is not, at line {said['lines']}, what was"
+            difference = f"has {len(file.entries)} lines, and {statement['lines']} were"
+            if statement["lines"] <= len(file.entries):
+                difference = f"is not, at line {statement['lines']}, what was"
             evidence.say(
                 "heads",
                 file.party,
                 False,
-                f"{file.path.name} {found} countersigned by {witness.party} at {entry['point']} "
-                f"on {entry['time']}: rolled back, emptied or rewritten",
+                f"{file.path.name} {difference} countersigned by {witness.party} at "
+                f"{entry['point']} on {entry['time']}: rolled back, emptied or rewritten",
             )
             return
     text = f"as others countersigned it, {agreed} times" if agreed else "no other's is at hand"
@@ -228,14 +235,14 @@ def _said_of(
     # A copy ends with its run, and knows nothing of what was signed later.
     for entry in lines[forgotten : len(lines) if file.live else ends]:
         if entry["kind"] == COUNTERSIGNED:
-            for one in entry["statements"]:
-                if one["party"] == file.party:
-                    yield entry, one
+            for statement in entry["statements"]:
+                if statement["party"] == file.party:
+                    yield entry, statement
 
 
 def _check_end(evidence: _Evidence, file: _File) -> None:
     """Say whether everybody has signed the end of the run."""
-    own = [entry for entry in _countersigned(file) if entry["run"] == evidence.run]
+    own = [entry for entry in _countersigned_entries(file) if entry["run"] == evidence.run]
     if not own and evidence.run is None:
         evidence.say("end", file.party, None, "a simulation: no other party signs")
         return
@@ -247,7 +254,7 @@ def _check_end(evidence: _Evidence, file: _File) -> None:
         text = f"{len(points)} points of this run; it was absent when the others signed its end"
         evidence.say("end", file.party, None, text)
         return
-    finished = evidence.metrics is not None and not _restored(evidence, file.party)
+    finished = evidence.metrics is not None and not _was_restored(evidence, file.party)
     text = f"{len(points)} points of this run, and its end is not among them"
     evidence.say("end", file.party, False if finished else None, text)
 
@@ -255,10 +262,10 @@ def _check_end(evidence: _Evidence, file: _File) -> None:
 def _ended_without(evidence: _Evidence, party: str) -> bool:
     """Return whether a run could go on without a party, and its end was signed without it."""
     ends = [
-        {one["party"] for one in entry["statements"]}
+        {statement["party"] for statement in entry["statements"]}
         for other in evidence.files
         if other.party != party
-        for entry in _countersigned(other)
+        for entry in _countersigned_entries(other)
         if entry["run"] == evidence.run and entry["point"] == "end"
     ]
     lost = bool(ends) and not any(party in names for names in ends)
@@ -282,7 +289,7 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
         count += 1
         if not any(file.chain.contains(head) for file in files):
             text = f"{path.name}: was made with releases that the ledger lacks"
-            booked = _restored(evidence, party)
+            booked = _was_restored(evidence, party)
             text += ", and has booked since it was restored" if booked else ""
             evidence.say("checkpoints", party, None if booked else False, text)
             return
@@ -315,8 +322,8 @@ def _check_records(evidence: _Evidence, party: str) -> None:
         text = f"{FILE} lacks releases that the ledger has booked: cut, or exchanged"
         evidence.say("records", party, False, text)
     elif not (
-        _restored(evidence, party)
-        or all(any(one.chain.contains(head) for one in evidence.of(party)) for head in heads)
+        _was_restored(evidence, party)
+        or all(any(file.chain.contains(head) for file in evidence.of(party)) for head in heads)
     ):
         text = f"{FILE} was counted beside lines that the ledger lacks"
         evidence.say("records", party, False if evidence.of(party) else None, text)
@@ -335,32 +342,36 @@ def _check_figures(evidence: _Evidence) -> None:
         return
     privacy = metrics["privacy"]
     labels = {f"labels.{name}": value for name, value in privacy.get("labels", {}).items()}
-    told = {**privacy, **labels}
+    stated = {**privacy, **labels}
     try:
-        found = recomputed(until_end(files[0].entries, metrics["run"]), metrics["run"])
+        by_ledger = recompute_figures(until_end(files[0].entries, metrics["run"]), metrics["run"])
     except SecureVflError as error:
         evidence.say("figures", primary, False, f"do not follow from the ledger: {error}")
         return
-    for name, value in found.items():
-        if not _equal(told.get(name), value):
-            text = f"{name} is {told.get(name)} in metrics.json, and {value} by the ledger's lines"
+    for name, value in by_ledger.items():
+        if not _equal(stated.get(name), value):
+            text = (
+                f"{name} is {stated.get(name)} in metrics.json, and {value} by the ledger's lines"
+            )
             evidence.say("figures", primary, False, text)
             return
-    epsilon = "no bound" if found["epsilon"] is None else f"{found['epsilon']:.4f}"
-    text = f"epsilon ({epsilon}) and {found['releases']} releases follow from the ledger's lines"
+    epsilon = "no bound" if by_ledger["epsilon"] is None else f"{by_ledger['epsilon']:.4f}"
+    text = (
+        f"epsilon ({epsilon}) and {by_ledger['releases']} releases follow from the ledger's lines"
+    )
     evidence.say("figures", primary, True, text)
 
 
-def _restored(evidence: _Evidence, party: str) -> bool:
+def _was_restored(evidence: _Evidence, party: str) -> bool:
     """Return whether a party's ledger has booked what it lacks, after it was restored."""
-    return any(one["kind"] == RESTORED for file in evidence.of(party) for one in file.entries)
+    return any(entry["kind"] == RESTORED for file in evidence.of(party) for entry in file.entries)
 
 
-def _countersigned(file: _File) -> list[dict[str, Any]]:
+def _countersigned_entries(file: _File) -> list[dict[str, Any]]:
     return [entry for entry in file.entries if entry["kind"] == COUNTERSIGNED]
 
 
-def _equal(told: Any, computed: float | None) -> bool:
-    if told is None or computed is None:
-        return told is None and computed is None
-    return isinstance(told, int | float) and math.isclose(told, computed, rel_tol=1e-9)
+def _equal(stated: Any, computed: float | None) -> bool:
+    if stated is None or computed is None:
+        return stated is None and computed is None
+    return isinstance(stated, int | float) and math.isclose(stated, computed, rel_tol=1e-9)

@@ -74,10 +74,10 @@ def spoken(digest: str) -> str:
 
 def pinned_by(config: FederationConfig) -> dict[str, str]:
     """Return the public keys that a federation file has, by party."""
-    return {one.name: one.identity for one in config.parties if one.identity is not None}
+    return {party.name: party.identity for party in config.parties if party.identity is not None}
 
 
-def looked(
+def run_peer_checks(
     config: FederationConfig,
     name: str,
     folder: Path,
@@ -98,9 +98,9 @@ def looked(
     """
     config.party(name)
     fine = True
-    for one in look_here(config, name, folder, runs=runs):
-        fine &= not one.exit_code
-        yield one
+    for result in look_here(config, name, folder, runs=runs):
+        fine &= not result.exit_code
+        yield result
     if fine:
         own = Identity.load(folder, name)
         yield from look_at_peers(config, own, wait_s=wait_s, listen=listen)
@@ -118,7 +118,7 @@ def look_here(
         runs: Where its run folders will be.
     """
     primary = config.primary.name
-    others = [one.name for one in config.parties if one.name != name]
+    others = [party.name for party in config.parties if party.name != name]
     peers = others if name == primary else [primary]
     try:
         identity = Identity.load(folder, name)
@@ -131,7 +131,9 @@ def look_here(
             yield PeerFinding(what="identity", text=text, warns=True)
         if not late:
             yield PeerFinding(what="identity", text="the certificates are those that the file pins")
-    there = next(one for one in (runs.absolute(), *runs.absolute().parents) if one.exists())
+    there = next(
+        parent for parent in (runs.absolute(), *runs.absolute().parents) if parent.exists()
+    )
     free = shutil.disk_usage(there).free
     text = f"{free / 2**30:.1f} GiB free in {there}"
     if free < LEAST_FREE_BYTES:
@@ -173,7 +175,7 @@ def look_at_peers(
                 # The primary may wait as long for each of those that called before.
                 answer_s = _ANSWER_S * (1 + len(config.callers))
                 answer = star.receive(CheckKind.PEER_FACTS, round_number=None, deadline_s=answer_s)
-                yield from compared(config, answer)
+                yield from compare_peer(config, answer)
     except errors.ConfigError as error:
         yield PeerFinding(what="port", text=str(error), exit_code=2)
     except errors.ProtocolError as error:
@@ -198,7 +200,7 @@ def _as_primary(
     )
     for name in star.secondaries:
         if name in met:
-            yield from compared(config, met[name])
+            yield from compare_peer(config, met[name])
         else:
             refused = "; ".join(star.refusals)
             more = f"; turned away meanwhile: {refused}" if refused else ""
@@ -210,7 +212,7 @@ def _own_facts(config: FederationConfig) -> PeerFacts:
     return PeerFacts(version=__version__, digest=config.digest, clock_s=time.time())
 
 
-def compared(config: FederationConfig, message: Message) -> Iterator[PeerFinding]:
+def compare_peer(config: FederationConfig, message: Message) -> Iterator[PeerFinding]:
     """Compare what a peer has with what this party has.
 
     Args:
@@ -223,7 +225,7 @@ def compared(config: FederationConfig, message: Message) -> Iterator[PeerFinding
     if theirs.digest != config.digest:
         wrong.append("has another federation file; give every party the same one")
     if theirs.version != __version__:
-        version = errors.shown(theirs.version, _LONGEST_WORD)
+        version = errors.printable_text(theirs.version, _LONGEST_WORD)
         wrong.append(f"has securevfl {version}, and this party {__version__}; install the same")
     if not abs(ahead_s) <= CLOCK_TOLERANCE_S:
         way = "ahead of" if ahead_s > 0 else "behind"

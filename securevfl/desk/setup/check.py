@@ -27,7 +27,7 @@ from securevfl.core.settings import Problem, problems_of
 from securevfl.data.party_tables import ColumnRoles, fit_table
 from securevfl.data.scaling import Bounds, feature_scaler
 from securevfl.data.schema import TableSchema
-from securevfl.data.sources.read import read_frame, unnoticed
+from securevfl.data.sources.read import ignore_note, read_frame
 from securevfl.data.sources.settings import Wanted, query_behind
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.desk.setup.estimates import Costs, ExpectedLinks, estimate_costs, expected_links
@@ -218,7 +218,7 @@ def check_party(
     party: PartySettings,
     config: FederationConfig | None,
     data_root: Path,
-    show: Callable[[str], None] = unnoticed,
+    show: Callable[[str], None] = ignore_note,
 ) -> PartyCheck:
     """Look at one party's table.
 
@@ -232,7 +232,7 @@ def check_party(
     Reveals:
         Nothing leaves the process; problems may quote a cell of the table, for its owner.
     """
-    found = PartyCheck(party=party)
+    party_check = PartyCheck(party=party)
     path = data_root / party.data
     where = f"table {path} of {party.name!r}"
     kinds = {} if config is None else key_spec(config).kinds
@@ -249,21 +249,23 @@ def check_party(
                 words=party.categories or {},
                 expected=[*party.key, *([] if party.label is None else [party.label])],
             ),
-            notice=found.warnings.append,
+            notice=party_check.warnings.append,
         )
     except DataError as error:
-        found.problems.append(f"{error}; correct party.data, or check one party alone by --name")
-        return found
-    found.rows = len(frame)
-    _require_names(found, [str(column) for column in frame.columns], where=where)
+        party_check.problems.append(
+            f"{error}; correct party.data, or check one party alone by --name"
+        )
+        return party_check
+    party_check.rows = len(frame)
+    _require_names(party_check, [str(column) for column in frame.columns], where=where)
     if config is not None:
-        _look(found, frame, config, where=where)
-    return found
+        _look(party_check, frame, config, where=where)
+    return party_check
 
 
-def _require_names(found: PartyCheck, names: Sequence[str], *, where: str) -> None:
+def _require_names(party_check: PartyCheck, names: Sequence[str], *, where: str) -> None:
     """Note every column that the federation file names and the table lacks."""
-    party = found.party
+    party = party_check.party
     bounds = list(party.bounds) if isinstance(party.bounds, dict) else []
     named = {
         "key": party.key,
@@ -277,7 +279,7 @@ def _require_names(found: PartyCheck, names: Sequence[str], *, where: str) -> No
     for setting, columns in named.items():
         for column in columns:
             if column not in names:
-                found.problems.append(
+                party_check.problems.append(
                     f"{where}: party.{setting}: names {column!r}, and there is no such column; "
                     f"{_nearest(column, names)}"
                 )
@@ -293,22 +295,24 @@ def _nearest(name: str, names: Sequence[str]) -> str:
     return checks.did_you_mean(name, names).removeprefix("; ") or "correct it, or leave it out"
 
 
-def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, where: str) -> None:
-    party, names = found.party, set(map(str, frame.columns))
+def _look(
+    party_check: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, where: str
+) -> None:
+    party, names = party_check.party, set(map(str, frame.columns))
     numeric = key_spec(config).are_numbers
     truth = config.linkage.truth
     if truth is not None and truth not in names:
-        found.problems.append(
+        party_check.problems.append(
             f"{where}: linkage.truth: names {truth!r}, and there is no such column; correct it, or "
             f"leave it out"
         )
         truth = None
     named = [*party.key, *([party.label] if party.label else [])]
     for column in named:
-        found.dropped[column] = "the label" if column == party.label else "a key"
+        party_check.dropped[column] = "the label" if column == party.label else "a key"
     if truth is not None:
-        found.dropped[truth] = "the truth of linkage"
-    found.dropped |= dict.fromkeys(party.exclude, "excluded")
+        party_check.dropped[truth] = "the truth of linkage"
+    party_check.dropped |= dict.fromkeys(party.exclude, "excluded")
     keys = [key for key in party.key if key in names]
     exclude = [column for column in party.exclude if column in names]
     roles = ColumnRoles(
@@ -323,7 +327,7 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
     settings = column_settings(config, party)
     fitted = fit_table(frame, roles, settings, name=party.name, where=where)
     # What is not there was noted before, all of it.
-    found.problems += [text for text in fitted.problems if "has no column" not in text]
+    party_check.problems += [text for text in fitted.problems if "has no column" not in text]
     link_columns = None
     if len(keys) == len(party.key) and not numeric:
         try:
@@ -336,23 +340,25 @@ def _look(found: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, w
                 where=where,
             )
         except SecureVflError as error:
-            found.problems.append(str(error))
+            party_check.problems.append(str(error))
     if fitted.schema is None or fitted.features is None:
         return
     for column in roles.row_numbers_of(frame):
-        found.dropped[column] = "a row number without a name"
-    _take(found, config, fitted.schema, fitted.features, where=where)
-    found.unusable = [column for column in fitted.chosen if column not in found.features]
+        party_check.dropped[column] = "a row number without a name"
+    _take(party_check, config, fitted.schema, fitted.features, where=where)
+    party_check.unusable = [
+        column for column in fitted.chosen if column not in party_check.features
+    ]
     if not fitted.unfit:
-        found.num_features = fitted.features.shape[1]
-    if not found.problems and fitted.table is not None:
-        found.table = replace(fitted.table, link_columns=link_columns)
-        found.warnings += table_warnings(config, party, fitted.table)
-        found.keys = keys_of(key_spec(config), found.table)
+        party_check.num_features = fitted.features.shape[1]
+    if not party_check.problems and fitted.table is not None:
+        party_check.table = replace(fitted.table, link_columns=link_columns)
+        party_check.warnings += table_warnings(config, party, fitted.table)
+        party_check.keys = keys_of(key_spec(config), party_check.table)
 
 
 def _take(
-    found: PartyCheck,
+    party_check: PartyCheck,
     config: FederationConfig,
     schema: TableSchema,
     features: np.ndarray,
@@ -360,21 +366,21 @@ def _take(
     where: str,
 ) -> None:
     """Note what those columns become that can be read, and what the rest of the file asks of it."""
-    party = found.party
+    party = party_check.party
     columns = [column.name for column in schema.columns]
-    found.features = {
+    party_check.features = {
         name: line.removeprefix(f"{name}: ")
         for name, line in zip(columns, schema.describe(), strict=True)
     }
     if party.role == "secondary":
         if config.features_are_declared:
-            found.problems += [
-                f"{where}: column {one.column!r}: {one.what} depends on the records, so epsilon "
-                f"would not hold; declare {one.declare}, or exclude the column"
-                for one in schema.data_dependent
+            party_check.problems += [
+                f"{where}: column {dependence.column!r}: {dependence.what} depends on the records, "
+                f"so epsilon would not hold; declare {dependence.declare}, or exclude the column"
+                for dependence in schema.data_dependent
             ]
         if len(features) < config.model.neighbours:
-            found.problems.append(
+            party_check.problems.append(
                 f"{where}: has {len(features)} records, fewer than model.neighbours = "
                 f"{config.model.neighbours}; lower model.neighbours"
             )
@@ -382,8 +388,8 @@ def _take(
             try:
                 build_encoder(config, party, num_features=features.shape[1])
             except DataError as error:
-                found.problems.append(str(error))
-    found.problems += _scaling_problems(party, schema, features, where=where)
+                party_check.problems.append(str(error))
+    party_check.problems += _scaling_problems(party, schema, features, where=where)
 
 
 def _scaling_problems(
@@ -479,7 +485,9 @@ class Check:
             "fine": self.fine,
             "problems": self.problems,
             "warnings": self.warnings,
-            "parties": {one.party.name: _party_json(one) for one in self.parties},
+            "parties": {
+                party_check.party.name: _party_json(party_check) for party_check in self.parties
+            },
             "links": {name: links.as_json() for name, links in self.links.items()},
             "privacy": self.privacy(),
             "chosen": {} if self.config is None else dict(self.config.chosen),
@@ -494,7 +502,7 @@ def check_federation(
     *,
     name: str | None = None,
     data_root: Path | None = None,
-    show: Callable[[str], None] = unnoticed,
+    show: Callable[[str], None] = ignore_note,
 ) -> Check:
     """Say what a federation file will do, and collect all that is wrong with it.
 
@@ -530,10 +538,10 @@ def check_federation(
         if party.is_helper or not party.data:
             continue
         config = None if unsure else collected.config
-        one = check_party(party, config, data_root or path.parent, show)
-        check.parties.append(one)
-        check.problems += [text for text in one.problems if not collected.follows(text)]
-        check.warnings += one.warnings
+        party_check = check_party(party, config, data_root or path.parent, show)
+        check.parties.append(party_check)
+        check.problems += [text for text in party_check.problems if not collected.follows(text)]
+        check.warnings += party_check.warnings
     if check.config is not None:
         _see_the_run(check, check.config)
     return check
@@ -552,7 +560,7 @@ def _see_the_run(check: Check, config: FederationConfig) -> None:
         require_helpers(config)
     except ConfigError as error:
         check.warnings.append(f"{error} (between processes; simulate does without)")
-    by_name = {one.party.name: one for one in check.parties}
+    by_name = {party_check.party.name: party_check for party_check in check.parties}
     primary = by_name.get(config.primary.name)
     _link(check, config, primary, by_name)
     _plan(check, config, primary)
@@ -609,15 +617,15 @@ def _plan(check: Check, config: FederationConfig, primary: PartyCheck | None) ->
             check.problems.append(str(error))
 
 
-def _party_json(one: PartyCheck) -> dict[str, Any]:
-    party: PartySettings = one.party
+def _party_json(party_check: PartyCheck) -> dict[str, Any]:
+    party: PartySettings = party_check.party
     return {
         "role": party.role,
-        "rows": one.rows,
+        "rows": party_check.rows,
         "key": list(party.key),
-        "columns": one.features,
-        "unusable": one.unusable,
-        "features": one.num_features,
-        "dropped": one.dropped,
-        "problems": one.problems,
+        "columns": party_check.features,
+        "unusable": party_check.unusable,
+        "features": party_check.num_features,
+        "dropped": party_check.dropped,
+        "problems": party_check.problems,
     }

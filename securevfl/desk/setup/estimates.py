@@ -14,7 +14,7 @@ import torch
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.core.errors import SecureVflError
 from securevfl.core.memory import peak_memory_bytes
-from securevfl.core.progress import LinksCounted, links_in_words, nearness_in_words, told
+from securevfl.core.progress import LinksCounted, event_fields, links_in_words, nearness_in_words
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.run_plan import RunPlan
@@ -102,13 +102,13 @@ def rows_served(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> RowsServed 
     try:
         metric = Linker(spec, primary).metric(own)
         nearest = metric.nearest(None, 1)
-        picked = metric.swapped().nearest(None, min(max(LIMITS), metric.num_rows))
+        picked = metric.swap_roles().nearest(None, min(max(LIMITS), metric.num_rows))
     except SecureVflError:
         return None  # check names what is wrong with them
-    found = nearest.indices[nearest.present]
-    if not len(found):
+    records = nearest.indices[nearest.present]
+    if not len(records):
         return None
-    served = np.bincount(found)
+    served = np.bincount(records)
     served = served[served > 0]
     rows = metric.num_rows
     return RowsServed(
@@ -156,13 +156,13 @@ class BetterSpelling:
 
     def in_words(self) -> str:
         """Return what to write, and what it changes."""
-        said = " and ".join(
+        settings_text = " and ".join(
             f"linkage.{name} = {str(value).lower() if value is True else repr(value)}"
             for name, value in self.settings.items()
         ).replace("'", '"')
         return (
-            f"with {said}, {self.share:.0%} of the rows have a record with an equal key (now "
-            f"{self.share_now:.0%})"
+            f"with {settings_text}, {self.share:.0%} of the rows have a record with an equal key "
+            f"(now {self.share_now:.0%})"
         )
 
 
@@ -190,8 +190,12 @@ def better_spelling(spec: KeySpec, primary: KeyTable, own: KeyTable) -> BetterSp
     if now.rows >= _ENOUGH:
         return None
     known = {"fold"} if spec.fold else set()
-    single = [one for one in _SETTINGS if not (known | set(spec.spelling.settings)) & set(one)]
-    pairs = [one | other for one, other in combinations(single, 2) if not set(one) & set(other)]
+    single = [
+        setting for setting in _SETTINGS if not (known | set(spec.spelling.settings)) & set(setting)
+    ]
+    pairs = [
+        first | other for first, other in combinations(single, 2) if not set(first) & set(other)
+    ]
     large = sum(keys.num_rows for keys in both) > _LARGE
     best = None
     for settings in single if large else (*single, *pairs):
@@ -217,7 +221,9 @@ def _as_texts(keys: KeyTable) -> KeyTable:
         columns={
             name: column
             if column.dtype == object
-            else np.array([None if one != one else f"{one:.17g}" for one in column], object)
+            else np.array(
+                [None if number != number else f"{number:.17g}" for number in column], object
+            )
             for name, column in keys.columns.items()
         },
     )
@@ -331,7 +337,7 @@ class ExpectedLinks:
     def as_json(self) -> dict[str, Any]:
         """Return all of it for ``--json``."""
         return {
-            **told(self.counts),
+            **event_fields(self.counts),
             "all_rows": self.all_rows,
             "all_records": self.all_records,
             "share": self.share,
@@ -354,9 +360,9 @@ class ExpectedLinks:
 
     def warnings(self, config: FederationConfig) -> list[str]:
         """Return what to think of before training on these links, one sentence each."""
-        found, name = list(self.doubts), self.counts.name
+        warnings, name = list(self.doubts), self.counts.name
         if self.better is not None:
-            found.append(f"{name}: {self.better.in_words()}")
+            warnings.append(f"{name}: {self.better.in_words()}")
         elif self.share < _FEW:
             text = f"{name}: only {self.share:.0%} of the rows get a link; the others gain nothing"
             if config.privacy.links_per_record is not None and config.linkage.metric != "exact":
@@ -364,14 +370,14 @@ class ExpectedLinks:
                     "; where one record serves many rows, a larger privacy.links_per_record links "
                     "more of them, for more noise than that gains at the same epsilon"
                 )
-            found.append(text)
+            warnings.append(text)
         if self.one_right is not None:
-            found.append(
+            warnings.append(
                 f"{name}: for {self.one_right:.0%} of the linked rows one record is far nearer "
                 f"than the next, and {config.model.neighbours} links blur it; set "
                 f"model.neighbours = 1"
             )
-        return found
+        return warnings
 
 
 def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -> ExpectedLinks:
@@ -427,13 +433,13 @@ def _share_of_all(links: LinkTable, *, drawn: int, records: int) -> float:
     two met in a row, every further record has a row of its own.
     """
     per_row = links.present.sum(axis=1)
-    found, once, twice = (int((per_row >= 1).sum()), *((per_row == n).sum() for n in (1, 2)))
-    if not found:
+    linked, once, twice = (int((per_row >= 1).sum()), *((per_row == n).sum() for n in (1, 2)))
+    if not linked:
         return 0.0
     picks = records * float(per_row.sum()) / drawn
-    reach = found + once**2 / (2 * twice) if twice else math.inf
+    reach = linked + once**2 / (2 * twice) if twice else math.inf
     expected = picks if math.isinf(reach) else reach * -math.expm1(-picks / reach)
-    return float(min(max(expected, found), links.num_rows)) / links.num_rows
+    return float(min(max(expected, linked), links.num_rows)) / links.num_rows
 
 
 def _some(keys: KeyTable, count: int) -> KeyTable:

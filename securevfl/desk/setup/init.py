@@ -29,7 +29,7 @@ from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
 from securevfl.data.tables import KeyTable
 from securevfl.desk.setup import estimates, proposed_columns
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
-from securevfl.dp.statement import bounded
+from securevfl.dp.statement import bounded_statement
 from securevfl.linkage.stage.party_keys import read_keys
 
 _WIDTH: Final = 96
@@ -57,14 +57,14 @@ def federation_text(proposal: Proposal) -> str:
 
 
 def _head(proposal: Proposal) -> str:
-    said = "Written by securevfl init. Every party gets the same file; it holds no record."
+    notice = "Written by securevfl init. Every party gets the same file; it holds no record."
     todo = "Read it, then: securevfl check FED.toml, securevfl simulate FED.toml."
     if not proposal.ready:
         todo = (
             "Not ready to run: complete the lines that begin with FILL IN. "
             "securevfl check FED.toml lists them."
         )
-    return _lines(_comment(f"{said} {todo}"))
+    return _lines(_comment(f"{notice} {todo}"))
 
 
 def _federation(proposal: Proposal) -> str:
@@ -131,7 +131,7 @@ def _training(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
 
 
 def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
-    said = bounded(
+    statement = bounded_statement(
         unit="secondary-record",
         encoder=chosen["encoder"],
         epsilon=proposal.epsilon,
@@ -141,7 +141,7 @@ def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
         links_per_record=chosen["links_per_record"],
     )
     return _lines(
-        _comment(f"What is promised: {said.text}"),
+        _comment(f"What is promised: {statement.text}"),
         "[privacy]",
         f"epsilon = {float(proposal.epsilon)!r}",
         f"delta = {proposal.delta:g}" + _aside("well below 1 over the records of a table"),
@@ -152,20 +152,22 @@ def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
             "refuse it."
         ),
         'unit = "secondary-record"',
-        *_served(proposal),
+        *_served_comment(proposal),
         _setting(chosen, "links_per_record", "one record moves one row at most"),
     )
 
 
-def _served(proposal: Proposal) -> list[str]:
+def _served_comment(proposal: Proposal) -> list[str]:
     """Return what the tables tell of a record's rows, if what they tell may stand in the file."""
     if not proposal.bounds_from_data or not proposal.served:
         return []
-    told = [f"Of {name}, {found.in_words()}." for name, found in proposal.served.items()]
-    if any(found.few for found in proposal.served.values()):
-        told.append(f"{estimates.WHAT_MORE_COSTS}.")
-    told.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
-    return [_comment(" ".join(told))]
+    notes = [
+        f"Of {name}, {served_rows.in_words()}." for name, served_rows in proposal.served.items()
+    ]
+    if any(served_rows.few for served_rows in proposal.served.values()):
+        notes.append(f"{estimates.WHAT_MORE_COSTS}.")
+    notes.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
+    return [_comment(" ".join(notes))]
 
 
 def _protection_of(proposal: Proposal) -> str:
@@ -181,7 +183,7 @@ def _protection(proposal: Proposal) -> list[str]:
                 "key; the primary sees how many ids a secondary has (pad_to hides it)."
             )
         ]
-    shown = proposal.keys.shown
+    shown = proposal.keys.key_warning
     return [
         _comment(
             'protection = "none": every secondary sees the keys of the primary\'s rows. "bloom", '
@@ -253,7 +255,7 @@ def _party(proposal: Proposal, number: int) -> str:
 def own_files(proposal: Proposal) -> dict[str, str]:
     """Return the files of this machine alone that name tables elsewhere, by name, with content."""
     return {
-        _own_file(table): toml_text({"file": table.data, **table.reading.given})
+        _own_file(table): toml_text({"file": table.data, **table.reading.given_settings})
         for table in proposal.tables
         if _lies_elsewhere(table)
     }
@@ -269,23 +271,23 @@ def _lies_elsewhere(table: proposed_columns.Table) -> bool:
 
 def _reading(reading: Reading) -> list[str]:
     """Return how a file is written, as the federation file says it."""
-    if not reading.given:
+    if not reading.given_settings:
         return []
-    return [f"reading = {toml_value(reading.given)}" + _aside("how the file is written")]
+    return [f"reading = {toml_value(reading.given_settings)}" + _aside("how the file is written")]
 
 
 def _declarations(proposal: Proposal, party: str) -> list[str]:
     """Return a secondary's scaling: what is known of its columns without looking at the records."""
     features = proposal.features(party)
     lines = ['scaling = "bounds"' + _aside("a mean of the records would tell of them")]
-    told = [use.column.name for use in features if use.may_be_missing]
+    names = [use.column.name for use in features if use.may_be_missing]
     gaps = [use.column.name for use in features if use.gaps_open]
-    if told:
-        lines.append(f"missing_columns = {toml_value(told)}" + _aside("may have gaps"))
+    if names:
+        lines.append(f"missing_columns = {toml_value(names)}" + _aside("may have gaps"))
     if gaps:
         lines += [
             _comment(
-                f"FILL IN: missing_columns = {toml_value([*told, *gaps])} if all know that these "
+                f"FILL IN: missing_columns = {toml_value([*names, *gaps])} if all know that these "
                 f"may have gaps; else fill the gaps in, or exclude the columns"
             )
         ]
@@ -433,16 +435,21 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     first, *others = (keys.get(table.name) for table in proposal.tables)
     if first is None:
         return replace(proposal, doubts=proposal.keys.doubts)
-    spec, there = link_spec(config), [one for one in others if one]
-    better = [found for own in there if (found := estimates.better_spelling(spec.keys, first, own))]
+    spec, there = link_spec(config), [other for other in others if other]
+    better = [
+        spelling for own in there if (spelling := estimates.better_spelling(spec.keys, first, own))
+    ]
     if better:
-        settings = {name: value for found in better for name, value in found.settings.items()}
-        shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
+        settings = {name: value for spelling in better for name, value in spelling.settings.items()}
+        shares = tuple(
+            f"keys are spelled differently: {spelling.in_words()}" for spelling in better
+        )
         proposal = replace(proposal, spelling=settings, spelling_shares=shares)
         config = _parse(federation_text(proposal))
         spec = link_spec(config)
         first, *there = (
-            replace(one, columns=spec.keys.normal(one.columns)) for one in (first, *there)
+            replace(table_keys, columns=spec.keys.normal(table_keys.columns))
+            for table_keys in (first, *there)
         )
     if there and all(estimates.one_is_right(spec, first, own) is not None for own in there):
         proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
@@ -455,7 +462,9 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
             doubts += estimates.expected_links(config, first, own).doubts
     return replace(
         proposal,
-        served={name: found for name, found in served.items() if found is not None},
+        served={
+            name: served_rows for name, served_rows in served.items() if served_rows is not None
+        },
         doubts=tuple(doubts),
     )
 
@@ -530,15 +539,17 @@ def declared_by_options(
         ConfigError: If an option has another form, or names an unknown party or setting.
     """
     pairs = {}
-    for column, said in (_split(text, "--bounds", "COLUMN=LOW,HIGH") for text in bounds or ()):
+    for column, bounds_text in (
+        _split_option(text, "--bounds", "COLUMN=LOW,HIGH") for text in bounds or ()
+    ):
         try:
-            pairs[column] = proposed_columns.checked_bounds(said.split(","))
+            pairs[column] = proposed_columns.checked_bounds(bounds_text.split(","))
         except ConfigError as error:
             raise ConfigError(f"--bounds {column}: {error}") from None
-    lists = dict(_split(text, "--words", "COLUMN=A,B,...") for text in words or ())
+    lists = dict(_split_option(text, "--words", "COLUMN=A,B,...") for text in words or ())
     return proposed_columns.Declared(
         bounds=pairs,
-        words={column: tuple(said.split(",")) for column, said in lists.items()},
+        words={column: tuple(text.split(",")) for column, text in lists.items()},
         missing=missing or (),
         excluded=exclude or (),
         readings=_readings(reading or (), tables),
@@ -548,7 +559,7 @@ def declared_by_options(
 def _readings(texts: Sequence[str], tables: Sequence[Path]) -> dict[str, Reading]:
     """Return how files are written, by party; ``""`` stands for those that are not named."""
     parties = list(dict.fromkeys(map(party_name, tables)))
-    said: dict[str, dict[str, object]] = {"": {}}
+    readings: dict[str, dict[str, object]] = {"": {}}
     for text in texts:
         setting, sign, value = text.partition("=")
         party, dot, name = setting.rpartition(".")
@@ -560,10 +571,10 @@ def _readings(texts: Sequence[str], tables: Sequence[Path]) -> dict[str, Reading
         if dot and party not in parties:
             near = checks.did_you_mean(party, parties) or f"; there are {', '.join(parties)}"
             raise ConfigError(f"--reading {setting}: no party is called so{near}")
-        said.setdefault(party, {})[name] = _reading_value(name, value)
+        readings.setdefault(party, {})[name] = _reading_value(name, value)
     return {
-        party: read_settings(Reading, {**said[""], **own}, where=f"--reading {party}".rstrip())
-        for party, own in said.items()
+        party: read_settings(Reading, {**readings[""], **own}, where=f"--reading {party}".rstrip())
+        for party, own in readings.items()
     }
 
 
@@ -573,8 +584,8 @@ def _reading_value(name: str, value: str) -> object:
     return int(value) if name == "skip_lines" and value.isdecimal() else value
 
 
-def _split(text: str, option: str, form: str) -> tuple[str, str]:
-    column, sign, said = text.rpartition("=")
-    if not sign or not column or not said:
+def _split_option(text: str, option: str, form: str) -> tuple[str, str]:
+    column, sign, value = text.rpartition("=")
+    if not sign or not column or not value:
         raise ConfigError(f"{option}: must be {form}, got {text!r}")
-    return column, said
+    return column, value

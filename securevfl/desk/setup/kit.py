@@ -126,32 +126,32 @@ def join(
     """
     config = read_federation(federation)
     own = identity.Identity.load(folder, name)
-    found, sent = {name: own.public_text}, {}
+    public_texts, sent = {name: own.public_text}, {}
     for path in certificates:
         certificate = identity.read_certificate(path)
         sender = config.party(identity.common_name(certificate)).name
         if sender != name:
-            found[sender], sent[sender] = identity.public_text(certificate), path
+            public_texts[sender], sent[sender] = identity.public_text(certificate), path
     pinned = pinned_by(config)
-    for sender, text in found.items():
+    for sender, text in public_texts.items():
         if pinned.get(sender, text) != text and not replace:
             raise ConfigError(
                 f"{federation}: pins another identity of {sender!r}; add --replace if that party "
                 f"says that it has a new one"
             )
     written = with_identities(
-        files.read_text(federation, most=files.MOST_OF_SETTINGS), found, file=str(federation)
+        files.read_text(federation, most=files.MOST_OF_SETTINGS), public_texts, file=str(federation)
     )
     try:
         after = parse_federation(tomllib.loads(written), file=str(federation))
     except tomllib.TOMLDecodeError:
-        raise _by_hand(str(federation), found) from None
+        raise _by_hand(str(federation), public_texts) from None
     # Nothing is trusted before all that can be refused has been looked at.
     for sender, path in sent.items():
         identity.trust(folder, sender, path, replace=replace)
     files.write_text(federation, written, for_others=True)
     identities = pinned_by(after)
-    missing = tuple(one.name for one in after.parties if one.name not in identities)
+    missing = tuple(party.name for party in after.parties if party.name not in identities)
     return JoinedKit(identities=identities, missing=missing, code=spoken(after.digest))
 
 

@@ -226,7 +226,7 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
         label=wishes.label,
         positive=wishes.positive,
         truth=wishes.truth,
-        some_unlabelled=bool(label.found and label.found.missing),
+        some_unlabelled=bool(label.inferred and label.inferred.missing),
         epsilon=wishes.epsilon,
         delta=_delta([table.rows for table in secondaries]),
         classes=_classes_of(label, task),
@@ -250,28 +250,28 @@ def _without_column(tables: Sequence[Table], label: str, special: Sequence[str])
 
 
 def _task_of(label: Column) -> tuple[Task, str]:
-    if label.found is None:
+    if label.inferred is None:
         if label.kind == "boolean":
             return "binary", "the label is true or false"
         task: Task = "multiclass" if label.kind == "words" else "regression"
         return task, f"the label holds {label.kind}, by the column list"
     assert label.values is not None, "found in them"
-    if label.found.kind in (None, "date") or label.found.problem:
+    if label.inferred.kind in (None, "date") or label.inferred.problem:
         raise ConfigError(
-            f"--label {label.name}: {label.found.problem or 'holds dates'}; a label is a number, "
-            f"or one of few words"
+            f"--label {label.name}: {label.inferred.problem or 'holds dates'}; a label is a "
+            f"number, or one of few words"
         )
-    if label.found.sign:
+    if label.inferred.sign:
         raise ConfigError(
-            f"--label {label.name}: holds numbers with the sign {label.found.sign!r}; write labels "
-            f"as numbers without one, in the unit that predictions are to have"
+            f"--label {label.name}: holds numbers with the sign {label.inferred.sign!r}; write "
+            f"labels as numbers without one, in the unit that predictions are to have"
         )
-    if label.found.different == 2:
+    if label.inferred.different == 2:
         return "binary", "the label has two values"
-    if label.found.kind == "words":
+    if label.inferred.kind == "words":
         return "multiclass", "the label is one of several words"
     present = label.values.dropna().astype(float)
-    if label.found.different <= _MOST_CLASSES and bool((present % 1 == 0).all()):
+    if label.inferred.different <= _MOST_CLASSES and bool((present % 1 == 0).all()):
         return "multiclass", 'the label has few whole numbers; write "regression" if they are sizes'
     return "regression", "the label is a number"
 
@@ -290,7 +290,7 @@ def _require_positive(positive: str | None, label: Column, task: Task) -> None:
 def _classes_of(label: Column, task: Task) -> int | None:
     """Return how many numbers class means have."""
     if task == "multiclass":
-        return None if label.found is None else label.found.different
+        return None if label.inferred is None else label.inferred.different
     return 2 if task == "binary" else CLASSES_OF_NUMBERS
 
 
@@ -314,7 +314,7 @@ def _use_of(column: Column, primary: bool, keys: Sequence[str], wishes: Wishes) 
         return as_("excluded", why)
     if primary:
         return as_("feature", column.kind)
-    return _declared(column, wishes)
+    return _declare_use(column, wishes)
 
 
 def excluded_because(column: Column) -> str | None:
@@ -328,22 +328,22 @@ def excluded_because(column: Column) -> str | None:
     if names_one_person(column.name, column.kind):
         return "its name says that it identifies one person"
     if column.kind == "unusable":
-        reason = column.found.reason if column.found else "nothing that a model can use"
+        reason = column.inferred.reason if column.inferred else "nothing that a model can use"
         return f"holds {reason}" if reason != "empty" else "is empty in every row"
     if column.kind == "text":
-        if column.found is not None and not column.found.problem:
+        if column.inferred is not None and not column.inferred.problem:
             return f"has more than {MAX_CATEGORIES} words (max_categories); list those that matter"
         return "holds texts that hardly repeat: an identifier, or free text"
     if meaning_of(column.name) == "identity":
         return "its name says that it numbers or names something: an identifier"
-    if column.found is not None and (column.found.identifier or column.found.problem):
+    if column.inferred is not None and (column.inferred.identifier or column.inferred.problem):
         return "hardly a value repeats: it looks like an identifier"
     return "is the same in every row" if column.constant else None
 
 
-def _declared(column: Column, wishes: Wishes) -> ColumnUse:
+def _declare_use(column: Column, wishes: Wishes) -> ColumnUse:
     """Return a secondary's feature with what is declared of its values, or what is left open."""
-    gaps = column.found is not None and column.found.missing > 0
+    gaps = column.inferred is not None and column.inferred.missing > 0
     missing = column.may_be_missing or (gaps and wishes.bounds_from_data)
 
     def feature(source: str, **what: Any) -> ColumnUse:
@@ -390,7 +390,7 @@ def rounded_range(column: Column) -> Bounds:
         years = dates[~np.isnat(dates)].astype("datetime64[Y]").astype(np.int64) + 1970
         first, last = _inner(np.sort(years))
         return f"{first:04.0f}-01-01", f"{last:04.0f}-12-31"
-    numbers = amounts_of(column.values, "" if column.found is None else column.found.sign)
+    numbers = amounts_of(column.values, "" if column.inferred is None else column.inferred.sign)
     low, high = _inner(np.sort(numbers[np.isfinite(numbers)]))
     step = 10.0 ** math.floor(math.log10(high - low))
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step

@@ -73,7 +73,7 @@ class Column:
     may_be_missing: bool = False
     """True if the owner says that values may be missing."""
 
-    found: ColumnKind | None = None
+    inferred: ColumnKind | None = None
     """Kind found in the records; like the values, None where the table is not here."""
 
     values: "pd.Series[Any] | None" = None
@@ -81,15 +81,17 @@ class Column:
     @property
     def unique(self) -> bool:
         """Whether nearly every record has a value of its own, as far as that is known."""
-        if self.found is None:
+        if self.inferred is None:
             return False
-        present = self.found.rows - self.found.missing
-        return present >= _FEWEST and self.found.different >= 0.95 * present
+        present = self.inferred.rows - self.inferred.missing
+        return present >= _FEWEST and self.inferred.different >= 0.95 * present
 
     @property
     def constant(self) -> bool:
         """Whether all records have the same value, as far as that is known."""
-        return self.found is not None and self.found.different == 1 and not self.found.missing
+        return (
+            self.inferred is not None and self.inferred.different == 1 and not self.inferred.missing
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,18 +176,18 @@ def describe_table(
     """
     columns = []
     for column in map(str, frame.columns):
-        found, bounds, declared_by = infer(frame[column]), None, ""
+        inferred, bounds, declared_by = infer(frame[column]), None, ""
         typed = bounds_of_type(types.get(column, ""))
-        if found.kind == "number" and typed is not None:
+        if inferred.kind == "number" and typed is not None:
             bounds, declared_by = typed, f"all that its declared type, {types[column]}, can hold"
         columns.append(
             Column(
                 name=column,
-                kind=held_by(found),
+                kind=held_by(inferred),
                 bounds=bounds,
                 declared_by=declared_by,
                 excluded=is_row_number(column),
-                found=found,
+                inferred=inferred,
                 values=frame[column],
             )
         )
@@ -238,12 +240,12 @@ def no_such_column(name: str, known: Sequence[str]) -> str:
     return f"no column is called so{checks.did_you_mean(name, known) or there}"
 
 
-def held_by(found: ColumnKind) -> Held:
+def held_by(inferred: ColumnKind) -> Held:
     """Return what a column holds, of what its records tell."""
-    if found.kind is None:
+    if inferred.kind is None:
         return "unusable"
-    many = found.kind == "words" and (found.problem or found.different > MAX_CATEGORIES)
-    return "text" if many else found.kind
+    many = inferred.kind == "words" and (inferred.problem or inferred.different > MAX_CATEGORIES)
+    return "text" if many else inferred.kind
 
 
 def declared_types(path: Path) -> dict[str, str]:
@@ -261,11 +263,11 @@ def bounds_of_type(declared: str) -> tuple[float, float] | None:
     Whole numbers of 8 or 16 bits, and decimals of up to six digits: wider ones declare nothing
     about the values.
     """
-    if found := re.fullmatch(r"(u?)int(8|16)", declared):
-        bits = int(found[2])
-        return (0.0, 2.0**bits - 1) if found[1] else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
-    if found := re.fullmatch(r"decimal\d*\((\d+), ?(\d+)\)", declared):
-        digits = int(found[1]) - int(found[2])
+    if match := re.fullmatch(r"(u?)int(8|16)", declared):
+        bits = int(match[2])
+        return (0.0, 2.0**bits - 1) if match[1] else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
+    if match := re.fullmatch(r"decimal\d*\((\d+), ?(\d+)\)", declared):
+        digits = int(match[1]) - int(match[2])
         return (-(10.0**digits), 10.0**digits) if 0 < digits <= 6 else None
     return None
 
@@ -277,7 +279,7 @@ def _matching(given: Mapping[str, T], column: str) -> T | None:
 
 
 def _matches(patterns: Sequence[str], column: str) -> bool:
-    return any(column == one or fnmatch.fnmatchcase(column, one) for one in patterns)
+    return any(column == pattern or fnmatch.fnmatchcase(column, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -317,10 +319,14 @@ def write_column_list(table: Table, path: Path) -> None:
     """
     columns = []
     for column in table.columns:
-        said = {one.name: getattr(column, one.name) for one in fields(ListedColumn)}
-        columns.append({name: value for name, value in said.items() if value not in (None, False)})
+        values = {
+            data_field.name: getattr(column, data_field.name) for data_field in fields(ListedColumn)
+        }
+        columns.append(
+            {name: value for name, value in values.items() if value not in (None, False)}
+        )
     content = {"format": LIST_FORMAT, "party": table.name, "data": table.data, "columns": columns}
-    reading = {"reading": table.reading.given} if table.reading.given else {}
+    reading = {"reading": table.reading.given_settings} if table.reading.given_settings else {}
     files.write_json(path, {**content, **reading}, for_others=True)
 
 
@@ -343,15 +349,15 @@ def read_column_list(path: Path) -> Table:
         listed = read_settings(ColumnList, content, where="list")
         columns = tuple(
             Column(
-                name=one.name,
-                kind=one.kind,
-                bounds=None if one.bounds is None else checked_bounds(one.bounds),
-                words=one.words,
+                name=column.name,
+                kind=column.kind,
+                bounds=None if column.bounds is None else checked_bounds(column.bounds),
+                words=column.words,
                 declared_by="as the party's column list declares",
-                excluded=one.excluded,
-                may_be_missing=one.may_be_missing,
+                excluded=column.excluded,
+                may_be_missing=column.may_be_missing,
             )
-            for one in listed.columns
+            for column in listed.columns
         )
     except ConfigError as error:
         raise DataError(f"{where}: {str(error).removeprefix('list.')}") from None

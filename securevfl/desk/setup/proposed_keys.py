@@ -43,7 +43,7 @@ class KeyProposal:
         return self.metric in ("great-circle", "euclidean")
 
     @property
-    def shown(self) -> str | None:
+    def key_warning(self) -> str | None:
         """What there is to warn of, as the file that is proposed hides no keys."""
         return keys_in_clear("none", next(iter(self.columns.values())))
 
@@ -68,7 +68,7 @@ def propose_keys(
     Raises:
         ConfigError: If there is nothing to link by, or a table lacks a column that was asked for.
     """
-    shared = _shared(tables, without)
+    shared = _shared_columns(tables, without)
     if asked:
         return _as_asked(tables, asked)
     ids = {name: by for name, by in shared.items() if _is_identity(name, by)}
@@ -91,15 +91,15 @@ def propose_keys(
     if times:
         return _by_times(tables, times, next(iter(times)))
     common = [dict.fromkeys(by[table.name].name for table in tables) for by in shared.values()]
-    found = ", ".join("=".join(names) for names in common) or "none"
+    common_columns = ", ".join("=".join(names) for names in common) or "none"
     raise ConfigError(
         f"--key: no column of all tables looks like a key (a longitude and a latitude, an id, "
-        f"names, addresses, a time); columns in common: {found}. Name the key columns by --key, "
-        f"as --key mine=theirs where names differ"
+        f"names, addresses, a time); columns in common: {common_columns}. Name the key columns by "
+        f"--key, as --key mine=theirs where names differ"
     )
 
 
-def _shared(tables: Sequence[Table], without: Sequence[str]) -> _Shared:
+def _shared_columns(tables: Sequence[Table], without: Sequence[str]) -> _Shared:
     by_name: dict[str, dict[str, Column]] = {}
     for table in tables:
         for column in table.columns:
@@ -109,7 +109,7 @@ def _shared(tables: Sequence[Table], without: Sequence[str]) -> _Shared:
         name: by
         for name, by in by_name.items()
         if len(by) == len(tables)
-        and (len(kinds := {one.kind for one in by.values()}) == 1 or kinds <= _SPELLED)
+        and (len(kinds := {column.kind for column in by.values()}) == 1 or kinds <= _SPELLED)
     }
 
 
@@ -118,7 +118,7 @@ def _is_identity(name: str, by: Mapping[str, Column]) -> bool:
     if not all(column.kind in ("number", "words", "text") for column in columns):
         return False
     named = meaning_of(name) == "identity"
-    if any(column.found is None for column in columns):
+    if any(column.inferred is None for column in columns):
         return named
     if not all(_is_whole(column) for column in columns):
         return False
@@ -131,7 +131,7 @@ def _is_identity(name: str, by: Mapping[str, Column]) -> bool:
 def _is_whole(column: Column) -> bool:
     if column.kind != "number" or column.values is None:
         return True
-    if column.found is not None and column.found.sign:
+    if column.inferred is not None and column.inferred.sign:
         return False
     present = column.values.dropna()
     return bool((present.astype(float) % 1 == 0).all())
@@ -151,7 +151,7 @@ def _are_dates(by: Mapping[str, Column]) -> bool:
 def _is_time(name: str, by: Mapping[str, Column]) -> bool:
     if meaning_of(name) != "time" or not _are_dates(by):
         return False
-    return all(column.found is None or column.found.timed for column in by.values())
+    return all(column.inferred is None or column.inferred.timed for column in by.values())
 
 
 def _agreement(tables: Sequence[Table], by: Mapping[str, Column]) -> float | None:
@@ -181,15 +181,15 @@ def _by_ids(
     agreement: Mapping[str, float | None],
 ) -> KeyProposal:
     columns, agreed = _columns(tables, ids, [name]), agreement[name]
-    said = "has the same name and kind everywhere; whether values agree is not known here"
+    reason = "has the same name and kind everywhere; whether values agree is not known here"
     if agreed is not None:
         most = "nearly all" if agreed >= _EQUAL_IDS else "some"
-        said = f"is in every table, and {most} of the smaller table's values are in the other"
-    once = all(column.unique or column.found is None for column in ids[name].values())
+        reason = f"is in every table, and {most} of the smaller table's values are in the other"
+    once = all(column.unique or column.inferred is None for column in ids[name].values())
     return KeyProposal(
         metric="exact",
         columns=columns,
-        reasons=(f"{_names(columns)}: {said}; equal ids are linked, and nothing else",),
+        reasons=(f"{_names(columns)}: {reason}; equal ids are linked, and nothing else",),
         neighbours=1 if once else NEIGHBOURS,
     )
 
@@ -239,9 +239,9 @@ def _zones(columns: Mapping[str, Column]) -> tuple[str, ...]:
     if len(set(shares.values())) <= 1 and set(shares.values()) <= {0.0, 1.0}:
         return ()
     having = {0.0: "none", 1.0: "all"}
-    said = ", ".join(f"{having.get(share, 'some')} of {party}" for party, share in shares.items())
+    zones = ", ".join(f"{having.get(share, 'some')} of {party}" for party, share in shares.items())
     return (
-        f"times with a zone (Z, +01:00): {said}; a time without one counts as UTC, so write the "
+        f"times with a zone (Z, +01:00): {zones}; a time without one counts as UTC, so write the "
         f"zone, or UTC, at every party",
     )
 
@@ -270,7 +270,7 @@ def _by_texts(
 def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
     chosen: dict[str, list[Column]] = {table.name: [] for table in tables}
     for key in asked:
-        for table, column in _named(tables, key).items():
+        for table, column in _named_columns(tables, key).items():
             if any(column is other for other in chosen[table]):
                 raise ConfigError(f"--key {key}: {column.name!r} is named twice")
             chosen[table].append(column)
@@ -300,7 +300,7 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
     else:
         metric, why = "levenshtein", "read as one text, near means few edits"
     once = metric == "exact" and all(
-        column.unique or column.found is None for every in chosen.values() for column in every
+        column.unique or column.inferred is None for every in chosen.values() for column in every
     )
     return KeyProposal(
         metric=metric,
@@ -311,7 +311,7 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
     )
 
 
-def _named(tables: Sequence[Table], key: str) -> dict[str, Column]:
+def _named_columns(tables: Sequence[Table], key: str) -> dict[str, Column]:
     """Return the column of each table that a key of the command line names.
 
     Raises:
@@ -321,7 +321,7 @@ def _named(tables: Sequence[Table], key: str) -> dict[str, Column]:
     named = {}
     for number, table in enumerate(tables):
         names = [*theirs, mine] if number else [mine, *theirs]
-        column = next((found for name in names if (found := table.column(name))), None)
+        column = next((candidate for name in names if (candidate := table.column(name))), None)
         if column is None:
             known = [column.name for column in table.columns]
             raise ConfigError(f"--key {key}: of {table.name!r}, {no_such_column(mine, known)}")
@@ -329,7 +329,9 @@ def _named(tables: Sequence[Table], key: str) -> dict[str, Column]:
     for name in (mine, *theirs):
         if name not in {column.name for column in named.values()}:
             known = [column.name for table in tables for column in table.columns]
-            others = ", ".join(f"{one.name!r} of {party!r}" for party, one in named.items())
+            others = ", ".join(
+                f"{named_column.name!r} of {party!r}" for party, named_column in named.items()
+            )
             why = f"is no party's key, as {others} come first"
             if name not in known:
                 why = no_such_column(name, list(dict.fromkeys(known)))

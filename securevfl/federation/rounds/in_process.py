@@ -43,11 +43,11 @@ class SimulatedExchange(RoundExchange):
         self.secondaries = dict(secondaries)
         if links:
             stacks = Stacks(self.secondaries, links=links)
-            for rank, one in self.secondaries.items():
-                one.stacked_in = partial(stacks.share, rank)
+            for rank, secondary in self.secondaries.items():
+                secondary.stacked_in = partial(stacks.share, rank)
         handlers = {
-            rank: one.handlers(end_epoch.get(rank, save_nothing))
-            for rank, one in self.secondaries.items()
+            rank: secondary.handlers(end_epoch.get(rank, save_nothing))
+            for rank, secondary in self.secondaries.items()
         }
         device = next(iter(self.secondaries.values())).device
         super().__init__(

@@ -78,7 +78,7 @@ class DrawnLabels:
         return -(other + (self.keep - other) * right).log().mean()
 
 
-def protected(
+def protect_gradient(
     gradient: cut.CutRows, targets: Shaped[Tensor, " batch"], training: TrainingSettings
 ) -> cut.CutRows:
     """Return a batch's gradient as it leaves, behind the heuristics of ``[training]``.
@@ -122,14 +122,14 @@ def with_marvell_noise(
     if bool(positive.all()) or not bool(positive.any()):
         scale = (power * rows.square().mean()).sqrt()
         return gradient + (scale * drawn).view_as(gradient).to(gradient)
-    means = [rows[positive == one].mean(dim=0) for one in (False, True)]
+    means = [rows[positive == side].mean(dim=0) for side in (False, True)]
     between = means[1] - means[0]
     squared = float(between.square().sum())
     if not squared:
         return gradient
     spreads = [
-        float((rows[positive == one] - mean).square().mean()) / squared
-        for one, mean in zip((False, True), means, strict=True)
+        float((rows[positive == side] - mean).square().mean()) / squared
+        for side, mean in zip((False, True), means, strict=True)
     ]
     lengths = squared * marvell_spectrum(
         *spreads, width=rows.shape[1], share=float(positive.double().mean()), power=power
@@ -178,13 +178,13 @@ def marvell_spectrum(
         np.array([-weights, [1, -1, 0, 0], [0, 0, 1, -1]]), [-power, 0, 0], np.inf
     )
     starts = [np.array([power, 0, power, 0]), np.full(4, power / width)]
-    found = [
+    optima = [
         scipy.optimize.minimize(
-            divergence, one, method="SLSQP", bounds=[(0, None)] * 4, constraints=limits
+            divergence, start, method="SLSQP", bounds=[(0, None)] * 4, constraints=limits
         ).x
-        for one in starts
+        for start in starts
     ]
-    best = min([*starts, *found], key=divergence)
+    best = min([*starts, *optima], key=divergence)
     return np.maximum(best, 0.0).reshape(2, 2)
 
 
@@ -198,11 +198,11 @@ def distance_correlation(
         [VSGR20] Vepakomma et al., NoPeek, ICDM Workshops 2020, adds it to the loss.
     """
 
-    def centred(rows: Tensor) -> Tensor:
+    def centred_distances(rows: Tensor) -> Tensor:
         apart = torch.cdist(rows, rows)
         return apart - apart.mean(dim=0) - apart.mean(dim=1, keepdim=True) + apart.mean()
 
-    first, second = centred(inputs), centred(outputs)
+    first, second = centred_distances(inputs), centred_distances(outputs)
     both = (first * second).mean().clamp_min(1e-12)
     alone = first.square().mean() * second.square().mean()
     return (both / alone.sqrt().clamp_min(1e-12)).sqrt()

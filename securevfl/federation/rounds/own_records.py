@@ -44,7 +44,7 @@ def represent_distinct(
         # A record that nobody linked must not stand in for none: batch norm would look at it.
         index = torch.where(present, index, index[present][0])
     device, full = features.device, bool(present.all())
-    records, place = (to_device(one, device) for one in _distinct(index, len(features)))
+    records, place = (to_device(part, device) for part in _distinct(index, len(features)))
     alone = torch.ones(len(records), 1, dtype=torch.bool, device=device)
     vectors = bottom(features[records].unsqueeze(1), keys[records].unsqueeze(1), alone).squeeze(1)
     gathered: Tensor = vectors.index_select(0, place.flatten()).view(*index.shape, -1)
@@ -71,17 +71,17 @@ def represent_linked(
         present: Which links there are, on the host.
     """
     device = features.device
-    records, found = _distinct(index[present], len(features))
-    full = len(found) == index.numel()
+    records, inverse = _distinct(index[present], len(features))
+    full = len(inverse) == index.numel()
     if full:
-        place = found.view_as(index)
+        place = inverse.view_as(index)
     else:
-        place = torch.full_like(index, len(records)).masked_scatter_(present, found)
-    records, place, present = (to_device(one, device) for one in (records, place, present))
+        place = torch.full_like(index, len(records)).masked_scatter_(present, inverse)
+    records, place, present = (to_device(part, device) for part in (records, place, present))
     features, keys = features[records], keys[records]
     if not full:
         features, keys = (
-            torch.cat([one, one.new_zeros(1, one.shape[1])]) for one in (features, keys)
+            torch.cat([array, array.new_zeros(1, array.shape[1])]) for array in (features, keys)
         )
     return bottom.of_distinct(features, keys, place, present)
 

@@ -22,7 +22,7 @@ from securevfl.federation.base import own_inputs
 from securevfl.federation.messages import AverageRequest, EpochMark, RoundPlan
 from securevfl.federation.rounds import cut, primary
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.label_defences import DrawnLabels, protected
+from securevfl.federation.rounds.label_defences import DrawnLabels, protect_gradient
 from securevfl.federation.rounds.release import refuse_lost
 from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.federation.run_plan import RunPlan
@@ -105,7 +105,7 @@ class NetworkPrimary(primary.Primary):
                 known.add(loss.detach(), self._checked_loss(plan))
                 (gradient,) = set_gradients(loss, self.optimizer.parameters, average)
                 with torch.no_grad():
-                    returned = protected(gradient, targets, self.training)
+                    returned = protect_gradient(gradient, targets, self.training)
                     self.exchange.return_gradient(plan, *known.host(returned))
             self.optimizer.step(epoch=epoch)
             total += self.losses[-1] * len(rows)
@@ -158,15 +158,15 @@ class NetworkPrimary(primary.Primary):
 
     def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:
         """Return the top model's explanation, and how the first average aligned its encodings."""
-        told = super().explanation(others)
+        explanation = super().explanation(others)
         if self._positions_taken is not None:
-            told["alignment"] = alignment(
+            explanation["alignment"] = alignment(
                 self.top.get_submodule("positions"),
                 self._positions_taken,
                 key_dim=self.data.keys.shape[1],
                 others={name: taken.own for name, taken in others.items()},
             )
-        return told
+        return explanation
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
@@ -243,7 +243,7 @@ class OneFitPrimary(primary.Primary):
         Args:
             after_epoch: Called when it is fitted.
         """
-        if not self.finished:
+        if not self.is_finished:
             start = time.monotonic()
             self._end_epoch(*self._train_epoch(1), start, after_epoch)
 
@@ -335,7 +335,7 @@ class FittedPrimary(OneFitPrimary):
         targets = self._targets(rows)
         fitted = cross_fit(
             self._estimator,
-            self.top.known(values),
+            self.top.fill_gaps(values),
             targets.cpu().numpy(),
             self.head,
             train=np.arange(len(rows)),

@@ -19,7 +19,7 @@ from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.run_plan import Purpose, RunPlan
-from securevfl.models.alone.choice import Decision, choose_scale, decide, scaled
+from securevfl.models.alone.choice import Decision, choose_scale, decide, mix_outputs
 from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import Explained, share_of_base
 from securevfl.models.layers import PositionsTaken
@@ -74,7 +74,7 @@ class TopModel:
         """
         self.top.eval()
         with torch.no_grad():
-            return torch.cat([self._forward(*one) for one in self._rounds(rows, purpose)])
+            return torch.cat([self._forward(*batch) for batch in self._rounds(rows, purpose)])
 
     def _rounds(
         self, rows: npt.NDArray[np.int64], purpose: Purpose
@@ -93,7 +93,7 @@ class TopModel:
         output = self._compute(*inputs)
         if base is None:
             return output
-        return scaled(base, share_of_base(self.top) * base + output, self.scale)
+        return mix_outputs(base, share_of_base(self.top) * base + output, self.scale)
 
     def _compute(
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
@@ -256,7 +256,7 @@ class Primary(TopModel, ABC):
         """
         if self.epoch == 0 and self.best_metric is None and self.data.base is not None:
             self._begin_at(self.data.base)
-        while not self.finished and (self.epoch == 0 or self.may_go_on()):
+        while not self.is_finished and (self.epoch == 0 or self.may_go_on()):
             start = time.monotonic()
             self._end_epoch(*self._train_epoch(self.epoch + 1), start, after_epoch)
 
@@ -289,7 +289,7 @@ class Primary(TopModel, ABC):
         Args:
             since: Epochs after which they are those that they are now.
         """
-        if since <= self.since or self.finished or not self.may_go_on():
+        if since <= self.since or self.is_finished or not self.may_go_on():
             return
         self.since = since
         if self.best_epoch <= since:
@@ -330,7 +330,7 @@ class Primary(TopModel, ABC):
             self.head.require_defined(self._targets(rows), rows=name)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the last epoch is done or patience has run out."""
         gained = last_gain(self.head, self.history, since=self.since)
         stale = self.epoch - gained >= self.training.patience
@@ -357,8 +357,8 @@ class Primary(TopModel, ABC):
         own = self.data.split.validation
         outputs = self.predict(own, "validation")
         scale = self._weight(outputs, own)
-        trained = self._weighed(fitted, rows, scale), self._targets(rows)
-        validated = self._weighed(outputs, own, scale), self._targets(own)
+        trained = self._mix_with_base(fitted, rows, scale), self._targets(rows)
+        validated = self._mix_with_base(outputs, own, scale), self._targets(own)
         threshold = self.head.choose_threshold(*validated)
         line = self._remember(epoch, loss, trained, validated, threshold, start)
         if self.data.base is not None:
@@ -383,12 +383,14 @@ class Primary(TopModel, ABC):
         """Return lambda as an epoch is measured, by outputs for validation rows."""
         return 1.0
 
-    def _weighed(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"], scale: float) -> Tensor:
+    def _mix_with_base(
+        self, outputs: Tensor, rows: Int64[np.ndarray, " rows"], scale: float
+    ) -> Tensor:
         """Return outputs for rows, weighed with the base where there is one."""
         base = self.data.base
         if base is None:
             return outputs
-        return scaled(base[torch.as_tensor(rows, device=base.device)], outputs, scale)
+        return mix_outputs(base[torch.as_tensor(rows, device=base.device)], outputs, scale)
 
     def _remember(
         self,
@@ -475,7 +477,7 @@ class Primary(TopModel, ABC):
             if base_is_alone:
                 known, seen, alone = more, joint, base
 
-        def decided(known: Tensor, seen: Tensor) -> Decision:
+        def decide_on(known: Tensor, seen: Tensor) -> Decision:
             return decide(
                 self.head,
                 base=base[known],
@@ -485,19 +487,19 @@ class Primary(TopModel, ABC):
                 scale=scale,
             )
 
-        decision = decided(known, seen)
+        decision = decide_on(known, seen)
         if self.plan.fits_class_means and decision.used == "joint":
             # Encoders were fitted to training rows' labels, so of these the joint model knows more
             # than it should: validation rows must agree.
-            by_validation = decided(rows, outputs)
+            by_validation = decide_on(rows, outputs)
             decision = by_validation if by_validation.used == "alone" else decision
         if self.out_of_fold is not None and decision.used == "joint":
             # Losses of a base that is too sure fall by anything that makes it less so, noise too.
-            joint = scaled(base[known], seen, decision.scale)
+            joint = mix_outputs(base[known], seen, decision.scale)
             if self._measures_better(alone[known], joint, known):
                 decision = replace(decision, used="alone")
         self.scale = decision.scale
-        joint = scaled(base[rows], outputs, decision.scale)
+        joint = mix_outputs(base[rows], outputs, decision.scale)
         validated = joint, self.data.targets[rows]
         self.threshold = self.head.choose_threshold(*validated)
         self._validated = self.head.metrics(*validated, threshold=self.threshold)
@@ -517,7 +519,7 @@ class Primary(TopModel, ABC):
         base = self.data.base
         assert base is not None, "there is a base"
         rows, outputs = self._unseen_outputs()
-        joint = scaled(base[rows], outputs, self.scale)
+        joint = mix_outputs(base[rows], outputs, self.scale)
         return self.head.row_losses(joint, self.data.targets[rows]).mean()
 
     def _unseen_outputs(self) -> tuple[Int64[Tensor, " rows"], Float[Tensor, "rows outputs"]]:
@@ -536,7 +538,7 @@ class Primary(TopModel, ABC):
     def _measures_better(self, outputs: Tensor, than: Tensor, rows: Tensor) -> bool:
         """Return whether outputs for rows have the better metric."""
         targets = self.data.targets[rows]
-        mine, other = (self.head.metric(one, targets) for one in (outputs, than))
+        mine, other = (self.head.metric(scores, targets) for scores in (outputs, than))
         return self.head.is_better(mine, other)
 
     @abstractmethod

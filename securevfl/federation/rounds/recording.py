@@ -75,13 +75,13 @@ class Recorder:
 
     def take(self, kind: str, **values: Any) -> None:
         """Add a line, if there is room for it."""
-        line = {"kind": kind, **{name: _plain(one) for name, one in values.items()}}
+        line = {"kind": kind, **{name: _plain(value) for name, value in values.items()}}
         if self._has_room(_size(line)):
             self._lines.append(line)
 
     def hold(self, **arrays: Any) -> None:
         """Keep what the party holds, if there is room for it."""
-        held = {name: _plain(one) for name, one in arrays.items() if one is not None}
+        held = {name: _plain(array) for name, array in arrays.items() if array is not None}
         if self._has_room(_size(held)):
             self._held |= held
 
@@ -131,8 +131,10 @@ class Recorder:
     def _hearing(self, how: Handler) -> Callable[[Any, Reply], Next]:
         def handle(message: Any, reply: Reply) -> Next:
             after = how.handle(message, reply)
-            told = {one.name: getattr(message, one.name) for one in fields(message)}
-            self.take(message.KIND.name, **told)
+            values = {
+                data_field.name: getattr(message, data_field.name) for data_field in fields(message)
+            }
+            self.take(message.KIND.name, **values)
             return after
 
         return handle
@@ -162,9 +164,9 @@ class _RecordedLinks:
 
     def link(self, rows: Int64[np.ndarray, " chosen"]) -> LinkTable:
         """Return the links of a round's rows."""
-        found = self.links.link(rows)
-        self.recorder.take(LINKS, rows=rows, links=found.indices.astype(np.int32))
-        return found
+        links = self.links.link(rows)
+        self.recorder.take(LINKS, rows=rows, links=links.indices.astype(np.int32))
+        return links
 
 
 def _plain(value: Any) -> Any:
@@ -174,16 +176,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
 def _size(values: Mapping[str, Any]) -> int:
-    found = 0
-    for one in values.values():
-        texts = sum(map(len, one)) if isinstance(one, list) and one and type(one[0]) is str else 0
-        found += one.numel() * one.itemsize if isinstance(one, Tensor) else 64 + texts
-    return found
+    size = 0
+    for value in values.values():
+        texts = (
+            sum(map(len, value))
+            if isinstance(value, list) and value and type(value[0]) is str
+            else 0
+        )
+        size += value.numel() * value.itemsize if isinstance(value, Tensor) else 64 + texts
+    return size
 
 
 @contextmanager

@@ -245,16 +245,18 @@ class CachedRelease:
         self._answers = {_rows_of(state).tobytes(): state for state in kept}
         """Answers of earlier sessions, until rows are asked for that are new."""
         # Rows that were noted and not booked come next, and are noted in the same place.
-        done = [one["place"] for one in kept if self._booked.issuperset(_rows_of(one).tolist())]
+        done = [
+            entry["place"] for entry in kept if self._booked.issuperset(_rows_of(entry).tolist())
+        ]
         self._next = max(done, default=-1) + 1
         """How many rounds were answered or paid for, so far; which file comes next."""
         self._place = self._next
         self._paid: Int64[np.ndarray, " batch"] | None = None
 
     @property
-    def spent(self) -> float:
+    def epsilon_spent(self) -> float:
         """Epsilon of what is booked."""
-        return self.ledger.spent
+        return self.ledger.epsilon_spent
 
     def link(self, rows: Int64[np.ndarray, " chosen"]) -> LinkTable:
         """Return the links of the given primary rows, the same in every session of the run."""
@@ -313,7 +315,7 @@ class CachedRelease:
         self.ledger.require_same_release(state["digest"])
 
     @property
-    def settled(self) -> bool:
+    def encoder_fixed(self) -> bool:
         """Whether what the release rests on was fixed, in this session or before it."""
         return self._read(_RELEASE) is not None
 
@@ -335,7 +337,7 @@ class CachedRelease:
         """
         if self._paid is not None and np.array_equal(self._paid, rows):
             self._paid = None
-            return self.ledger.spent
+            return self.ledger.epsilon_spent
         asked = set(rows.tolist())
         if not self._booked.isdisjoint(asked):
             raise _released_before(len(self._booked & asked))
@@ -345,7 +347,7 @@ class CachedRelease:
         self._booked |= asked
         return epsilon
 
-    def answered(self, rows: Int64[np.ndarray, " batch"], words: Words) -> None:
+    def keep_answer(self, rows: Int64[np.ndarray, " batch"], words: Words) -> None:
         """Keep an answer; it is on the disk when this returns, and may be sent then."""
         self._write_answer(rows, words.cpu())
 

@@ -17,7 +17,7 @@ from securevfl.core.devices import (
     read_together,
     reads,
     to_device,
-    widened,
+    widen_floats,
 )
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.checkpoint import Checkpoints
@@ -167,7 +167,7 @@ class Secondary:
         """Where it computes."""
         return self.data.features.device
 
-    def _replayed(self) -> Network | None:
+    def _captured_network(self) -> Network | None:
         """Return the bottom model as a GPU replays it; None for one that cannot be captured."""
         if self.row_by_row or not isinstance(self.bottom, Stackable):
             return None
@@ -208,8 +208,8 @@ class Secondary:
         Args:
             end_epoch: Saves what an epoch's end asks for.
         """
-        found = self._handlers(end_epoch)
-        return found if self.overheard is None else self.overheard(found)
+        handlers = self._handlers(end_epoch)
+        return handlers if self.overheard is None else self.overheard(handlers)
 
     def _handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
         def end(mark: EpochMark, _reply: Reply) -> None:
@@ -269,12 +269,12 @@ class Secondary:
                 )
                 words, self.epsilon_spent = released.words, released.epsilon
                 if self.kept is not None:
-                    self.kept.answered(plan.rows, *reads().host(words))
+                    self.kept.keep_answer(plan.rows, *reads().host(words))
                 self._pending = (
                     (plan, self._backward_step(plan, released.clipped)) if learns else None
                 )
             elif self.kept is not None:
-                self.epsilon_spent = self.kept.spent
+                self.epsilon_spent = self.kept.epsilon_spent
             reply.add(words, round_number=number)
         self.log(
             "released",
@@ -355,7 +355,7 @@ class Secondary:
                 precision=self.precision,
             )
             return self._row_gradients.represent()
-        network = self._replayed()
+        network = self._captured_network()
         # A promise needs each link computed in a place of its own: how many records a batch links
         # to is the size of a matrix product, which may decide the last bits of every row of it; and
         # one record more or less must leave other rows as they are. What a GPU replays is as large
@@ -372,7 +372,7 @@ class Secondary:
                 linked = gather_records(features, keys, index, present)
                 forward = network or self._forward
                 vectors = forward(linked.features, linked.keys, linked.present)
-            return widened(vectors)
+            return widen_floats(vectors)
 
     @property
     def _forward(self) -> Forward:
@@ -459,15 +459,15 @@ class Secondary:
         linked = self.linked_records(rows)
         self.bottom.eval()
         with torch.no_grad():
-            told = self.bottom.explain(linked.features, linked.keys, linked.present)
+            explanation = self.bottom.explain(linked.features, linked.keys, linked.present)
         if self.positions_taken is not None:
-            told["alignment"] = alignment(
+            explanation["alignment"] = alignment(
                 self.bottom.get_submodule("positions"),
                 self.positions_taken,
                 key_dim=self.data.keys.shape[1],
                 others={},
             )
-        return told
+        return explanation
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

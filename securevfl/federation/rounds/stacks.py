@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import pad
 
-from securevfl.core.devices import computing_in, widened
+from securevfl.core.devices import computing_in, widen_floats
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.rounds.updates import handed, lost_of
+from securevfl.federation.rounds.updates import lost_of, surrogate_loss
 from securevfl.models.cuda_graphs import Replays
 from securevfl.models.family import StackableBottom
 from securevfl.models.layers import drawing_apart
@@ -48,9 +48,9 @@ class Stacks:
         self._secondaries = secondaries
         self._links = links
         self._weights = {
-            rank: dict(one.bottom.named_parameters())
-            for rank, one in secondaries.items()
-            if _may_be_stacked(one)
+            rank: dict(secondary.bottom.named_parameters())
+            for rank, secondary in secondaries.items()
+            if _may_be_stacked(secondary)
         }
         self._shapes = {rank: self._shape_of(rank) for rank in self._weights}
         self._networks: dict[tuple[int, ...], StackedNetwork] = {}
@@ -88,20 +88,20 @@ class Stacks:
         assert isinstance(bottom, StackableBottom), "chosen for it"
         weights = self._weights[rank].items()
         return type(bottom), *(
-            (name, one.shape[:1] if name == bottom.features_weight else one.shape)
-            for name, one in weights
+            (name, weight.shape[:1] if name == bottom.features_weight else weight.shape)
+            for name, weight in weights
         )
 
     def _at_once(self, ranks: Sequence[int], *, rows: int) -> Iterator[Sequence[int]]:
         links = rows * self._links
         members = [self._secondaries[rank] for rank in ranks]
         on_cpu = members[0].device.type == "cpu"
-        few_records = min(len(one.data.keys) for one in members) < links
+        few_records = min(len(member.data.keys) for member in members) < links
         if on_cpu and members[0].bottom.recordwise and few_records:
             # Alone, such a model computes each record once, which is less than every link.
             return
         weights = self._weights[ranks[0]].values()
-        widest = max(len(one) for one in weights if one.dim() > 1)
+        widest = max(len(weight) for weight in weights if weight.dim() > 1)
         most = (LARGEST if on_cpu else LARGEST_ON_A_GPU) // (links * widest)
         parts = -(-len(ranks) // most) if most else len(ranks)
         # A GPU is launched for as many kernels by one secondary as by all.
@@ -143,8 +143,15 @@ class StackedNetwork:
         if name != self._reads or min(self._features) == self._widest:
             return weights
         return [
-            torch.cat([one[:, :own], one.new_zeros(len(one), self._widest - own), one[:, own:]], 1)
-            for one, own in zip(weights, self._features, strict=True)
+            torch.cat(
+                [
+                    weight[:, :own],
+                    weight.new_zeros(len(weight), self._widest - own),
+                    weight[:, own:],
+                ],
+                1,
+            )
+            for weight, own in zip(weights, self._features, strict=True)
         ]
 
     def represent(self, plan: RoundPlan) -> Sequence[CutRows]:
@@ -156,11 +163,14 @@ class StackedNetwork:
             for name, stacked in self._stacked.items():
                 torch.stack(self._each(name), out=stacked)
         linked = [member.linked_records(plan.rows) for member in self.members]
-        features = [pad(one.features, (0, self._widest - one.features.shape[2])) for one in linked]
+        features = [
+            pad(records.features, (0, self._widest - records.features.shape[2]))
+            for records in linked
+        ]
         inputs = [
             torch.stack(features),
-            torch.stack([one.keys for one in linked]),
-            torch.stack([one.present for one in linked]),
+            torch.stack([records.keys for records in linked]),
+            torch.stack([records.present for records in linked]),
         ]
         with self._dropping(), torch.set_grad_enabled(training):
             return self._replays(inputs, list(self._stacked.values())).unbind()
@@ -170,11 +180,11 @@ class StackedNetwork:
 
         def one(weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
             with computing_in(first.precision, features.device):
-                return widened(functional_call(first.bottom, weights, inputs))
+                return widen_floats(functional_call(first.bottom, weights, inputs))
 
         weights = dict(zip(self._stacked, stacked, strict=True))
-        found: Tensor = vmap(one, randomness="different")(weights, features, keys, present)
-        return found
+        outputs: Tensor = vmap(one, randomness="different")(weights, features, keys, present)
+        return outputs
 
     @contextmanager
     def _dropping(self) -> Iterator[None]:
@@ -198,24 +208,24 @@ class StackedNetwork:
             zero_lost: Whether such a member's gradients become zero.
         """
         # With one link there is nothing to choose, and what attention chooses by is not used.
-        found = torch.autograd.grad(ends, list(self._stacked.values()), allow_unused=True)
+        gradients = torch.autograd.grad(ends, list(self._stacked.values()), allow_unused=True)
         # Fused optimizers take it for granted that a gradient lies in memory as its parameter.
         known = {
-            name: one.contiguous()
-            for name, one in zip(self._stacked, found, strict=True)
-            if one is not None
+            name: weight_gradient.contiguous()
+            for name, weight_gradient in zip(self._stacked, gradients, strict=True)
+            if weight_gradient is not None
         }
-        parts = {name: one.unbind() for name, one in known.items()}
+        parts = {name: weight_gradient.unbind() for name, weight_gradient in known.items()}
         lost = [
-            lost_of([one[place] for one in parts.values()], device=ends[0].device)
+            lost_of([part[place] for part in parts.values()], device=ends[0].device)
             for place in range(len(self.members))
         ]
         if zero_lost:
             mask = torch.stack(lost).bool()
-            dims = {one.dim() for one in known.values()}
+            dims = {weight_gradient.dim() for weight_gradient in known.values()}
             masks = {dim: mask.view(-1, *[1] * (dim - 1)) for dim in dims}
-            for one in known.values():
-                one.masked_fill_(masks[one.dim()], 0.0)
+            for weight_gradient in known.values():
+                weight_gradient.masked_fill_(masks[weight_gradient.dim()], 0.0)
         for place, (weights, own) in enumerate(zip(self._weights, self._features, strict=True)):
             for name, parameter in weights.items():
                 gradient = parts[name][place] if name in parts else None
@@ -256,7 +266,7 @@ class Stack:
         """
         if not self._lost:
             with torch.enable_grad():
-                ends = [handed(term, gradient) for term in self._terms.values()]
+                ends = [surrogate_loss(term, gradient) for term in self._terms.values()]
             self._lost = self._network.set_gradients(ends, zero_lost=zero_lost)
             self._terms = {}
         return self._lost[place]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from securevfl.core.conventions import derive_seed
-from securevfl.core.devices import Precision, computing_in, reads, widened
+from securevfl.core.devices import Precision, computing_in, reads, widen_floats
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_gradients, clip_rows, finite_or_zero
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
@@ -120,7 +120,7 @@ class BackwardStep(Protocol):
 def lost_of(gradients: Sequence[Tensor | None], *, device: torch.device) -> Float[Tensor, ""]:
     """Return 1 if a number of some gradients is not finite, and else 0."""
     lost = torch.zeros((), device=device)
-    known = [one for one in gradients if one is not None]
+    known = [gradient for gradient in gradients if gradient is not None]
     if known:
         # One kernel for all; scaled by 1 they stay as they are.
         torch._amp_foreach_non_finite_check_and_unscale_(known, lost, torch.ones_like(lost))
@@ -144,7 +144,7 @@ class _Handed(torch.autograd.Function):
         return ctx.gradient, None
 
 
-def handed(term: Tensor, gradient: Tensor) -> Tensor:
+def surrogate_loss(term: Tensor, gradient: Tensor) -> Tensor:
     """Return a number that hands ``gradient`` to ``term`` when it is differentiated."""
     end: Tensor = _Handed.apply(term, gradient)  # type: ignore[no-untyped-call]
     return end
@@ -164,14 +164,14 @@ class PlainBackwardStep:
         """Set the gradients by going back through the clip and the bottom model."""
         # A simulation comes here on its way back through the top model, where no graphs grow.
         with self.stream.active(), torch.enable_grad():
-            loss = handed(self.term, gradient)
+            loss = surrogate_loss(self.term, gradient)
             set_gradients(loss if self.added is None else loss + self.added, self.parameters)
-        found = [one.grad for one in self.parameters if one.grad is not None]
-        lost = lost_of(found, device=gradient.device)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        lost = lost_of(gradients, device=gradient.device)
         if zero_lost:
             mask = lost.bool()
-            for one in found:
-                one.masked_fill_(mask, 0.0)
+            for weight_gradient in gradients:
+                weight_gradient.masked_fill_(mask, 0.0)
         return lost
 
 
@@ -257,7 +257,7 @@ class GradientNoise:
         if not float(longest) <= self.clip_norm / self.granularity:
             raise PrivacyError("a row's gradient is over its clip norm")
 
-    def noised(self, total: Float64[Tensor, " parameters"]) -> Float[Tensor, " parameters"]:
+    def add_noise(self, total: Float64[Tensor, " parameters"]) -> Float[Tensor, " parameters"]:
         """Return a sum of rows with fresh noise, in the units of ``clip_norm``, float32."""
         drawn = self._noise.sample(total.shape, device=total.device)
         return ((total + drawn) * self.granularity).float()
@@ -301,8 +301,10 @@ class RowGradients:
         """Return the rows' representation, piece by piece, as the gradients go through them."""
         device = self._pieces[0].features.device
         with self.stream.active(), torch.no_grad(), computing_in(self.precision, device):
-            rows = [self.forward(one.features, one.keys, one.present) for one in self._pieces]
-            return widened(torch.cat(rows))
+            rows = [
+                self.forward(piece.features, piece.keys, piece.present) for piece in self._pieces
+            ]
+            return widen_floats(torch.cat(rows))
 
     def total(self, gradient: CutRows) -> Float64[Tensor, " parameters"]:
         """Return the sum of the rows' clipped gradients in whole units, without noise.
@@ -341,14 +343,14 @@ class RowGradients:
             wanted = gradient[done : done + rows]
             done += rows
             # A batch of one row each: the model must not see that there are others.
-            found = each(
+            gradients = each(
                 parameters,
                 piece.features.unsqueeze(1),
                 piece.keys.unsqueeze(1),
                 piece.present.unsqueeze(1),
                 wanted.unsqueeze(1),
             )
-            yield torch.cat([value.reshape(rows, -1) for value in found.values()], dim=1)
+            yield torch.cat([value.reshape(rows, -1) for value in gradients.values()], dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,7 +372,7 @@ class PrivateBackwardStep:
             this gradient had been published.
         """
         count = len(gradient)
-        flat = self.noise.noised(self.total(gradient * count)) / count
+        flat = self.noise.add_noise(self.total(gradient * count)) / count
         parameters = list(self.bottom.parameters())
         parts = flat.split([value.numel() for value in parameters])
         for parameter, part in zip(parameters, parts, strict=True):

@@ -184,7 +184,7 @@ def own_epoch(epochs: Collection[int], facts: RunFacts) -> int:
         epochs: Those that it could resume.
         facts: Where the run goes on.
     """
-    return max((one for one in epochs if one <= facts.resume_epoch), default=0)
+    return max((epoch for epoch in epochs if epoch <= facts.resume_epoch), default=0)
 
 
 def _require_same_purpose(config: FederationConfig, facts: RunFacts, *, predicts: bool) -> None:
@@ -202,11 +202,11 @@ def _require_same_purpose(config: FederationConfig, facts: RunFacts, *, predicts
         raise ProtocolError(f"{config.primary.name!r} {does}, and this party {own}")
 
 
-def _other_run(one: str, own: str, other: str, theirs: str) -> str:
+def _other_run(party: str, own: str, other: str, theirs: str) -> str:
     does = [f"goes on with run {run}" if run else "starts afresh" for run in (own, theirs)]
     return (
-        f"{one} {does[0]}, and {other!r} {does[1]}; start all parties with --resume in the folders "
-        f"of one run, or all without it"
+        f"{party} {does[0]}, and {other!r} {does[1]}; start all parties with --resume in the "
+        f"folders of one run, or all without it"
     )
 
 
@@ -293,7 +293,7 @@ class Joined:
 
 
 @contextmanager
-def joined(
+def join_session(
     config: FederationConfig,
     identity: Identity,
     pinned: Mapping[str, str],

@@ -83,7 +83,7 @@ class Presence:
         return self.spans[-1].after if self.spans else 0
 
     @property
-    def stayed(self) -> frozenset[str]:
+    def continuing_parties(self) -> frozenset[str]:
         """Names of those that were in the last session, or must be in any."""
         current = self.current
         return frozenset(
@@ -105,7 +105,7 @@ class Presence:
             awaited: Names of those whom this session is for.
         """
         everybody = frozenset(self._names.values())
-        needed = self.stayed | set(awaited)
+        needed = self.continuing_parties | set(awaited)
 
         def enough(joined: Collection[str], waited_s: float) -> bool:
             there = everybody.intersection(joined)
@@ -126,7 +126,9 @@ class Presence:
             spans.append(Span(after=after, active=active))
         if spans != self.spans:
             self.spans = spans
-            self._files.write(PRESENCE, {"spans": [[one.after, list(one.active)] for one in spans]})
+            self._files.write(
+                PRESENCE, {"spans": [[span.after, list(span.active)] for span in spans]}
+            )
 
     def let_back(self) -> None:
         """End the session if an absent party calls.
@@ -144,18 +146,18 @@ class Presence:
             For each: ``party``, ``from_epoch``, and ``to_epoch``, None if it did not come back
             before the end. From an epoch after the last one on it was absent from testing alone.
         """
-        found = []
+        absences = []
         for rank, name in self._names.items():
             gone: int | None = None
             for span in self.spans:
                 if rank not in span.active and gone is None:
                     gone = span.after + 1
                 elif rank in span.active and gone is not None:
-                    found.append({"party": name, "from_epoch": gone, "to_epoch": span.after})
+                    absences.append({"party": name, "from_epoch": gone, "to_epoch": span.after})
                     gone = None
             if gone is not None:
-                found.append({"party": name, "from_epoch": gone, "to_epoch": None})
-        return sorted(found, key=lambda one: (one["from_epoch"], one["party"]))
+                absences.append({"party": name, "from_epoch": gone, "to_epoch": None})
+        return sorted(absences, key=lambda absence: (absence["from_epoch"], absence["party"]))
 
 
 def _span(after: object, ranks: object, *, known: Collection[int]) -> Span:
@@ -174,11 +176,11 @@ def _span(after: object, ranks: object, *, known: Collection[int]) -> Span:
 
 def absences_in_words(absences: Iterable[Mapping[str, Any]], *, epochs: int) -> str:
     """Return who was absent and when, in a sentence; empty if all were there."""
-    return "; ".join(_in_words(one, epochs) for one in absences)
+    return "; ".join(_in_words(absence, epochs) for absence in absences)
 
 
-def _in_words(one: Mapping[str, Any], epochs: int) -> str:
-    first, last = one["from_epoch"], one["to_epoch"]
+def _in_words(absence: Mapping[str, Any], epochs: int) -> str:
+    first, last = absence["from_epoch"], absence["to_epoch"]
     if last is None and first > epochs:
         when = "the test rows"
     elif last is None:
@@ -186,7 +188,7 @@ def _in_words(one: Mapping[str, Any], epochs: int) -> str:
     else:
         when = f"epoch {first}" if first == last else f"epochs {first} to {last}"
     verb = "was absent from" if last is None else "was absent in"
-    return f"{one['party']} {verb} {when}"
+    return f"{absence['party']} {verb} {when}"
 
 
 # Sessions without some secondaries: who may be missing, and what each party checks of it.
@@ -201,9 +203,9 @@ def least_secondaries(config: FederationConfig) -> int:
     only where training rounds had as few (``model.party_dropout``, ``runtime.least_secondaries``),
     or where each one's numbers have coordinates of their own.
     """
-    told = config.prediction.least_secondaries
-    if told is not None:
-        return told
+    stated = config.prediction.least_secondaries
+    if stated is not None:
+        return stated
     if config.privacy.mechanism != "none":
         return config.privacy.colluding + 1
     if in_blocks(config):

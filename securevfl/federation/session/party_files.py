@@ -98,7 +98,7 @@ class PartyFiles:
         """
         if not self.resume:
             self.checkpoints.require_unused()
-        ledger = self._ledger = self._opened(self.ledger_path(), plan)
+        ledger = self._ledger = self._open_ledger(self.ledger_path(), plan)
         # Who holds the ledger is this party's only process.
         files.remove_unfinished(self.folder)
         if not self.resume:
@@ -113,7 +113,7 @@ class PartyFiles:
         self.checkpoints.guard(ledger)
         return ledger.outlook()
 
-    def _opened(self, file: Path | LedgerFile, plan: RunPlan, *, model: str = "") -> Ledger:
+    def _open_ledger(self, file: Path | LedgerFile, plan: RunPlan, *, model: str = "") -> Ledger:
         return Ledger(
             file,
             party=self.party,
@@ -179,12 +179,12 @@ class PartyFiles:
         """
         releases, most, ledger = plan.releases, self.config.prediction.rows, self._ledger
         if ledger is not None:
-            require_rows(ledger.budgeted, most, more=releases.row_releases)
+            require_rows(ledger.budget_sessions, most, more=releases.row_releases)
             ledger.begin(releases, run=plan.facts.run)
         else:
             file, self._held = self.hold_ledger(), None  # a ledger that fails lets it go
-            ledger = self._ledger = self._opened(file, plan, model=model)
-            require_rows(ledger.budgeted, most, more=releases.row_releases)
+            ledger = self._ledger = self._open_ledger(file, plan, model=model)
+            require_rows(ledger.budget_sessions, most, more=releases.row_releases)
             ledger.require_room(
                 rounds=releases.rounds, row_releases=releases.row_releases, passes=1
             )
@@ -203,7 +203,7 @@ class PartyFiles:
             PrivacyError: If the ledger was altered.
         """
         if self._ledger is not None:
-            asked = self._ledger.budgeted
+            asked = self._ledger.budget_sessions
         else:
             sessions = self.hold_ledger().book.sessions
             asked = [session for session in sessions if session.model == model]

@@ -83,7 +83,9 @@ class HandlerTable:
 
     def __init__(self, handlers: Handlers) -> None:
         self._handlers: dict[Any, Handler] = dict(handlers)
-        self._first = tuple(one for one, how in self._handlers.items() if not how.follows)
+        self._first = tuple(
+            message_type for message_type, how in self._handlers.items() if not how.follows
+        )
         self._due: tuple[Any, ...] = self._first
         self.round_number: int | None = None
         """The round of a message that must follow; None where any may come."""
@@ -91,7 +93,7 @@ class HandlerTable:
     @property
     def kinds(self) -> tuple[MessageKind, ...]:
         """Kinds of the messages that may come next."""
-        return tuple(one.KIND for one in self._due)
+        return tuple(message_type.KIND for message_type in self._due)
 
     def read(self, message: Message) -> TypedMessage:
         """Return a received message of one of the :attr:`kinds`, checked.
@@ -99,7 +101,9 @@ class HandlerTable:
         Raises:
             ProtocolError: If it is not what its type says.
         """
-        kind = next((one for one in self._due if one.KIND is message.kind), None)
+        kind = next(
+            (message_type for message_type in self._due if message_type.KIND is message.kind), None
+        )
         if kind is None:
             raise self._not_due(message.kind, message.round_number)
         read: TypedMessage = kind.from_message(message, **self._handlers[kind].known())
@@ -124,7 +128,7 @@ class HandlerTable:
         return after is StageEnd
 
     def _not_due(self, kind: MessageKind, number: int) -> ProtocolError:
-        due = " or ".join(one.name for one in self.kinds)
+        due = " or ".join(message_kind.name for message_kind in self.kinds)
         return ProtocolError(f"{kind.name} of round {number} where {due} was due")
 
 
@@ -202,7 +206,7 @@ class PeersHere(Peers):
 
     def __init__(self, secondaries: Mapping[int, Handlers]) -> None:
         """Take the secondaries' handlers by rank."""
-        self._secondaries = {rank: HandlerTable(one) for rank, one in secondaries.items()}
+        self._secondaries = {rank: HandlerTable(handlers) for rank, handlers in secondaries.items()}
         self._answers: list[Any] = []
         """Messages that answered the last one."""
         self._words: dict[int, list[Words]] = {}
@@ -233,7 +237,7 @@ class PeersHere(Peers):
         """
         self.tell(message)
         answers = self._answers
-        assert all(type(one) is answer for one in answers), "handlers answer with one type"
+        assert all(type(reply) is answer for reply in answers), "handlers answer with one type"
         assert len(answers) == len(self._secondaries), "every secondary answers once"
         return answers
 

@@ -191,7 +191,7 @@ class RequestValidator:
             ProtocolError: If its number was used, or none is due.
         """
         self._require_new(round_number)
-        if not self._average_due() or self._seen.get("validation") or not self._trained():
+        if not self._average_due() or self._seen.get("validation") or not self._training_complete():
             raise ProtocolError(
                 f"round {round_number}: the primary asks for positional encodings, and no average "
                 f"of them is due (model.average_positions_every = "
@@ -217,7 +217,7 @@ class RequestValidator:
             return
         due = self._epoch + 1
         whole = (
-            self._trained()
+            self._training_complete()
             and not self._average_due()
             and self._seen.get("validation", 0) == self.limits.part_rows["validation"]
         )
@@ -284,7 +284,7 @@ class RequestValidator:
                 due = due and not self._averaged and not self._seen.get("validation")
                 part = "train"
             case "validation":
-                due = not self._testing and self._trained() and not self._average_due()
+                due = not self._testing and self._training_complete() and not self._average_due()
                 part = "validation"
             case "test":
                 due, part = self._testing, "test"
@@ -324,7 +324,7 @@ class RequestValidator:
                 f"pass has {of} rows in {most} rounds"
             )
 
-    def _trained(self) -> bool:
+    def _training_complete(self) -> bool:
         """Whether the epoch's training rounds may be over, as far as this party can see."""
         if self._epoch >= self.limits.epochs:
             return False

@@ -88,15 +88,15 @@ class Attack(Protocol):
 def attempt(attack: Attack, evidence: Evidence, *, seeds: int) -> list[Leak]:
     """Try an attack, and note how long it took."""
     start = time.monotonic()
-    found = list(attack.findings(evidence, seeds=seeds))
+    findings = list(attack.findings(evidence, seeds=seeds))
     seconds = round(time.monotonic() - start, 2)
-    return [replace(one, seconds=seconds) for one in found]
+    return [replace(finding, seconds=seconds) for finding in findings]
 
 
 # Confidence intervals.
 
 
-def bootstrapped(statistic: Callable[[Any], float], rows: int) -> tuple[float, float]:
+def bootstrap_interval(statistic: Callable[[Any], float], rows: int) -> tuple[float, float]:
     """Return the interval of a statistic over resampled rows.
 
     Args:
@@ -104,8 +104,8 @@ def bootstrapped(statistic: Callable[[Any], float], rows: int) -> tuple[float, f
         rows: How many there are.
     """
     random = np.random.default_rng(0)
-    found = [statistic(random.integers(rows, size=rows)) for _ in range(_RESAMPLES)]
-    low, high = np.nanquantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    samples = [statistic(random.integers(rows, size=rows)) for _ in range(_RESAMPLES)]
+    low, high = np.nanquantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -127,7 +127,7 @@ def needs_links(evidence: Evidence) -> str | None:
     return None
 
 
-def explained(
+def explained_share(
     errors: Float64[np.ndarray, "rows ..."], trivial: Float64[np.ndarray, "rows ..."]
 ) -> float:
     """Return the share of squared errors that a guess takes away from those of a trivial one."""
@@ -137,8 +137,10 @@ def explained(
 def explained_between(
     errors: Float64[np.ndarray, "rows ..."], trivial: Float64[np.ndarray, "rows ..."]
 ) -> tuple[float, float]:
-    """Return the interval of :func:`explained`."""
-    return bootstrapped(lambda chosen: explained(errors[chosen], trivial[chosen]), len(errors))
+    """Return the interval of :func:`explained_share`."""
+    return bootstrap_interval(
+        lambda chosen: explained_share(errors[chosen], trivial[chosen]), len(errors)
+    )
 
 
 # Guesses of labels, and how good they are: AUC of two classes, accuracy of more.
@@ -196,15 +198,15 @@ def label_success_of(
 ) -> tuple[float, tuple[float, float]]:
     """Return the mean success over seeds, and its interval over rows."""
     labels = evidence.labels
-    value = np.mean([label_success(labels[one.rows], one.scores) for one in guesses])
+    value = np.mean([label_success(labels[guess.rows], guess.scores) for guess in guesses])
     ends = [
-        bootstrapped(
-            lambda chosen, one=one: label_success(  # type: ignore[misc]
-                labels[one.rows[chosen]], one.scores[chosen]
+        bootstrap_interval(
+            lambda chosen, guess=guess: label_success(  # type: ignore[misc]
+                labels[guess.rows[chosen]], guess.scores[chosen]
             ),
-            len(one.rows),
+            len(guess.rows),
         )
-        for one in guesses
+        for guess in guesses
     ]
     low, high = np.mean(ends, axis=0)
     return float(value), (float(low), float(high))
@@ -246,14 +248,14 @@ def some_known(
     """Return rows whose labels an attacker knows, so many of each class, drawn at random."""
     random = np.random.default_rng(seed)
     labels = evidence.labels[rows]
-    found = []
+    chosen = []
     for label in range(evidence.classes):
         of_class = rows[labels == label]
-        found.append(random.permutation(of_class)[: min(each, len(of_class) // 2)])
-    return np.concatenate(found)
+        chosen.append(random.permutation(of_class)[: min(each, len(of_class) // 2)])
+    return np.concatenate(chosen)
 
 
-def matched(
+def match_clusters(
     clusters: Int64[np.ndarray, " rows"], labels: Int64[np.ndarray, " rows"], *, classes: int
 ) -> Float64[np.ndarray, "rows classes"]:
     """Return scores of clusters as classes, matched so that most guesses are right."""
@@ -262,18 +264,18 @@ def matched(
     if classes == 2:  # By AUC, which a rare class counts as much in.
         table /= np.maximum(table.sum(axis=0), 1)
     _, names = optimize.linear_sum_assignment(-table)
-    found: Float64[np.ndarray, "rows classes"] = np.eye(classes)[names[clusters]]
-    return found
+    scores: Float64[np.ndarray, "rows classes"] = np.eye(classes)[names[clusters]]
+    return scores
 
 
 def matched_by_chance(
     clusters: Int64[np.ndarray, " rows"], labels: Int64[np.ndarray, " rows"], *, classes: int
 ) -> float:
-    """Return the success of :func:`matched` where clusters say nothing."""
+    """Return the success of :func:`match_clusters` where clusters say nothing."""
     random = np.random.default_rng(0)
-    found = []
+    successes = []
     for _ in range(20):
         shuffled = random.permutation(labels)
-        scores = matched(clusters, shuffled, classes=classes)
-        found.append(label_success(shuffled, scores))
-    return float(np.mean(found))
+        scores = match_clusters(clusters, shuffled, classes=classes)
+        successes.append(label_success(shuffled, scores))
+    return float(np.mean(successes))

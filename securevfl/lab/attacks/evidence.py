@@ -98,8 +98,8 @@ class Evidence:
     @property
     def privacy(self) -> Mapping[str, Any]:
         """What the run promised, as its figures have it."""
-        found: Mapping[str, Any] = self.figures["privacy"]
-        return found
+        privacy: Mapping[str, Any] = self.figures["privacy"]
+        return privacy
 
     @property
     def parties(self) -> int:
@@ -119,23 +119,23 @@ class Evidence:
     def labels(self) -> Int64[np.ndarray, " rows"]:
         """The primary's labels as class numbers."""
         assert self.primary is not None, "attacks on labels ask for the primary's view"
-        found: Int64[np.ndarray, " rows"] = self.primary.array("targets").astype(np.int64)
-        return found
+        labels: Int64[np.ndarray, " rows"] = self.primary.array("targets").astype(np.int64)
+        return labels
 
     @cached_property
     def train(self) -> Int64[np.ndarray, " train"]:
         """Row ids of training rows."""
         assert self.primary is not None, "attacks on labels ask for the primary's view"
-        found: Int64[np.ndarray, " train"] = self.primary.array("train")
-        return found
+        rows: Int64[np.ndarray, " train"] = self.primary.array("train")
+        return rows
 
     @cached_property
     def other_rows(self) -> Int64[np.ndarray, " others"]:
         """Row ids of validation and test rows."""
         assert self.primary is not None, "attacks on labels ask for the primary's view"
         parts = [self.primary.array(name) for name in ("validation", "test")]
-        found: Int64[np.ndarray, " others"] = np.concatenate(parts)
-        return found
+        rows: Int64[np.ndarray, " others"] = np.concatenate(parts)
+        return rows
 
     @property
     def taught_by(self) -> str | None:
@@ -172,31 +172,33 @@ class Evidence:
         links, features = view.array("links"), view.array("features").astype(np.float64)
         there = links >= 0
         summed = (features[np.maximum(links, 0)] * there[..., None]).sum(axis=1)
-        found: Float64[np.ndarray, "rows columns"] = summed / np.maximum(there.sum(1), 1)[:, None]
-        return found
+        columns: Float64[np.ndarray, "rows columns"] = summed / np.maximum(there.sum(1), 1)[:, None]
+        return columns
 
     @property
     def with_links(self) -> list[PartyView]:
         """The views of secondaries that were recorded to the run's end, with their links."""
-        return [one for one in self.secondaries.values() if "links" in one.held]
+        return [secondary for secondary in self.secondaries.values() if "links" in secondary.held]
 
-    def linked(self, view: PartyView) -> Any:
+    def linked_rows(self, view: PartyView) -> Any:
         """Return which of the primary's rows have a record of a secondary's."""
         return (view.array("links") >= 0).any(axis=1)
 
     @cached_property
-    def released(self) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, "rows numbers"]]:
+    def released_averages(
+        self,
+    ) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, "rows numbers"]]:
         """Row ids, and the averages that were released for them by the encoders of the end.
 
         They are all rows of a frozen run, and the test rows of any other.
         """
         assert self.primary is not None, "attacks on averages ask for the primary's view"
         last = ("release",) if self.privacy["encoder"] == "frozen" else ("test",)
-        lines = [one for one in self.primary.of(AVERAGE) if one["purpose"] in last]
+        lines = [line for line in self.primary.of(AVERAGE) if line["purpose"] in last]
         if not lines:
             return np.empty(0, dtype=np.int64), np.empty((0, 0))
-        rows = np.concatenate([one["rows"].numpy() for one in lines])
-        averages = np.concatenate([one["average"].flatten(1).numpy() for one in lines])
+        rows = np.concatenate([line["rows"].numpy() for line in lines])
+        averages = np.concatenate([line["average"].flatten(1).numpy() for line in lines])
         return rows, averages.astype(np.float64)
 
     @cached_property
@@ -216,7 +218,7 @@ class Evidence:
     def knows_terms(self) -> bool:
         """Whether all secondaries' views are here, with the terms of the end."""
         views = self.secondaries.values()
-        return len(views) == self.parties and all("terms" in one.held for one in views)
+        return len(views) == self.parties and all("terms" in view.held for view in views)
 
     def without_noise(
         self, rows: Int64[np.ndarray, " some"]

@@ -35,15 +35,17 @@ def _lengths(
     evidence: Evidence, view: PartyView
 ) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
     """Return rows, and the mean over epochs of a gradient's length over its batch's mean."""
-    found: dict[int, list[float]] = {}
+    lengths: dict[int, list[float]] = {}
     for epoch in evidence.gradients(view):
         norms = np.linalg.norm(epoch.gradients.astype(np.float64), axis=1)
         for batch in np.unique(epoch.batches):
             of_batch = epoch.batches == batch
             relative = norms[of_batch] / max(norms[of_batch].mean(), 1e-30)
             for row, value in zip(epoch.rows[of_batch].tolist(), relative, strict=True):
-                found.setdefault(row, []).append(float(value))
-    return np.array(list(found)), np.array([np.mean(one) for one in found.values()])
+                lengths.setdefault(row, []).append(float(value))
+    return np.array(list(lengths)), np.array(
+        [np.mean(row_lengths) for row_lengths in lengths.values()]
+    )
 
 
 def _directions(
@@ -51,15 +53,15 @@ def _directions(
 ) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, "rows numbers"]]:
     """Return rows, and their gradients of the first epochs one after another, each of length 1."""
     epochs = evidence.gradients(view)[:_EPOCHS]
-    rows = np.unique(np.concatenate([one.rows for one in epochs]))
+    rows = np.unique(np.concatenate([epoch.rows for epoch in epochs]))
     width = epochs[0].gradients.shape[1]
-    found = np.zeros((len(rows), len(epochs), width))
+    directions = np.zeros((len(rows), len(epochs), width))
     for number, epoch in enumerate(epochs):
         norms = np.linalg.norm(epoch.gradients, axis=1, keepdims=True)
-        found[np.searchsorted(rows, epoch.rows), number] = epoch.gradients / np.maximum(
+        directions[np.searchsorted(rows, epoch.rows), number] = epoch.gradients / np.maximum(
             norms, 1e-30
         )
-    flat = found.reshape(len(rows), -1)
+    flat = directions.reshape(len(rows), -1)
     if flat.shape[1] > _MOST_NUMBERS:
         random = np.random.default_rng(0)
         flat = flat @ random.normal(size=(flat.shape[1], _MOST_NUMBERS)) / np.sqrt(_MOST_NUMBERS)
@@ -138,7 +140,9 @@ class GradientClusters:
                 .astype(np.int64)
             )
             chances.append(attack.matched_by_chance(clusters, labels, classes=classes))
-            guesses.append(attack.Guess(rows, attack.matched(clusters, labels, classes=classes)))
+            guesses.append(
+                attack.Guess(rows, attack.match_clusters(clusters, labels, classes=classes))
+            )
         floor = max(float(np.mean(chances)), attack.label_floor(evidence, rows))
         yield _finding(
             self.name,

@@ -29,14 +29,14 @@ def _missing(evidence: Evidence) -> str | None:
     if evidence.primary is None or not evidence.secondaries:
         return "needs the views of the primary and of a secondary"
     views = (evidence.primary, *evidence.secondaries.values())
-    if not all("link_keys" in one.held for one in views):
+    if not all("link_keys" in view.held for view in views):
         return "parties link by numbers that have no codes, and not by ids or words"
     return None
 
 
 def _keys(view: PartyView) -> list[str]:
-    found: list[str] = list(view.held["link_keys"])
-    return found
+    keys: list[str] = list(view.held["link_keys"])
+    return keys
 
 
 class GuessedIds:
@@ -54,17 +54,17 @@ class GuessedIds:
         if (why := _missing(evidence)) is not None:
             return why
         assert evidence.primary is not None, "asked before"
-        if not all(one.isdecimal() for one in map(_whole, _keys(evidence.primary))):
+        if not all(key.isdecimal() for key in map(_whole, _keys(evidence.primary))):
             return "ids are no whole numbers"
         return None
 
     def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
         """Yield, for each secondary, the share of the primary's other ids that it finds."""
         assert evidence.primary is not None, "asked before"
-        theirs = {int(_whole(one)) for one in _keys(evidence.primary)}
+        theirs = {int(_whole(key)) for key in _keys(evidence.primary)}
         digits = len(str(max(theirs)))
         for view in evidence.secondaries.values():
-            own = {int(one) for one in map(_whole, _keys(view)) if one.isdecimal()}
+            own = {int(key) for key in map(_whole, _keys(view)) if key.isdecimal()}
             wanted = sorted(theirs - own)
             if not own or not wanted:
                 continue
@@ -156,7 +156,7 @@ class CodePlaces:
             return "no coordinator is sent codes of numbers"
         if evidence.coordinator is None:
             return "needs the view of a coordinator"
-        if not any("own_keys" in one.held for one in evidence.secondaries.values()):
+        if not any("own_keys" in secondary.held for secondary in evidence.secondaries.values()):
             return "needs the view of a secondary that links by numbers"
         return None
 
@@ -188,7 +188,7 @@ class CodePlaces:
                 about=view.name,
                 channel="linkage",
                 measure="R2; share of the keys' variance that is explained",
-                value=attack.explained(wrong, trivial),
+                value=attack.explained_share(wrong, trivial),
                 interval=attack.explained_between(wrong, trivial),
                 floor=0.0,
                 floor_is="the mean of known keys",

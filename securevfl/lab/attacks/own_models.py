@@ -42,13 +42,15 @@ def _missing(evidence: Evidence) -> str | None:
 
 def _representations(view: PartyView) -> Float64[np.ndarray, "rows numbers"]:
     terms = view.array("terms").astype(np.float64)
-    return scaled(terms.reshape(len(terms), -1))
+    return standardise(terms.reshape(len(terms), -1))
 
 
-def scaled(numbers: Float64[np.ndarray, "rows numbers"]) -> Float64[np.ndarray, "rows numbers"]:
+def standardise(
+    numbers: Float64[np.ndarray, "rows numbers"],
+) -> Float64[np.ndarray, "rows numbers"]:
     """Return columns of mean 0 and deviation 1."""
-    found: Float64[np.ndarray, "rows numbers"] = StandardScaler().fit_transform(numbers)
-    return found
+    values: Float64[np.ndarray, "rows numbers"] = StandardScaler().fit_transform(numbers)
+    return values
 
 
 class ModelCompletion:
@@ -68,13 +70,13 @@ class ModelCompletion:
         """
         each = max(2, KNOWN // evidence.classes)
         for view in evidence.secondaries.values():
-            rows = evidence.train[evidence.linked(view)[evidence.train]]
+            rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
             inputs = _representations(view)
-            own = scaled(evidence.own_columns(view))
-            by_model = _completed(evidence, inputs, rows, each=each, seeds=seeds)
-            by_columns = _completed(evidence, own, rows, each=each, seeds=seeds)
+            own = standardise(evidence.own_columns(view))
+            by_model = _completion_guesses(evidence, inputs, rows, each=each, seeds=seeds)
+            by_columns = _completion_guesses(evidence, own, rows, each=each, seeds=seeds)
             columns, _ = attack.label_success_of(evidence, by_columns)
-            told = attack.label_leak(
+            leak = attack.label_leak(
                 self.name,
                 evidence,
                 by_model,
@@ -85,17 +87,17 @@ class ModelCompletion:
                 known=f"{each} labels of each class",
                 seeds=seeds,
             )
-            yield told
+            yield leak
             others = evidence.other_rows
-            others = others[evidence.linked(view)[others]]
+            others = others[evidence.linked_rows(view)[others]]
             if min(len(rows), len(others)) < _LEAST_COMPARED:
                 continue
             gap, interval = _memory(evidence, inputs, rows, others, each=each)
             without, _ = _memory(evidence, own, rows, others, each=each)
             yield replace(
-                told,
+                leak,
                 attack="encoder-memory",
-                measure=f"{told.measure} of training rows, minus that of others",
+                measure=f"{leak.measure} of training rows, minus that of others",
                 value=gap,
                 interval=interval,
                 floor=max(without, 0.0),
@@ -125,7 +127,7 @@ def _memory(
     return gap, (gap - width, gap + width)
 
 
-def _completed(
+def _completion_guesses(
     evidence: Evidence,
     inputs: Float64[np.ndarray, "rows numbers"],
     rows: Int64[np.ndarray, " some"],
@@ -154,9 +156,9 @@ def completed_head(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         head = LogisticRegression(C=0.3, max_iter=300).fit(inputs, labels)
-    found = np.zeros((len(asked), classes))
-    found[:, head.classes_] = head.predict_proba(asked)
-    return found
+    probabilities = np.zeros((len(asked), classes))
+    probabilities[:, head.classes_] = head.predict_proba(asked)
+    return probabilities
 
 
 class OwnClusters:
@@ -173,14 +175,14 @@ class OwnClusters:
         """Yield, for each secondary, the success of clusters, beside those of its own columns."""
         classes = evidence.classes
         for view in evidence.secondaries.values():
-            rows = evidence.train[evidence.linked(view)[evidence.train]]
+            rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
             rows = np.random.default_rng(0).permutation(rows)[:_MOST_ROWS]
             labels = evidence.labels[rows]
-            own = scaled(evidence.own_columns(view))
+            own = standardise(evidence.own_columns(view))
             guesses = []
             for numbers in (_representations(view), own):
                 clusters = _clusters(numbers[rows], classes)
-                scores = attack.matched(clusters, labels, classes=classes)
+                scores = attack.match_clusters(clusters, labels, classes=classes)
                 guesses.append(attack.Guess(rows, scores))
             columns, _ = attack.label_success_of(evidence, guesses[1:])
             yield attack.label_leak(
@@ -203,5 +205,5 @@ def _clusters(
         spectral = SpectralClustering(
             classes, affinity="nearest_neighbors", n_neighbors=10, random_state=0
         )
-        found: Int64[np.ndarray, " rows"] = spectral.fit_predict(numbers).astype(np.int64)
-    return found
+        clusters: Int64[np.ndarray, " rows"] = spectral.fit_predict(numbers).astype(np.int64)
+    return clusters

@@ -20,22 +20,23 @@ class LinkedOrNot:
             return "needs the view of the primary"
         if not evidence.knows_terms:
             return "needs the views of all secondaries to the end, to know what is right"
-        rows, _ = evidence.released
+        rows, _ = evidence.released_averages
         if not len(rows):
             return "no average came from the encoders of the run's end"
         linked = np.any(
-            [evidence.linked(one)[rows] for one in evidence.secondaries.values()], axis=0
+            [evidence.linked_rows(secondary)[rows] for secondary in evidence.secondaries.values()],
+            axis=0,
         )
         return "all rows are linked, or none" if len({*linked.tolist()}) == 1 else None
 
     def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
         """Yield, for each secondary, the AUC of the average's length."""
         assert evidence.primary is not None, "asked before"
-        rows, averages = evidence.released
+        rows, averages = evidence.released_averages
         lengths = np.linalg.norm(averages, axis=1)
         clear = np.linalg.norm(evidence.without_noise(rows), axis=1)
         for view in evidence.secondaries.values():
-            linked = evidence.linked(view)[rows]
+            linked = evidence.linked_rows(view)[rows]
             if linked.all() or not linked.any():
                 continue
             yield attack.Leak(
@@ -45,8 +46,8 @@ class LinkedOrNot:
                 channel="aggregates",
                 measure="AUC",
                 value=attack.auc(linked, lengths),
-                interval=attack.bootstrapped(
-                    lambda one, truth=linked: attack.auc(truth[one], lengths[one]),  # type: ignore[misc]
+                interval=attack.bootstrap_interval(
+                    lambda chosen, truth=linked: attack.auc(truth[chosen], lengths[chosen]),  # type: ignore[misc]
                     len(rows),
                 ),
                 floor=0.5,

@@ -34,16 +34,16 @@ def _missing(evidence: Evidence) -> str | None:
         return "needs the views of all parties to the run's end"
     if not evidence.noise_deviation:
         return "the run promised no noise"
-    if len(evidence.released[0]) < 2:
+    if len(evidence.released_averages[0]) < 2:
         return "no average came from the encoders of the run's end"
-    if any(len(one["active"]) < evidence.parties for one in evidence.primary.lines):
+    if any(len(line["active"]) < evidence.parties for line in evidence.primary.lines):
         return "secondaries were absent, and the noise was another then"
     return None
 
 
 def residuals(evidence: Evidence) -> Float64[np.ndarray, "rows numbers"]:
     """Return the noise of the released averages, over its promised deviation."""
-    rows, averages = evidence.released
+    rows, averages = evidence.released_averages
     return (averages - evidence.without_noise(rows)) / evidence.noise_deviation
 
 
@@ -98,17 +98,17 @@ class Worlds:
         longest = evidence.longest_change
         mu, delta = longest / evidence.noise_deviation, float(evidence.privacy["delta"])
         random = np.random.default_rng(0)
-        found, accuracy = [], []
+        distances, accuracy = [], []
         for _ in range(seeds):
             direction = random.normal(size=noise.shape[1])
             # In units of the distance between both worlds.
             scores = noise @ (direction / np.linalg.norm(direction)) / mu
             order = random.permutation(len(scores))
-            zero, one = scores[order[::2]], scores[order[1::2]] + 1
-            found.append(distinguishability(zero, one))
-            accuracy.append(np.mean([(zero <= 1 / 2).mean(), (one > 1 / 2).mean()]))
+            zero, shifted = scores[order[::2]], scores[order[1::2]] + 1
+            distances.append(distinguishability(zero, shifted))
+            accuracy.append(np.mean([(zero <= 1 / 2).mean(), (shifted > 1 / 2).mean()]))
         # Each of several directions may raise a false alarm, of 3.5e-11.
-        bound = max(found)
+        bound = max(distances)
         violated = None
         if bound > mu:
             violated = (
@@ -153,12 +153,12 @@ class NoiseAgain:
         noise = residuals(evidence)
         batch = evidence.config.training.batch_size
         rounds = [noise[start : start + batch] for start in range(0, len(noise), batch)]
-        whole = [one for one in rounds if len(one) == batch][:_ROUNDS]
+        whole = [round_noise for round_noise in rounds if len(round_noise) == batch][:_ROUNDS]
         if len(whole) < 2:
             half = len(noise) // 2
             whole = [noise[:half], noise[half : 2 * half]]
         together = np.stack(whole)
-        found = {
+        correlations = {
             "rows": row_correlation(together) if together.shape[1] > 1 else 0.0,
             "numbers of a row": coordinate_correlation(together),
             "rounds": round_correlation(together),
@@ -167,14 +167,16 @@ class NoiseAgain:
             others = residuals(self._other)
             some = min(len(noise), len(others))
             if noise.shape[1] == others.shape[1]:
-                found["two runs"] = round_correlation(np.stack([noise[:some], others[:some]]))
-        where = max(found, key=lambda name: found[name])
-        value = found[where]
+                correlations["two runs"] = round_correlation(
+                    np.stack([noise[:some], others[:some]])
+                )
+        where = max(correlations, key=lambda name: correlations[name])
+        value = correlations[where]
         violated = f"the same noise in several {where}" if value > 1 else None
         yield _finding(
             self.name,
             evidence,
-            f"largest correlation over its bound; of {', '.join(found)}",
+            f"largest correlation over its bound; of {', '.join(correlations)}",
             value,
             (value, value),
             1.0,
@@ -192,8 +194,8 @@ class SampleAgain:
         """Return why it cannot be tried."""
         if evidence.privacy["sampling_rate"] == 1:
             return "no record is left out of a round"
-        drawn = (next(one.of("LINKS"), None) for one in evidence.secondaries.values())
-        return "needs the view of a secondary" if all(one is None for one in drawn) else None
+        drawn = (next(secondary.of("LINKS"), None) for secondary in evidence.secondaries.values())
+        return "needs the view of a secondary" if all(line is None for line in drawn) else None
 
     def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
         """Yield, for each secondary, how many nearest records of one pass are there in the next."""
@@ -254,6 +256,6 @@ def _finding(
         interval=interval,
         floor=floor,
         floor_is="what was promised" if floor == 1 else "a coin",
-        rows=len(evidence.released[0]),
+        rows=len(evidence.released_averages[0]),
         violates=violated,
     )

@@ -39,7 +39,7 @@ class ColumnMeans:
         rows, averages = evidence.last_averages
         own = evidence.primary.array("features").astype(np.float64)
         for view in evidence.with_links:
-            there = np.flatnonzero(evidence.linked(view)[rows])
+            there = np.flatnonzero(evidence.linked_rows(view)[rows])
             targets = varying(evidence.own_columns(view)[rows[there]])
             if len(there) < _LEAST_ROWS or not targets.shape[1]:
                 continue
@@ -65,14 +65,14 @@ def _errors(
 
     Several sets of known rows stand for each seed: one mean says little.
     """
-    found = np.zeros((2, targets.shape[1]))
+    errors = np.zeros((2, targets.shape[1]))
     for seed in range(4 * seeds):
         known = np.random.default_rng(seed).permutation(len(targets))[:_KNOWN]
         guess = decoder(inputs, targets, known)(np.arange(len(targets)))
         corrected = guess.mean(axis=0) + (targets[known] - guess[known]).mean(axis=0)
         right = targets.mean(axis=0)
-        found += [(corrected - right) ** 2, (targets[known].mean(axis=0) - right) ** 2]
-    return found
+        errors += [(corrected - right) ** 2, (targets[known].mean(axis=0) - right) ** 2]
+    return errors
 
 
 def _finding(
@@ -85,7 +85,7 @@ def _finding(
     rows: int,
     seeds: int,
 ) -> attack.Leak:
-    def saved(errors: Float64[np.ndarray, "two columns"]) -> float:
+    def error_saving(errors: Float64[np.ndarray, "two columns"]) -> float:
         return float(1 - errors[0].sum() / errors[1].sum())
 
     return attack.Leak(
@@ -94,9 +94,11 @@ def _finding(
         about=view.name,
         channel="aggregates",
         measure="share of the squared error of known rows' means that is taken away; over columns",
-        value=saved(seen),
-        interval=attack.bootstrapped(lambda chosen: saved(seen[:, chosen]), seen.shape[1]),
-        floor=max(saved(own), 0.0),
+        value=error_saving(seen),
+        interval=attack.bootstrap_interval(
+            lambda chosen: error_saving(seen[:, chosen]), seen.shape[1]
+        ),
+        floor=max(error_saving(own), 0.0),
         floor_is="the same from its own columns",
         rows=rows,
         known=f"the secondary's columns of {_KNOWN} rows",

@@ -48,16 +48,16 @@ class Reconstruction:
         own = evidence.primary.array("features").astype(np.float64)
         clear = evidence.without_noise(rows) if evidence.knows_terms else None
         for view in evidence.with_links:
-            there = np.flatnonzero(evidence.linked(view)[rows])
+            there = np.flatnonzero(evidence.linked_rows(view)[rows])
             there = np.random.default_rng(0).permutation(there)[:_MOST_ROWS]
             targets = varying(evidence.own_columns(view)[rows[there]])
             inputs = {"own": own[rows[there]], "seen": averages[there]}
             if clear is not None and evidence.noise_deviation:
                 inputs["clear"] = clear[there]
-            yield from _decoded(evidence, view, inputs, targets, seeds=seeds)
+            yield from _decoding_leaks(evidence, view, inputs, targets, seeds=seeds)
 
 
-def _decoded(
+def _decoding_leaks(
     evidence: Evidence,
     view: PartyView,
     inputs: dict[str, Float64[np.ndarray, "rows numbers"]],
@@ -81,7 +81,7 @@ def _decoded(
             errors[name].append(((targets[left] - guess) ** 2).sum(axis=1))
 
     found = {
-        name: float(np.mean([*map(attack.explained, of_seeds, spreads)]))
+        name: float(np.mean([*map(attack.explained_share, of_seeds, spreads)]))
         for name, of_seeds in errors.items()
     }
     ends = [*map(attack.explained_between, errors["seen"], spreads)]
@@ -106,8 +106,8 @@ def _decoded(
 def varying(columns: Float64[np.ndarray, "rows every"]) -> Float64[np.ndarray, "rows columns"]:
     """Return columns that vary, each with mean 0 and deviation 1."""
     spread = columns.std(axis=0)
-    found: Float64[np.ndarray, "rows columns"] = (columns - columns.mean(axis=0))[:, spread > 0]
-    return found / spread[spread > 0]
+    centred: Float64[np.ndarray, "rows columns"] = (columns - columns.mean(axis=0))[:, spread > 0]
+    return centred / spread[spread > 0]
 
 
 def decoder(
@@ -125,8 +125,8 @@ def decoder(
     candidates = [RidgeCV(_ALPHAS)]
     candidates += [KernelRidge(alpha=alpha, kernel="rbf", gamma=gamma) for alpha in (0.1, 1.0)]
     errors = [
-        float(((cross_val_predict(one, known, wanted, cv=3) - wanted) ** 2).sum())
-        for one in candidates
+        float(((cross_val_predict(candidate, known, wanted, cv=3) - wanted) ** 2).sum())
+        for candidate in candidates
     ]
     best = candidates[int(np.argmin(errors))].fit(known, wanted)
     return lambda asked: best.predict(scaler.transform(inputs[asked])).reshape(len(asked), -1)

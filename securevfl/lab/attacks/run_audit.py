@@ -35,7 +35,7 @@ def all_attacks(
         other: Another run of the same federation, whose noise must be another.
         shadows: What shadow runs are trained on; None trains none.
     """
-    found: Sequence[attack.Attack] = (
+    attacks: Sequence[attack.Attack] = (
         gradients.GradientNorm(),
         gradients.GradientDirection(),
         gradients.GradientClusters(),
@@ -60,7 +60,7 @@ def all_attacks(
         ShadowRuns("rows", shadows),
         ShadowRuns("records", shadows),
     )
-    return {one.name: one for one in found}
+    return {candidate.name: candidate for candidate in attacks}
 
 
 def chosen(names: str | None) -> list[str]:
@@ -152,11 +152,13 @@ def audit_run(
         done = _done(folder, name, made_from)
         if done is None:
             missing = attacks[name].missing(evidence)
-            found = [] if missing else attack.attempt(attacks[name], evidence, seeds=seeds)
+            attempted = [] if missing else attack.attempt(attacks[name], evidence, seeds=seeds)
             done = {
                 "made_from": made_from,
                 "missing": missing,
-                "findings": [{"aim": attacks[name].aim, **one.as_json()} for one in found],
+                "findings": [
+                    {"aim": attacks[name].aim, **finding.as_json()} for finding in attempted
+                ],
             }
             files.write_json(folder / attack.FOLDER / f"{name}.json", done)
         if done["missing"] is not None:
@@ -165,10 +167,14 @@ def audit_run(
     privacy = evidence.privacy
     audit = RunAudit(
         run=evidence.run,
-        channels=[_of_channel(one, findings, privacy) for one in channels(evidence.config)],
+        channels=[_of_channel(channel, findings, privacy) for channel in channels(evidence.config)],
         findings=findings,
         not_tried=not_tried,
-        violations=[f"{one['attack']}: {one['violates']}" for one in findings if one["violates"]],
+        violations=[
+            f"{finding['attack']}: {finding['violates']}"
+            for finding in findings
+            if finding["violates"]
+        ],
         epsilon=privacy["epsilon"],
         delta=privacy["delta"],
         seconds=round(time.monotonic() - start, 1),
@@ -182,22 +188,22 @@ def _done(folder: Path, name: str, made_from: list[Any]) -> dict[str, Any] | Non
     path = folder / attack.FOLDER / f"{name}.json"
     if not path.exists():
         return None
-    found = files.read_json(path)
-    return found if found.get("made_from") == made_from else None
+    saved = files.read_json(path)
+    return saved if saved.get("made_from") == made_from else None
 
 
 def _of_channel(
     channel: dict[str, str], findings: Sequence[dict[str, Any]], privacy: Any
 ) -> dict[str, Any]:
-    measured = [one for one in findings if one["channel"] == channel["channel"]]
+    measured = [finding for finding in findings if finding["channel"] == channel["channel"]]
     guarantee = channel["guarantee"]
     if guarantee.startswith("covered by epsilon,"):
         guarantee += f": {privacy['epsilon']:.4g} at delta {privacy['delta']:g}"
-    clear = sorted({one["attack"] for one in measured if one["beats_floor"]})
+    clear = sorted({finding["attack"] for finding in measured if finding["beats_floor"]})
     return {
         **channel,
         "guarantee": guarantee,
         "status": status(channel, measured=bool(measured)),
-        "measured_by": sorted({one["attack"] for one in measured}),
+        "measured_by": sorted({finding["attack"] for finding in measured}),
         "beaten_by": clear,
     }

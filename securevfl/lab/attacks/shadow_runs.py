@@ -75,7 +75,7 @@ class Seen:
         NaN where the row is left out, or fewer than two other runs had it, or were without it.
         """
         runs, _ = self.members.shape
-        found = np.full(self.members.shape, np.nan)
+        ratios = np.full(self.members.shape, np.nan)
         for run in range(runs):
             others = np.arange(runs) != run
             densities = []
@@ -88,9 +88,9 @@ class Seen:
                 deviation = math.sqrt((off**2).sum() / max(freedom, 1)) or 1.0
                 density = stats.norm.logpdf(self.confidences[run], mean, deviation)
                 densities.append(np.where(count > 1, density, np.nan))
-            found[run] = densities[0] - densities[1]
-        found[self.members == _UNKNOWN] = np.nan
-        return found
+            ratios[run] = densities[0] - densities[1]
+        ratios[self.members == _UNKNOWN] = np.nan
+        return ratios
 
 
 class ShadowRuns:
@@ -143,8 +143,8 @@ class ShadowRuns:
                 channel="publication of the model",
                 measure=measure,
                 value=of(rows, statistic),
-                interval=attack.bootstrapped(
-                    lambda some, one=statistic: of(rows[some], one),  # type: ignore[misc]
+                interval=attack.bootstrap_interval(
+                    lambda some, bound_statistic=statistic: of(rows[some], bound_statistic),  # type: ignore[misc]
                     len(rows),
                 ),
                 floor=floor,
@@ -163,14 +163,14 @@ class ShadowRuns:
             path = folder / f"{evidence.run}-{number}.npz"
             if not path.exists():
                 shadows.tell(f"{self.name}: shadow run {number + 1} of {shadows.runs}")
-                confidence, inside = self._trained(evidence, shadows.tables, number)
+                confidence, inside = self._train_shadow(evidence, shadows.tables, number)
                 files.write_arrays(path, {"confidences": confidence, "members": inside})
             with np.load(path, allow_pickle=False) as kept:
                 confidences.append(kept["confidences"])
                 members.append(kept["members"])
         return Seen(confidences=np.stack(confidences), members=np.stack(members))
 
-    def _trained(
+    def _train_shadow(
         self, evidence: Evidence, tables: Mapping[str, PartyTable], number: int
     ) -> tuple[Float64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
         """Train one shadow run; return what it says of all rows, and which it has learned from."""

@@ -40,7 +40,7 @@ class _Similarities:
 
     def __init__(self, evidence: Evidence, view: PartyView) -> None:
         assert evidence.primary is not None, "asked before"
-        place = [one.name for one in evidence.config.secondaries].index(view.name)
+        place = [secondary.name for secondary in evidence.config.secondaries].index(view.name)
         links = view.array("links")
         own = evidence.primary.array("keys").astype(np.float64)
         self.sent = evidence.primary.array("similarities")[:, place].astype(np.float64)
@@ -56,11 +56,11 @@ class _Similarities:
         # In units of the deviation. What is sent has no other part.
         self.noise = float(np.std(self.sent[taught] - exact))
 
-    def guessed(self) -> Float64[np.ndarray, "rows links"]:
+    def guess_distances(self) -> Float64[np.ndarray, "rows links"]:
         """Return the most likely distance of each similarity, with a standard normal prior."""
-        found: Float64[np.ndarray, "rows links"]
-        found = self.mean - self.deviation * self.sent / (1 + self.noise**2)
-        return found
+        similarities: Float64[np.ndarray, "rows links"]
+        similarities = self.mean - self.deviation * self.sent / (1 + self.noise**2)
+        return similarities
 
 
 class SimilarityDistance:
@@ -77,7 +77,7 @@ class SimilarityDistance:
         """Yield, for each secondary, the share of the distances' variance that is explained."""
         for view in evidence.with_links:
             known = _Similarities(evidence, view)
-            right, guess = known.distances[known.rows], known.guessed()[known.rows]
+            right, guess = known.distances[known.rows], known.guess_distances()[known.rows]
             yield _finding(
                 self.name,
                 evidence,
@@ -135,10 +135,10 @@ def _places(
     seed: int,
 ) -> Float64[np.ndarray, "some dimension"]:
     random = np.random.default_rng(seed)
-    guessed = np.maximum(known.guessed(), 0.0)
+    guessed = np.maximum(known.guess_distances(), 0.0)
     # Of a distance that was guessed: noise that the prior has not taken away.
     blur = known.deviation * max(known.noise / np.sqrt(1 + known.noise**2), 0.05)
-    found = []
+    centres = []
     for row, slot in zip(rows.tolist(), slots.tolist(), strict=True):
         own = known.keys[row]
         apart = np.linalg.norm(known.keys[known.rows] - own, axis=1)
@@ -156,8 +156,8 @@ def _places(
         fits = np.log((np.exp(-(misfit**2) / 2) + _NEVER) / (chance + _NEVER))
         likely = np.where(distances < furthest, fits, 0.0).sum(axis=1)
         weights = np.exp(likely - likely.max())
-        found.append(weights @ places / weights.sum())
-    return np.array(found)
+        centres.append(weights @ places / weights.sum())
+    return np.array(centres)
 
 
 def _finding(
@@ -177,7 +177,7 @@ def _finding(
         about=view.name,
         channel="similarities",
         measure=measure,
-        value=attack.explained(errors, trivial),
+        value=attack.explained_share(errors, trivial),
         interval=attack.explained_between(errors, trivial),
         floor=0.0,
         floor_is=floor_is,

@@ -33,9 +33,9 @@ class ResidualSigns:
         """Yield the success of the first round's residuals."""
         view = evidence.attacker
         assert view is not None, "asked before"
-        lines = [one for one in view.of("RESIDUALS") if one["epoch"] == 1]
-        rows = np.concatenate([one["rows"].numpy() for one in lines])
-        scores = np.concatenate([one["residuals"].numpy() for one in lines]).astype(np.float64)
+        lines = [line for line in view.of("RESIDUALS") if line["epoch"] == 1]
+        rows = np.concatenate([line["rows"].numpy() for line in lines])
+        scores = np.concatenate([line["residuals"].numpy() for line in lines]).astype(np.float64)
         if scores.shape[1] == 1:
             scores = np.hstack([-scores, scores])
         yield attack.label_leak(
@@ -73,11 +73,11 @@ class ClassSums:
         labels are in the sums than on others is what the sums say of these labels.
         """
         for view in evidence.secondaries.values():
-            rows = evidence.train[evidence.linked(view)[evidence.train]]
+            rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
             terms = view.array("terms").astype(np.float64)
             guess = attack.Guess(rows, terms.reshape(len(terms), -1)[rows])
             others = evidence.other_rows
-            others = others[evidence.linked(view)[others]]
+            others = others[evidence.linked_rows(view)[others]]
             elsewhere = attack.label_success(
                 evidence.labels[others], terms.reshape(len(terms), -1)[others]
             )
@@ -107,7 +107,7 @@ class RowNumbers:
         assert evidence.primary is not None, "asked before"
         parts = [evidence.primary.array(name) for name in _PARTS]
         rows = np.concatenate(parts)
-        part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])
+        part = np.repeat(np.arange(len(parts)), [len(row_part) for row_part in parts])
         # Parts are further apart than any two rows.
         inputs = np.stack([rows / rows.max(), 2.0 * part], axis=1)
         guesses = []

@@ -75,8 +75,8 @@ class Trilateration:
             tried = [seen.guesses(known, seed=seed) for seed in range(seeds)]
             for about in (*names, view.name):
                 side = int(about == view.name)
-                wrong = np.concatenate([one.wrong[side] for one in tried])
-                trivial = np.concatenate([one.trivial[side] for one in tried])
+                wrong = np.concatenate([trial.wrong[side] for trial in tried])
+                trivial = np.concatenate([trial.trivial[side] for trial in tried])
                 rows = len(wrong) // seeds
                 near = _NEAR * LARGEST_UNIT
                 value = float((wrong <= near).mean())
@@ -103,14 +103,15 @@ class _Guesses:
     """How far guesses are from keys that were not known, at the primary and at a secondary."""
 
     def __init__(
-        self, found: list[Places], right: list[Places], known: Int64[np.ndarray, " some"]
+        self, guesses: list[Places], right: list[Places], known: Int64[np.ndarray, " some"]
     ) -> None:
         taught = right[0][known]
         unknown = [np.setdiff1d(np.arange(len(right[0])), known), np.arange(len(right[1]))]
         pairs = [
-            (one[left], true[left]) for one, true, left in zip(found, right, unknown, strict=True)
+            (guess[left], true[left])
+            for guess, true, left in zip(guesses, right, unknown, strict=True)
         ]
-        self.wrong = [np.linalg.norm(one - true, axis=1) for one, true in pairs]
+        self.wrong = [np.linalg.norm(guess - true, axis=1) for guess, true in pairs]
         self.trivial = [
             np.linalg.norm(true[:, None] - taught, axis=2).min(axis=1) for _, true in pairs
         ]
@@ -125,15 +126,15 @@ class _Seen:
         keys, self._width = spec.keys.key_range(), spec.cell_units
         random = np.random.default_rng(0)
         self.places, chosen = [], []
-        for one in (primary, view):
-            units = keys.quantise(one.array("own_keys")).astype(np.float64)
+        for party_view in (primary, view):
+            units = keys.quantise(party_view.array("own_keys")).astype(np.float64)
             drawn = np.sort(random.permutation(len(units))[:_MOST])
             self.places.append(units[drawn])
             # Where each key stands among those that are looked at; -1 for others.
             where = np.full(len(units), -1)
             where[drawn] = np.arange(len(drawn))
             chosen.append(where)
-        self.squared = np.full([len(one) for one in self.places], np.nan)
+        self.squared = np.full([len(place) for place in self.places], np.nan)
         for line in coordinator.of(DISTANCES):
             if line["of"] == view.name:
                 self._take(line, chosen)
@@ -141,7 +142,7 @@ class _Seen:
         for line in coordinator.of(CELLS):
             if line["of"] == view.name:
                 both = (line["rows"].numpy(), line["records"].numpy())
-                self._cells = [one[at >= 0] for one, at in zip(both, chosen, strict=True)]
+                self._cells = [cells[at >= 0] for cells, at in zip(both, chosen, strict=True)]
 
     def _take(self, line: dict[str, Any], chosen: list[np.ndarray]) -> None:
         rows, records, squared = (line[name].numpy() for name in ("rows", "records", "squared"))
@@ -159,26 +160,26 @@ class _Seen:
     def guesses(self, known: int, *, seed: int) -> _Guesses:
         """Place all keys from those of so many rows."""
         order = np.random.default_rng(seed).permutation(len(self.places[0]))[:known]
-        found = [np.full_like(one, np.nan) for one in self.places]
-        taught = found[0][order] = self.places[0][order]
+        guesses = [np.full_like(place, np.nan) for place in self.places]
+        taught = guesses[0][order] = self.places[0][order]
         if self._cells:
             cells, width = self._cells, self._width
             # Each known row lies in its cell: the shift is between the narrowest bounds.
             least = cells[0][order] * width - taught
             shift = (least.max(axis=0) + least.min(axis=0) + width) / 2
-            found = [(one + 0.5) * width - shift for one in cells]
+            guesses = [(cell + 0.5) * width - shift for cell in cells]
         for _ in range(_PASSES if self._cells else 1):
             # Records by rows, then rows by records.
-            found[1] = _placed(found[1], by=found[0], squared=self.squared)
-            found[0] = _placed(found[0], by=found[1], squared=self.squared.T)
+            guesses[1] = _place_keys(guesses[1], by=guesses[0], squared=self.squared)
+            guesses[0] = _place_keys(guesses[0], by=guesses[1], squared=self.squared.T)
             # Distances leave a common shift open, which known rows say.
-            apart = (taught - found[0][order]).mean(axis=0)
-            found = [one + apart for one in found]
-        found = [np.where(np.isnan(one), taught.mean(axis=0), one) for one in found]
-        return _Guesses(found, self.places, order)
+            apart = (taught - guesses[0][order]).mean(axis=0)
+            guesses = [guess + apart for guess in guesses]
+        guesses = [np.where(np.isnan(guess), taught.mean(axis=0), guess) for guess in guesses]
+        return _Guesses(guesses, self.places, order)
 
 
-def _placed(before: Places, *, by: Places, squared: Float64[np.ndarray, "by asked"]) -> Places:
+def _place_keys(before: Places, *, by: Places, squared: Float64[np.ndarray, "by asked"]) -> Places:
     """Return keys placed by others whose place is known; unchanged where these are too few.
 
     Args:
@@ -186,15 +187,15 @@ def _placed(before: Places, *, by: Places, squared: Float64[np.ndarray, "by aske
         by: Places of others.
         squared: Squared distances; NaN where two were not compared.
     """
-    there, found = ~np.isnan(by[:, 0]), before.copy()
+    there, places = ~np.isnan(by[:, 0]), before.copy()
     for number in range(len(before)):
         anchors = np.flatnonzero(there & ~np.isnan(squared[:, number]))[:_ANCHORS]
-        if (place := _located(by[anchors], squared[anchors, number])) is not None:
-            found[number] = place
-    return found
+        if (place := _locate_key(by[anchors], squared[anchors, number])) is not None:
+            places[number] = place
+    return places
 
 
-def _located(
+def _locate_key(
     anchors: Float64[np.ndarray, "some key_dim"], squared: Float64[np.ndarray, " some"]
 ) -> Float64[np.ndarray, " key_dim"] | None:
     """Return the place at these distances, by least squares; None if it is not determined."""

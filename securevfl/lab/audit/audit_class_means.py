@@ -103,8 +103,8 @@ def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
     compared = noise[:_COMPARED]
     pairs, lines = compared[0].size, compared.shape[1]
     tests = len(compared) * (len(compared) - 1) // 2 * (2 * lines - 1)
-    told = [seen.scores[:, seen.made == made] for made in (False, True)]
-    trials = min(one.size for one in told)
+    scores = [seen.scores[:, seen.made == made] for made in (False, True)]
+    trials = min(world_scores.size for world_scores in scores)
     return [
         AuditTest(
             name=f"{what}_noise_not_too_small",
@@ -116,7 +116,7 @@ def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
         ),
         AuditTest(
             name=f"{what}s_not_too_distinguishable",
-            statistic=distinguishability(*told),
+            statistic=distinguishability(*scores),
             threshold=1 / seen.noise,
             passes_if="at most",
             power=counting_power(seen.noise, trials),
@@ -166,7 +166,9 @@ def drawn_tests(
     rows = len(first)
     lower = 1 - float(error_bound(int((first != 0).sum()), rows))
     upper = float(error_bound(int((second == 0).sum()), rows))
-    agree = _kept(epsilon, classes) ** 2 + (1 - _kept(epsilon, classes)) ** 2 / (classes - 1)
+    agree = _kept_probability(epsilon, classes) ** 2 + (
+        1 - _kept_probability(epsilon, classes)
+    ) ** 2 / (classes - 1)
     return [
         AuditTest(
             name="drawn_not_too_distinguishable",
@@ -187,13 +189,13 @@ def drawn_tests(
     ]
 
 
-def _kept(epsilon: float, classes: int) -> float:
+def _kept_probability(epsilon: float, classes: int) -> float:
     return 1 / (1 + (classes - 1) * math.exp(-epsilon))
 
 
 def _caught(epsilon: float, classes: int, rows: int) -> bool:
     """Whether so many rows catch twice the epsilon, but in a share of 2 _UNLIKELY of audits."""
-    kept = _kept(2 * epsilon, classes)
+    kept = _kept_probability(2 * epsilon, classes)
     turned = int(stats.binom.isf(_UNLIKELY, rows, 1 - kept))
     taken = int(stats.binom.isf(_UNLIKELY, rows, (1 - kept) / (classes - 1)))
     lower, upper = 1 - float(error_bound(turned, rows)), float(error_bound(taken, rows))
@@ -339,7 +341,7 @@ def audit_class_means(settings: AuditSettings) -> dict[Audited, Sequence[AuditTe
     return {
         "class_sums": sums_tests(records, what="record"),
         "label_sums": sums_tests(labels, what="label"),
-        "drawn_labels": _drawn(settings),
+        "drawn_labels": _test_label_draws(settings),
     }
 
 
@@ -352,7 +354,7 @@ class _SumsStage:
         rows = _LINKS * _RECORDS + _LABELS
         self._plan = _plan(self._config, rows=rows)
         of_records = np.repeat(np.arange(_RECORDS), _LINKS)
-        of_labels = _RECORDS + 2 * np.arange(_LABELS) + self._exchanged
+        of_labels = _RECORDS + 2 * np.arange(_LABELS) + self._second_of_pair
         self._data = _data(np.concatenate([of_records, of_labels]), classes=_CLASSES)
 
     @property
@@ -361,7 +363,7 @@ class _SumsStage:
         return np.arange(_RECORDS) % 2 == 1
 
     @property
-    def _exchanged(self) -> np.ndarray:
+    def _second_of_pair(self) -> np.ndarray:
         """Which rows' labels are the second of their pair."""
         return np.arange(_LABELS) % 2 == 1
 
@@ -379,13 +381,13 @@ class _SumsStage:
         rounds = max(2, math.ceil(max(of_labels, of_records) / parties))
         by_primary, by_secondaries = [], []
         for _ in range(rounds):
-            for shown, told in self._round():
+            for shown, secondary_sums in self._round():
                 by_primary.extend(shown)
-                by_secondaries.append(told)
+                by_secondaries.append(secondary_sums)
         vector = self._vector
         length = float(np.linalg.norm(vector))
-        records = np.stack(by_primary) - self._expected
-        labels = np.stack(by_secondaries) - self._expected
+        records = np.stack(by_primary) - self._expected_sums
+        labels = np.stack(by_secondaries) - self._expected_sums
         of_record, of_label = _LINKS * length, math.sqrt(2) * length
         # The whole of what each change moves, along which the two worlds are furthest apart.
         along = np.stack(by_primary)[:, :_RECORDS] @ vector / length / of_record
@@ -402,7 +404,7 @@ class _SumsStage:
                 noise=label_noise,
                 residual=labels / of_label,
                 scores=moved + 0.5,
-                made=self._exchanged,
+                made=self._second_of_pair,
             ),
         )
 
@@ -420,11 +422,11 @@ class _SumsStage:
         whole = self._class_labels.label_noise
         assert whole is not None, "labels stay at home"
 
-        def heard(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
+        def record_sums(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
             hidden.append(whole(sums))
             return hidden[-1]
 
-        class_labels = _with_noise(self._class_labels, heard)
+        class_labels = _with_noise(self._class_labels, record_sums)
         primary, dealer = config.primary.name, config.helper("dealer")
         assert dealer is not None, "in the federation file"
 
@@ -445,12 +447,12 @@ class _SumsStage:
         seen = []
         # The primary takes secondaries in this order, and so draws noise for them.
         for class_means, noise in zip(fittings, hidden, strict=True):
-            told = class_means.sums - class_means.drawn
+            secondary_sums = class_means.sums - class_means.drawn
             shown = [
                 class_means.sums - noise,
                 class_means.by_labels(class_labels.bins_of_rows, keep=None),
             ]
-            seen.append((shown, told))
+            seen.append((shown, secondary_sums))
         return seen
 
     @cached_property
@@ -464,7 +466,12 @@ class _SumsStage:
         assert isinstance(at_work.bottom, FittedBottom), "encoders are class means"
         ledger = _ledger(self._plan, party.name)
         return _Overheard(
-            self._plan, party, at_work.bottom, at_work.features, self._linked.source, ledger
+            self._plan,
+            party,
+            at_work.bottom,
+            at_work.features,
+            self._linked_secondary.source,
+            ledger,
         )
 
     @cached_property
@@ -480,11 +487,11 @@ class _SumsStage:
         return sums.radius * 2.0**sums.bits * np.concatenate([[0.5], self._direction])
 
     @cached_property
-    def _expected(self) -> Float64[np.ndarray, "bins numbers"]:
+    def _expected_sums(self) -> Float64[np.ndarray, "bins numbers"]:
         """Class sums without noise, but for rounding."""
         weights = np.zeros(_CLASSES + 1)
         weights[:_RECORDS] = _LINKS * self._there
-        weights[_RECORDS + 2 * np.arange(_LABELS) + self._exchanged] = 1.0
+        weights[_RECORDS + 2 * np.arange(_LABELS) + self._second_of_pair] = 1.0
         return weights[:, None] * self._vector
 
     @cached_property
@@ -505,13 +512,13 @@ class _SumsStage:
         return table_at("records", places, np.tile(length * self._direction, (len(places), 1)))
 
     @cached_property
-    def _linked(self) -> LinkedSecondary:
+    def _linked_secondary(self) -> LinkedSecondary:
         spec = link_spec(self._config)
         primary = table_at("primary", self._places, np.zeros((len(self._places), 1)))
         return Linker(spec, keys_of(spec.keys, primary))(keys_of(spec.keys, self._records))
 
 
-def _drawn(settings: AuditSettings) -> list[AuditTest]:
+def _test_label_draws(settings: AuditSettings) -> list[AuditTest]:
     """Have labels drawn by randomised response, once and after the run is resumed."""
     epsilon, classes = settings.label_epsilon, _DRAWN_CLASSES
     each = labels_needed(epsilon, classes=classes)

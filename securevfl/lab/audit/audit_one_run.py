@@ -77,29 +77,29 @@ def guesses_chance(
         [SNJ23] Theorem 3.1.
     """
     rate = 1 / (1 + math.exp(-epsilon))
-    found = float(stats.binom.sf(right - 1, guesses, rate))
+    probability = float(stats.binom.sf(right - 1, guesses, rate))
     if delta and right:
         # B is not below 0, so that more than i = v adds nothing.
         further = np.cumsum(stats.binom.pmf(np.arange(right - 1, -1, -1), guesses, rate))
-        found += 2 * canaries * delta * float(np.max(further / np.arange(1, right + 1)))
-    return min(found, 1.0)
+        probability += 2 * canaries * delta * float(np.max(further / np.arange(1, right + 1)))
+    return min(probability, 1.0)
 
 
 def least_epsilon(*, canaries: int, guesses: int, right: int, delta: float) -> float:
     """Return a lower bound on epsilon, wrong with probability :data:`FALSE_ALARM` at most."""
 
-    def refuted(epsilon: float) -> bool:
+    def is_refuted(epsilon: float) -> bool:
         chance = guesses_chance(
             canaries=canaries, guesses=guesses, right=right, epsilon=epsilon, delta=delta
         )
         return chance <= FALSE_ALARM
 
     low, high = 0.0, 64.0
-    if not refuted(low):
+    if not is_refuted(low):
         return 0.0
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return low
 
 

@@ -50,13 +50,13 @@ class AuditReport(Summarised):
 
     def summary(self) -> tuple[str, dict[str, str]]:
         """Return how many tests passed, and why the rounds ended early if they did."""
-        tests = [one for outcomes in self.tests.values() for one in outcomes]
-        passed = sum(one.verdict == "pass" for one in tests)
+        tests = [outcome for outcomes in self.tests.values() for outcome in outcomes]
+        passed = sum(test.verdict == "pass" for test in tests)
         shown = {} if self.refusal is None else {"refused": self.refusal}
         return f"{passed} of {len(tests)} tests passed, {self.rows:,} rows", shown
 
     @property
-    def finished(self) -> AuditTest:
+    def rounds_finished(self) -> AuditTest:
         """Whether the rounds of every kind were finished, and none was refused by the code."""
         done = 0
         if self.refusal is None:
@@ -73,12 +73,15 @@ class AuditReport(Summarised):
     @property
     def verdict(self) -> Literal["pass", "fail"]:
         """``pass`` if every test passes."""
-        return "fail" if self.failed else "pass"
+        return "fail" if self.failed_tests else "pass"
 
     @property
-    def failed(self) -> list[str]:
+    def failed_tests(self) -> list[str]:
         """Names of the tests that failed, without repetition."""
-        outcomes = [self.finished, *(test for tests in self.tests.values() for test in tests)]
+        outcomes = [
+            self.rounds_finished,
+            *(test for tests in self.tests.values() for test in tests),
+        ]
         return list(dict.fromkeys(test.name for test in outcomes if test.verdict == "fail"))
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,7 +94,7 @@ class AuditReport(Summarised):
         one_run = len(self.tests.get("one_run", ()))
         return {
             "verdict": self.verdict,
-            "tests": [{"release": "all", **self.finished.as_dict()}, *tests],
+            "tests": [{"release": "all", **self.rounds_finished.as_dict()}, *tests],
             "settings": asdict(self.settings),
             "rows": self.rows,
             "false_failure_per_test": FALSE_FAILURE,

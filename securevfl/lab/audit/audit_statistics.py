@@ -239,9 +239,9 @@ def counting_power(noise: float, rows: int) -> float:
     wrong = stats.norm.sf(1 / noise)
     probability = stats.binom.pmf(errors, rows, wrong)
     at_most = np.append(0.0, stats.binom.cdf(errors, rows, wrong))
-    # With so many errors in one world, fewer than `found` in the other one prove too large a mu.
-    found = np.searchsorted(-quantile, quantile - 1 / noise, side="left")
-    return min(1.0, float(probability @ at_most[found]))
+    # With so many errors in one world, fewer than `fewest` in the other one prove too large a mu.
+    fewest = np.searchsorted(-quantile, quantile - 1 / noise, side="left")
+    return min(1.0, float(probability @ at_most[fewest]))
 
 
 def correlation_power(pairs: int, *, shared: int, parties: int, tests: int) -> float:
@@ -414,7 +414,7 @@ def row_correlation(noise: Float[np.ndarray, "rounds rows width"]) -> float:
     rounds, rows, width = noise.shape
     lags = np.arange(1, rows)
     bound = correlation_bound((rows - lags) * width, tests=rounds * (rows - 1))
-    return max(float(np.max(np.abs(_lagged(one, one)[lags]) / bound)) for one in noise)
+    return max(float(np.max(np.abs(_lagged_products(row, row)[lags]) / bound)) for row in noise)
 
 
 def coordinate_correlation(noise: Float[np.ndarray, "rounds rows width"]) -> float:
@@ -425,30 +425,30 @@ def coordinate_correlation(noise: Float[np.ndarray, "rounds rows width"]) -> flo
     columns = noise.reshape(-1, width).T
     lags = np.arange(1, width)
     bound = correlation_bound((width - lags) * columns.shape[1], tests=width - 1)
-    return float(np.max(np.abs(_lagged(columns, columns)[lags]) / bound))
+    return float(np.max(np.abs(_lagged_products(columns, columns)[lags]) / bound))
 
 
 def round_correlation(noise: Float[np.ndarray, "rounds rows width"]) -> float:
     """Return the largest correlation of two rounds over its bound, at any shift of their rows."""
     rounds, rows, width = noise.shape
-    pairs = [(one, other) for one in range(rounds) for other in range(one)]
+    pairs = [(later, other) for later in range(rounds) for other in range(later)]
     overlap = (rows - np.arange(rows)) * width
     bound = correlation_bound(overlap, tests=len(pairs) * (2 * rows - 1))
     return max(
-        float(np.max(np.abs(_lagged(noise[one], noise[other])) / bound))
+        float(np.max(np.abs(_lagged_products(noise[left], noise[other])) / bound))
         for first, second in pairs
-        for one, other in ((first, second), (second, first))
+        for left, other in ((first, second), (second, first))
     )
 
 
-def _lagged(
-    one: Float[np.ndarray, "rows width"], other: Float[np.ndarray, "rows width"]
+def _lagged_products(
+    first: Float[np.ndarray, "rows width"], other: Float[np.ndarray, "rows width"]
 ) -> Float[np.ndarray, " rows"]:
     """Return ``sum_i <one_i, other_(i + lag)>`` for every lag from 0, by Fourier transform."""
-    rows = len(one)
+    rows = len(first)
     # Twice as long, so that rows at the end do not meet those at the start again.
     padded = 2 * rows
-    spectrum = np.fft.rfft(one, padded, axis=0).conj() * np.fft.rfft(other, padded, axis=0)
+    spectrum = np.fft.rfft(first, padded, axis=0).conj() * np.fft.rfft(other, padded, axis=0)
     return np.fft.irfft(spectrum.sum(axis=1), padded)[:rows]
 
 

@@ -105,14 +105,14 @@ class AuditStage:
         self.plan = plan_run(self.config, self.facts)
 
     @property
-    def pooled(self) -> bool:
+    def is_pooled(self) -> bool:
         """Whether the release code averages the records of a row."""
         return self.release == "pooled"
 
     @property
     def facts(self) -> RunFacts:
         """The primary's rows: all rounds have the same ones, or each its own if released once."""
-        rows = self.rows_per_round * (self.settings.rounds if self.pooled else 1)
+        rows = self.rows_per_round * (self.settings.rounds if self.is_pooled else 1)
         return RunFacts(rows=rows, train_rows=rows - 2, validation_rows=1, test_rows=1)
 
     @property
@@ -120,7 +120,7 @@ class AuditStage:
         """The numbers that thresholds and powers depend on."""
         settings = self.settings
         average_std = settings.noise_multiplier * settings.clip_norm
-        slots = _LINKS if self.pooled else 1
+        slots = _LINKS if self.is_pooled else 1
         return AuditSize(
             noise=settings.noise_multiplier,
             parties=settings.secondaries,
@@ -147,7 +147,7 @@ class AuditStage:
         """
         revealed = []
         for number in range(self.settings.rounds):
-            start = number * self.rows_per_round if self.pooled else 0
+            start = number * self.rows_per_round if self.is_pooled else 0
             plan = RoundPlan(
                 round_number=exchange.rounds.next(),
                 rows=np.arange(start, start + self.rows_per_round, dtype=np.int64),
@@ -206,14 +206,14 @@ class AuditStage:
         # frozen encoder a row's links move the sum by k C, so it is tau sqrt(k) / (k C), that of
         # the average; with a trained one every row of a round may change, and by twice as much.
         multiplier = settings.noise_multiplier
-        if not self.pooled:
+        if not self.is_pooled:
             multiplier /= 2 * self.rows_per_round**0.5
         source = {
             "federation": {"name": "audit", "task": "regression", "seed": _SEED},
             "model": {
                 "family": "fet",
                 "neighbours": _LINKS,
-                "hidden": _WIDTH if self.pooled else _WIDTH // _LINKS,
+                "hidden": _WIDTH if self.is_pooled else _WIDTH // _LINKS,
                 "release": self.release,
             },
             # Twice as many epochs as rounds, so that the plan of a trained encoder has room.
@@ -224,7 +224,7 @@ class AuditStage:
                 "delta": DELTA,
                 "clip_norm": settings.clip_norm,
                 "unit": "linked-row",
-                "encoder": "frozen" if self.pooled else "trained",
+                "encoder": "frozen" if self.is_pooled else "trained",
             },
             "linkage": {"protection": "none"},
             "runtime": {
@@ -236,7 +236,7 @@ class AuditStage:
         }
         config = parse_federation(source, file="federation of the audit")
         positions, _ = config.family.cut_shape(config.model)
-        assert positions == (1 if self.pooled else _LINKS)
+        assert positions == (1 if self.is_pooled else _LINKS)
         return config
 
 

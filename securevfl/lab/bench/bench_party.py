@@ -77,7 +77,7 @@ def run_party(folder: Path, rank: int) -> None:
             others = [bounded_rows(r, **shape).double() for r in bench.secondaries]
             exact = sum(others, start=torch.zeros(1)).reshape(-1) / len(others)
         rounds: dict[str, Callable[[int], Measured]] = {
-            name: partial(_measured, variant, exact) for name, variant in bench.variants.items()
+            name: partial(_time_variant, variant, exact) for name, variant in bench.variants.items()
         }
         write_json(folder / f"result-{rank}.json", _measure(rounds, job["repeats"]))
         # Nobody leaves while another party still measures.
@@ -117,12 +117,12 @@ def _measure(
             if repeat:
                 results[name].append(measured)
     return {
-        name: {field: [asdict(one)[field] for one in all_of] for field in asdict(all_of[0])}
+        name: {field: [asdict(sample)[field] for sample in all_of] for field in asdict(all_of[0])}
         for name, all_of in results.items()
     }
 
 
-def _measured(variant: Variant, exact: torch.Tensor | None, round_number: int) -> Measured:
+def _time_variant(variant: Variant, exact: torch.Tensor | None, round_number: int) -> Measured:
     before = own_traffic()
     # All parties have looked by now.
     dist.barrier()

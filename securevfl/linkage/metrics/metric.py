@@ -60,7 +60,7 @@ class KeyRange:
         """
         outside = ~((keys >= self.low) & (keys <= self.high))
         if outside.any():
-            row, axis = (int(found[0]) for found in np.nonzero(outside))
+            row, axis = (int(places[0]) for places in np.nonzero(outside))
             dimension = f", dimension {axis + 1}" if len(self.low) > 1 else ""
             raise DataError(
                 f"keys of {where}: row {row + 1}{dimension} is {keys[row, axis]}, "
@@ -173,7 +173,7 @@ class ComparedKeys(ABC):
     def nearest_of(self, keys: Any, ids: Chosen, k: int) -> LinkTable:
         """Link each of some rows' keys to the ``k`` nearest of the records with these numbers."""
 
-    def swapped(self: Own) -> Own:
+    def swap_roles(self: Own) -> Own:
         """Exchange the parties' roles."""
         return replace(self, primary=self.records, records=self.primary)
 

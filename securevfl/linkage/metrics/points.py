@@ -250,11 +250,11 @@ class GreatCircle(Metric):
 
     def normal(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return longitudes of 180 to 360 degrees as those west of Greenwich."""
-        found = dict(columns)
-        if found:
-            name, degrees = next(iter(found.items()))
-            found[name] = np.where((degrees > 180) & (degrees <= 360), degrees - 360, degrees)
-        return found
+        by_name = dict(columns)
+        if by_name:
+            name, degrees = next(iter(by_name.items()))
+            by_name[name] = np.where((degrees > 180) & (degrees <= 360), degrees - 360, degrees)
+        return by_name
 
     def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> EarthKeys:
         """Take the first column for the longitude, the second one for the latitude."""

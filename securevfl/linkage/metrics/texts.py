@@ -105,7 +105,7 @@ def exact_texts(spec: KeySpec, keys: Keys) -> list[str | None]:
         DataError: If there are no rows, or a value is no text.
     """
     form = normalise_text if spec.fold else trimmed_text
-    columns = [_formed(keys.columns, name, form, whose=keys.name) for name in keys.columns]
+    columns = [_form_texts(keys.columns, name, form, whose=keys.name) for name in keys.columns]
     if not columns or not columns[0]:
         raise DataError(f"keys of {keys.name}: has no rows")
     # With its length before it, a text's end is where it is: "a b", "c" is not "a", "b c".
@@ -130,7 +130,7 @@ def numbered_keys(primary: Sequence[Any], records: Sequence[Any]) -> ExactKeys:
     return ExactKeys(primary=numbers[: len(primary)], records=numbers[len(primary) :])
 
 
-def _formed(columns: Columns, name: str, form: Any, *, whose: str) -> list[str]:
+def _form_texts(columns: Columns, name: str, form: Any, *, whose: str) -> list[str]:
     """Return a column's texts in their form, empty where one is missing."""
     for row, text in enumerate(columns[name], 1):
         if not (text is None or isinstance(text, str)):
@@ -154,20 +154,20 @@ def edit_distances(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarr
 
     longest = max(max(map(len, rows), default=0), max(map(len, records), default=0))
     dtype = np.uint8 if longest <= _LONGEST_FOR_ONE_BYTE else np.uint16
-    found: np.ndarray = process.cdist(
+    edits: np.ndarray = process.cdist(
         rows, records, scorer=distance.Levenshtein.distance, dtype=dtype
     )
-    return found
+    return edits
 
 
 def pair_edits(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarray, " pairs"]:
     """Return the Levenshtein distance of each row to the record at its place."""
     from rapidfuzz import distance, process
 
-    found: np.ndarray = process.cpdist(
+    edits: np.ndarray = process.cpdist(
         rows, records, scorer=distance.Levenshtein.distance, dtype=np.uint16
     )
-    return found
+    return edits
 
 
 # Candidates among texts by the q-grams that they share: no columns or rules are needed.
@@ -229,8 +229,8 @@ class QGramCandidates(blocking_rules.CandidatePairs):
         # A row has at most as many pairs as its q-grams have texts.
         most_pairs = np.asarray(mine @ texts_with).astype(np.int64)
         of_row, of_record = (
-            np.asarray(one.sum(axis=axis), dtype=np.float64).ravel()
-            for one, axis in ((mine, 1), (theirs, 0))
+            np.asarray(matrix.sum(axis=axis), dtype=np.float64).ravel()
+            for matrix, axis in ((mine, 1), (theirs, 0))
         )
         for start, end in batches(most_pairs, _GRAM_CELLS):
             common = (mine[start:end] @ theirs).tocoo()
@@ -327,4 +327,4 @@ class Levenshtein(Metric):
                 records=gram_matrix(keys.records),
                 least_overlap=spec.blocking,
             )
-        return keys.blocked(candidates, neighbours)
+        return keys.with_candidates(candidates, neighbours)

@@ -43,7 +43,9 @@ def compare_present(
     mine, theirs = have_keys(primary), have_keys(records)
     if mine.all() and theirs.all():
         return metric
-    rows, numbers = (np.where(one, np.arange(len(one)), _MISSING) for one in (mine, theirs))
+    rows, numbers = (
+        np.where(present, np.arange(len(present)), _MISSING) for present in (mine, theirs)
+    )
     return PresentKeys(metric=metric, primary=rows, records=numbers)
 
 
@@ -85,9 +87,11 @@ class PresentKeys(ComparedKeys):
             links.put(there, self.metric.nearest(keys[there], k, eligible=eligible))
         return links
 
-    def swapped(self) -> "PresentKeys":
+    def swap_roles(self) -> "PresentKeys":
         """Exchange the parties' roles."""
-        return PresentKeys(metric=self.metric.swapped(), primary=self.records, records=self.primary)
+        return PresentKeys(
+            metric=self.metric.swap_roles(), primary=self.records, records=self.primary
+        )
 
     def figures(self) -> Mapping[str, Any]:
         """Return figures for the log on how keys were compared."""
@@ -176,11 +180,13 @@ def _require_sound(spec: LinkSpec, keys: KeyTable, scaler: KeyScaler) -> None:
         spec.keys.metric.compare(spec.keys, keys, keys, neighbours=1)
     except DataError as error:
         raise ProtocolError(f"{keys.name}: sent impossible keys: {error}") from None
-    found = key_scaler(spec, keys)
-    assert found is not None, "numbers have a scaler"
+    fitted_scaler = key_scaler(spec, keys)
+    assert fitted_scaler is not None, "numbers have a scaler"
     # Another processor may add in another order.
-    near = 1e-6 * found.width + 1e-9 * np.abs(found.centre)
-    apart = np.maximum(np.abs(found.centre - scaler.centre), np.abs(found.width - scaler.width))
+    near = 1e-6 * fitted_scaler.width + 1e-9 * np.abs(fitted_scaler.centre)
+    apart = np.maximum(
+        np.abs(fitted_scaler.centre - scaler.centre), np.abs(fitted_scaler.width - scaler.width)
+    )
     if not (apart <= near).all():
         raise ProtocolError(f"{keys.name}: sent statistics of keys that are not those of its keys")
 
@@ -236,10 +242,10 @@ class Plaintext(KeysAsTheyAre):
             done, rows = self.await_done(party, name)
             linked.append(rows)
             if spec.similarities is not None:
-                found = OwnSimilarities.from_message(
+                message = OwnSimilarities.from_message(
                     done, rows=party.rows, neighbours=spec.choice.neighbours
                 )
-                parts.append(found.similarities)
+                parts.append(message.similarities)
         return protection.linked_primary(spec, party.keys, parts, linked)
 
     def link_as_secondary(self, party: protection.DataParty) -> LinkedSecondary:
@@ -268,13 +274,13 @@ class Plaintext(KeysAsTheyAre):
         cache: LinkCache,
     ) -> LinkedSecondary:
         metric, similar = self.compare(spec, primary, own), None
-        if spec.choice.fixed:
+        if spec.choice.is_fixed:
             kept = cache.get(
                 links_key(spec, primary, own),
                 lambda: links_to_cache(spec, lambda: find_candidates(spec, metric)),
             )
             similar = kept.similar
-            source: LinkSource = FixedLinks(table=kept.ranked)
+            source: LinkSource = FixedLinks(table=kept.ranked_links)
         else:
             source = source_of_metric(spec, metric)
             if spec.similarities is not None:

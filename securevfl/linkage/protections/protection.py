@@ -108,22 +108,26 @@ def linked_primary(
         similarities: Those of each secondary, by rank; none if the family reads none.
         rows: Which rows each secondary has linked; None where the file does not ask for it.
     """
-    scaler, told = key_scaler(spec, keys), [one for one in rows if one is not None]
+    scaler, present_rows = key_scaler(spec, keys), [answer for answer in rows if answer is not None]
     return LinkedPrimary(
         keys=model_keys(scaler, keys),
         key_scale=scale_of(scaler),
-        similarities=stacked(similarities),
+        similarities=stack_similarities(similarities),
         alignment=Alignment(
             names=spec.roles.present,
-            linked=np.stack([one.rows for one in told], axis=1),
-            apart=[n for n, one in zip(spec.roles.present, told, strict=True) if one.apart],
+            linked=np.stack([answer.rows for answer in present_rows], axis=1),
+            apart=[
+                n
+                for n, answer in zip(spec.roles.present, present_rows, strict=True)
+                if answer.apart
+            ],
         )
-        if told
+        if present_rows
         else None,
     )
 
 
-def stacked(
+def stack_similarities(
     parts: Sequence[Float32[np.ndarray, "rows links"] | None],
 ) -> Float32[np.ndarray, "rows secondaries links"] | None:
     """Put the similarities of all secondaries side by side; None if there are none."""
@@ -405,14 +409,14 @@ class Coordinated(Protection):
 
     @abstractmethod
     def find(
-        self, helper: LinkageHelper, name: str, heard: Any
+        self, helper: LinkageHelper, name: str, received: Any
     ) -> tuple[Lists, SimilarLinks | None]:
         """Return one secondary's lists, and its similarities where these are wanted.
 
         Args:
             helper: The coordinator.
             name: The secondary.
-            heard: What :meth:`receive_primary` returned.
+            received: What :meth:`receive_primary` returned.
         """
 
     def link_as_primary(self, party: DataParty) -> LinkedPrimary:
@@ -431,10 +435,10 @@ class Coordinated(Protection):
                     made = party.lines.receive(
                         spec.roles.helpers["coordinator"], LinkingKind.SIMILARITIES
                     )
-                    found = MadeSimilarities.from_message(
+                    message = MadeSimilarities.from_message(
                         made, rows=party.rows, neighbours=spec.choice.neighbours
                     )
-                    parts.append(found.similarities)
+                    parts.append(message.similarities)
                 linked.append(self.await_done(party, name)[1])
         party.lines.send(Message(kind=StarKind.DONE), *spec.roles.helpers.values())
         return linked_primary(spec, party.keys, parts, linked)
@@ -499,9 +503,9 @@ class Coordinated(Protection):
             the primary: noised similarities in falling order, if the family reads them.
         """
         spec, lines, figures = helper.spec, helper.lines, {}
-        heard = self.receive_primary(helper)
+        received = self.receive_primary(helper)
         for name in spec.roles.present:
-            lists, similar = self.find(helper, name, heard)
+            lists, similar = self.find(helper, name, received)
             lines.send(lists.to_message(), name)
             if similar is not None:
                 figures[name] = similar.figures()

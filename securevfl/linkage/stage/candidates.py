@@ -161,7 +161,7 @@ def count_links(
         rows_linked=len(np.unique(row)),
         records_linked=len(np.unique(record)),
         tied_rows=tied,
-        repeated_records=_repeated(groups),
+        repeated_records=_count_shared_keys(groups),
         median_distance=None if unit is None or not len(nearest) else float(np.median(nearest)),
         unit="" if spec.keys.metric.equal_only else unit or "",
     )
@@ -206,7 +206,7 @@ def repeated_key_warnings(
     if spec.keys.are_numbers:
         return []
     if repeated is None:
-        repeated = _repeated(same_keys(spec.keys, own))
+        repeated = _count_shared_keys(same_keys(spec.keys, own))
     if not repeated:
         return []
     return [
@@ -218,7 +218,7 @@ def repeated_key_warnings(
     ]
 
 
-def _repeated(groups: Int64[np.ndarray, " records"]) -> int:
+def _count_shared_keys(groups: Int64[np.ndarray, " records"]) -> int:
     """Return how many records share their key with another one."""
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     return int((sizes[groups[groups >= 0]] > 1).sum())

@@ -165,7 +165,7 @@ class CachedLinks:
     """Noised similarities, where the family reads them."""
 
     @property
-    def ranked(self) -> LinkTable:
+    def ranked_links(self) -> LinkTable:
         """The links in the order in which the secondary gets them."""
         return self.links if self.similar is None else self.similar.links
 
@@ -241,15 +241,15 @@ def coordinate(
         DataError: If keys are not what the metric needs.
         ConfigError: If the bound tau cannot be had.
     """
-    if not spec.choice.fixed:
-        found, similar = find(), None
+    if not spec.choice.is_fixed:
+        ranked, similar = find(), None
     else:
         kept = cache.get(key, lambda: links_to_cache(spec, find))
-        found, similar = kept.ranked, kept.similar
-    apart = tells_apart(spec, found.links(None, spec.choice.neighbours))
+        ranked, similar = kept.ranked_links, kept.similar
+    apart = tells_apart(spec, ranked.links(None, spec.choice.neighbours))
     cap = spec.choice.links_per_record
-    most = most_pairs(rows=found.num_rows, records=records, cap=cap)
-    return Lists(candidates=found.without_distances(), apart=apart, most=most), similar
+    most = most_pairs(rows=ranked.num_rows, records=records, cap=cap)
+    return Lists(candidates=ranked.without_distances(), apart=apart, most=most), similar
 
 
 def table_tag(folder: Path | None, units: np.ndarray) -> str:
@@ -343,7 +343,7 @@ def _of_type(array: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
     return array
 
 
-def _opened(file: BinaryIO) -> Any:
+def _open_archive(file: BinaryIO) -> Any:
     """Return numpy's reader of an archive that is no larger in memory than on the disk."""
     require_unpackable(file)
     return np.load(file, allow_pickle=False)
@@ -351,7 +351,7 @@ def _opened(file: BinaryIO) -> Any:
 
 def _load(path: Path, key: str) -> CachedLinks:
     try:
-        with path.open("rb") as file, _opened(file) as archive:
+        with path.open("rb") as file, _open_archive(file) as archive:
             text = archive["figures"]
             if text.nbytes > _MOST_OF_FIGURES:
                 raise ValueError("figures of too many bytes")

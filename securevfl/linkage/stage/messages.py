@@ -148,15 +148,15 @@ class Lists(TypedMessage):
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        found = self.candidates
-        if isinstance(found, LinkTable):
-            tensors = {"indices": found.indices}
+        candidates = self.candidates
+        if isinstance(candidates, LinkTable):
+            tensors = {"indices": candidates.indices}
         else:
             # Padded: the primary passes the sealed message on, and its length would show how many
             # records lie near the rows.
             records = np.full(self.most, NO_RECORD, dtype=np.int64)
-            records[: len(found.records)] = found.records
-            tensors = {"starts": found.starts, "records": records}
+            records[: len(candidates.records)] = candidates.records
+            tensors = {"starts": candidates.starts, "records": records}
         return Message(kind=self.KIND, meta={"apart": self.apart}, tensors=tensors)
 
     @classmethod
@@ -167,7 +167,7 @@ class Lists(TypedMessage):
             ProtocolError: If they are not what was agreed on.
         """
         apart = message.figure("apart", bool)
-        pairs_due = spec.choice.links_per_record is not None and not spec.choice.fixed
+        pairs_due = spec.choice.links_per_record is not None and not spec.choice.is_fixed
         most = most_pairs(rows=rows, records=records, cap=spec.choice.links_per_record)
         message.require_only("apart", *(("starts", "records") if pairs_due else ("indices",)))
         if pairs_due:

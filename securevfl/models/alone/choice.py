@@ -96,7 +96,7 @@ def decide(
     """
     if scale is None:
         scale = choose_scale(head, base=base, joint=joint, targets=targets)
-    losses = head.row_losses(scaled(base, joint, scale), targets)
+    losses = head.row_losses(mix_outputs(base, joint, scale), targets)
     gain, error = _gain(head.row_losses(alone, targets) - losses)
     return Decision(
         used="joint" if scale > 0 and gain > error else "alone",
@@ -123,7 +123,7 @@ def choose_scale(
         targets: As in :func:`decide`.
     """
     means = {
-        step: float(head.row_losses(scaled(base, joint, step / _RULE_STEPS), targets).mean())
+        step: float(head.row_losses(mix_outputs(base, joint, step / _RULE_STEPS), targets).mean())
         for step in range(_RULE_STEPS + 1)
     }
     # A joint model with outputs that are not finite gets no weight.
@@ -150,7 +150,7 @@ def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
     return float(differences.mean()), error
 
 
-def scaled(
+def mix_outputs(
     base: Float[Tensor, "rows outputs"], joint: Float[Tensor, "rows outputs"], scale: float
 ) -> Float[Tensor, "rows outputs"]:
     """Return (1 - lambda) base + lambda joint; a part with weight 0 may have any values."""
@@ -192,7 +192,9 @@ class AverageModel:
 
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
         """Return the weighted mean of the parts' margins for rows."""
-        return _mean({name: one.margins(inputs) for name, one in self.parts.items()}, self.weights)
+        return _mean(
+            {name: part.margins(inputs) for name, part in self.parts.items()}, self.weights
+        )
 
 
 Model = Single | AverageModel
@@ -241,7 +243,7 @@ class Alone:
         """
         return self.best.model.margins(inputs)
 
-    def measured(
+    def measure(
         self, inputs: OwnInputs, targets: Shaped[np.ndarray, " rows"]
     ) -> dict[str, Metrics]:
         """Return every metric of labelled rows for each candidate.
@@ -256,9 +258,11 @@ class Alone:
         known = torch.from_numpy(targets)
         return {
             name: self.head.metrics(
-                torch.from_numpy(one.model.margins(inputs)), known, threshold=one.threshold
+                torch.from_numpy(candidate.model.margins(inputs)),
+                known,
+                threshold=candidate.threshold,
             )
-            for name, one in self.candidates.items()
+            for name, candidate in self.candidates.items()
         }
 
 
@@ -345,7 +349,9 @@ def _chosen(fits: "_Fits", *, with_margins: bool) -> Alone:
     if len(level) == 1:
         return Alone(head=head, candidates=candidates, chosen=chosen)
     rows = np.concatenate([train, validation])
-    weights = best_weights({name: one[rows] for name, one in margins.items()}, targets[rows], head)
+    weights = best_weights(
+        {name: margin[rows] for name, margin in margins.items()}, targets[rows], head
+    )
     if len(weights) == 1:
         return Alone(head=head, candidates=candidates, chosen=next(iter(weights)))
     average = AverageModel(
@@ -435,13 +441,13 @@ def level_with_best(
         also: A model that is level at any loss: the best by another metric.
     """
     least = min(losses, key=lambda name: float(losses[name].mean()))
-    found = []
+    names = []
     for name, own in losses.items():
         worse = own - losses[least]
         error = float(worse.std(ddof=1)) / len(worse) ** 0.5 if len(worse) > 1 else 0.0
         if name == also or float(worse.mean()) <= LEVEL * error:
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)
 
 
 def best_weights(
@@ -464,7 +470,7 @@ def best_weights(
     """
     losses: list[tuple[float, dict[str, float]]] = []
     for weights in _simplex(len(margins)):
-        some = {name: one for name, one in zip(margins, weights, strict=True) if one > 0}
+        some = {name: weight for name, weight in zip(margins, weights, strict=True) if weight > 0}
         mean = _mean({name: margins[name] for name in some}, some)
         losses.append((float(_losses(head, mean, targets).mean()), some))
     enough = min(loss for loss, _ in losses) * _AS_GOOD
@@ -475,14 +481,14 @@ def _simplex(parts: int) -> Sequence[tuple[float, ...]]:
     """Return all weights of ``parts`` models in steps, those of fewer models first."""
     steps = itertools.product(range(_STEPS, -1, -1), repeat=parts)
     whole = [some for some in steps if sum(some) == _STEPS]
-    whole.sort(key=lambda some: sum(one > 0 for one in some))
-    return [tuple(one / _STEPS for one in some) for some in whole]
+    whole.sort(key=lambda some: sum(weight > 0 for weight in some))
+    return [tuple(weight / _STEPS for weight in some) for some in whole]
 
 
 def _mean(
     margins: Mapping[str, Float32[np.ndarray, "rows outputs"]], weights: Mapping[str, float]
 ) -> Float32[np.ndarray, "rows outputs"]:
-    total = sum(weights[name] * one.astype(np.float64) for name, one in margins.items())
+    total = sum(weights[name] * margin.astype(np.float64) for name, margin in margins.items())
     return np.asarray(total, dtype=np.float32)
 
 
@@ -517,7 +523,7 @@ def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
         ConfigError: If an estimator can't be serialised.
     """
     if isinstance(model, AverageModel):
-        parts = {name: model_bytes(one) for name, one in model.parts.items()}
+        parts = {name: model_bytes(part) for name, part in model.parts.items()}
         average: dict[str, Any] = {
             "kind": "average",
             "parts": [
@@ -591,10 +597,10 @@ def is_trusted(name: str) -> bool:
     if parts[0] != "sklearn" or not _NOT_OF_MODELS.isdisjoint(parts):
         return False
     try:
-        found = pkgutil.resolve_name(f"{place}:{own}")
+        resolved = pkgutil.resolve_name(f"{place}:{own}")
     except (AttributeError, ImportError, ValueError):
         return False
-    return isinstance(found, type) and found.__module__ == place
+    return isinstance(resolved, type) and resolved.__module__ == place
 
 
 def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
@@ -611,13 +617,17 @@ def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
     """
     if about["kind"] == "average":
         parts, begin = {}, 0
-        for one in about["parts"]:
-            end = begin + int(one["length"])
-            part = model_of(content[begin:end], one, head)
-            if isinstance(part, AverageModel) or len(content[begin:end]) != int(one["length"]):
+        for part_facts in about["parts"]:
+            end = begin + int(part_facts["length"])
+            part = model_of(content[begin:end], part_facts, head)
+            if isinstance(part, AverageModel) or len(content[begin:end]) != int(
+                part_facts["length"]
+            ):
                 raise ValueError("a part is no single model, or is cut off")
-            parts[str(one["name"])], begin = part, end
-        weights = {str(one["name"]): float(one["weight"]) for one in about["parts"]}
+            parts[str(part_facts["name"])], begin = part, end
+        weights = {
+            str(part_facts["name"]): float(part_facts["weight"]) for part_facts in about["parts"]
+        }
         return AverageModel(parts=parts, weights=weights, head=head)
     if about["kind"] == "network":
         tensors = safetensors.torch.load(content)

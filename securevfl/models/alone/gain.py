@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Shaped
 from torch import Tensor
 
-from securevfl.core.formatting import written
+from securevfl.core.formatting import format_figure
 from securevfl.models import task_metrics
 from securevfl.models.alone.choice import AVERAGE, CONSTANT, Alone, Used
 from securevfl.models.alone.margins import OwnInputs
@@ -77,7 +77,9 @@ class Gain:
     def as_json(self) -> dict[str, Any]:
         """Return the object under ``gain`` in ``metrics.json``."""
         ends = {"interval": self.interval, "partners_interval": self.partners_interval}
-        listed = {name: None if one is None else list(one) for name, one in ends.items()}
+        listed = {
+            name: None if interval is None else list(interval) for name, interval in ends.items()
+        }
         return {**asdict(self), **listed}
 
 
@@ -136,18 +138,20 @@ def measure_alone(
         models are drawn together.
     """
     head = alone.head
-    measured = alone.measured(inputs, targets.cpu().numpy())
+    measured = alone.measure(inputs, targets.cpu().numpy())
     _, true = on_cpu(joint, targets)
 
-    def resampled(
+    def resample_metric(
         outputs: Float64[np.ndarray, "rows outputs"], cut: float
     ) -> task_metrics.Resampled:
         metrics = task_metrics.resampled_metrics(head.task, outputs, true, cut=as_logit(cut))
         return metrics[head.metric_name]
 
     models: dict[str, task_metrics.Resampled] = {
-        name: resampled(one.model.margins(inputs).astype(np.float64), one.threshold)
-        for name, one in alone.candidates.items()
+        name: resample_metric(
+            candidate.model.margins(inputs).astype(np.float64), candidate.threshold
+        )
+        for name, candidate in alone.candidates.items()
     }
     sign = 1.0 if head.higher_is_better else -1.0
     value = head.metric(joint, targets, threshold=threshold)
@@ -161,7 +165,7 @@ def measure_alone(
     # No candidate has one of these names.
     others = {"joint": joint} if placebo is None else {"joint": joint, "placebo": placebos[placebo]}
     for name, outputs in others.items():
-        models[name] = resampled(on_cpu(outputs, targets)[0], threshold)
+        models[name] = resample_metric(on_cpu(outputs, targets)[0], threshold)
     drawn = task_metrics.bootstrap_draws(
         models,
         rows=len(true),
@@ -183,11 +187,11 @@ def measure_alone(
         chosen=alone.chosen,
         candidates={
             name: {
-                "validation": head.headline(one.validation),
+                "validation": head.headline(candidate.validation),
                 "test": head.headline(measured[name]),
                 "interval": None if (ends := interval(drawn[name])) is None else list(ends),
             }
-            for name, one in alone.candidates.items()
+            for name, candidate in alone.candidates.items()
         },
         metrics=tested,
         gain=gain_in_words(
@@ -226,7 +230,7 @@ def gain_in_words(
     sign = "+" if outcome == "unclear" else ""
     ends = () if interval is None else interval
     largest = max(abs(number) for number in (value, *ends))
-    amount = f"{_written(turned * value, largest, sign)} {name}"
+    amount = f"{_format_gain(turned * value, largest, sign)} {name}"
     within = _within(interval, turned, largest, sign, head=head, name=name)
     who = f"the local baseline is {_MODEL_IN_WORDS.get(chosen, chosen)}"
     text = f"no clear gain over the local baseline: {amount} ({within}); {who}"
@@ -246,7 +250,7 @@ def gain_in_words(
         text = f"{improves}; {who}"
         if partners is not None:
             clear = _outcome(partners.interval) == "better"
-            part = _written(partners.value, largest, "" if clear else "+")
+            part = _format_gain(partners.value, largest, "" if clear else "+")
             bounds = _within(partners.interval, 1.0, largest, "" if clear else "+")
             text = f"{improves}, of which {part} ({bounds}) from the partners; {who}"
             if not clear:
@@ -275,10 +279,10 @@ def _outcome(interval: task_metrics.Interval | None) -> Outcome:
     return "worse" if interval is not None and interval[1] < 0 else "unclear"
 
 
-def _written(number: float, largest: float, sign: str) -> str:
+def _format_gain(number: float, largest: float, sign: str) -> str:
     """Return a figure with the digits that matter next to the largest one."""
     digits = 0 if largest >= 100 else 2 if largest >= 2 else 3 if largest >= 0.01 else 5
-    return written(number, sign=sign, beside=(largest,), digits=digits)
+    return format_figure(number, sign=sign, beside=(largest,), digits=digits)
 
 
 def _within(
@@ -295,7 +299,7 @@ def _within(
         text = "too few test rows for an interval"
     else:
         low, high = sorted(turned * end for end in interval)
-        ends = f"{_written(low, largest, sign)} to {_written(high, largest, sign)}"
+        ends = f"{_format_gain(low, largest, sign)} to {_format_gain(high, largest, sign)}"
         text = (
             f"{task_metrics.LEVEL:.0%} interval ".replace("%", " %") + ends
             if head is not None

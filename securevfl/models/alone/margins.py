@@ -127,7 +127,7 @@ def fit_margins(
     labels = targets if head.task == "regression" else targets.astype(np.int64)
     model = _constant(inputs, labels, head)
     if model is None:
-        model = _unfitted(estimator, inputs, labels, head, seed=seed, where=where)
+        model = _build_estimator(estimator, inputs, labels, head, seed=seed, where=where)
     words_as_one = estimator == "boosting" and bool(inputs.words)
     table = _categories(inputs)[0] if words_as_one else inputs.values
     _fit_estimator(model, table, labels, where=where)
@@ -289,7 +289,7 @@ def _folds(
     return iter(list(parts.split(labels)))
 
 
-def _unfitted(
+def _build_estimator(
     estimator: Named | Any,
     inputs: OwnInputs,
     labels: Shaped[np.ndarray, " rows"],

@@ -132,7 +132,7 @@ def train_perceptron(
             epoch += 1
             model.train()
             shuffled = train[torch.randperm(len(train), generator=order).to(train.device)]
-            batches = (one[shuffled].split(config.batch_size) for one in (inputs, targets))
+            batches = (tensor[shuffled].split(config.batch_size) for tensor in (inputs, targets))
             for features, labels in zip(*batches, strict=True):
                 # Room for gradients is kept: allocating it takes a tenth of a step.
                 optimizer.zero_grad(set_to_none=False)

@@ -138,7 +138,9 @@ class CorruptedFeatures:
         checks.at_least(1, table_rows=len(table))
         self._table = table
         self._columns = tuple(columns)
-        self._places = [torch.tensor(one.places, device=table.device) for one in self._columns]
+        self._places = [
+            torch.tensor(column.places, device=table.device) for column in self._columns
+        ]
         self._continuous = torch.tensor(
             continuous_places(table.shape[1], columns), dtype=torch.int64, device=table.device
         )
@@ -254,16 +256,16 @@ class AugmentedImages:
         """Return a view of every image."""
         draw = _Draws(len(batch), generator, batch)
         images = (batch.reshape(-1, *self.image) - self.low) / (self.high - self.low)
-        images = _cropped(images, draw, smallest=self.smallest_crop, flip=self.flip)
-        jittered = self._jittered(images, draw)
+        images = _crop(images, draw, smallest=self.smallest_crop, flip=self.flip)
+        jittered = self._jitter(images, draw)
         images = torch.where(draw.happens(self.jitter), jittered, images)
         if self.image[0] == 3:
             images = torch.where(draw.happens(self.grey), _luma(images), images)
-        blurred = _blurred(images, draw.uniform(0.1, 2.0))
+        blurred = _blur(images, draw.uniform(0.1, 2.0))
         images = torch.where(draw.happens(self.blur), blurred, images)
         return images.reshape(batch.shape) * (self.high - self.low) + self.low
 
-    def _jittered(self, images: Images, draw: "_Draws") -> Images:
+    def _jitter(self, images: Images, draw: "_Draws") -> Images:
         low, high = 1 - self.brightness, 1 + self.brightness
         images = (images * draw.uniform(low, high)).clamp(0, 1)
         grey = _luma(images) if self.image[0] == 3 else images
@@ -292,7 +294,7 @@ class _Draws:
         return self.uniform(0, 1) < probability
 
 
-def _cropped(images: Images, draw: _Draws, *, smallest: float, flip: float) -> Images:
+def _crop(images: Images, draw: _Draws, *, smallest: float, flip: float) -> Images:
     # An area and a ratio between 3:4 and 4:3, as in [SimSiam]; a side that would pass the edge ends
     # there, and the other one then keeps the area.
     area = draw.uniform(smallest, 1.0)
@@ -333,7 +335,7 @@ def turn_hue(images: Images, turn: Float[Tensor, "rows 1 1 1"]) -> Images:
     return value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1)
 
 
-def _blurred(images: Images, deviation: Float[Tensor, "rows 1 1 1"]) -> Images:
+def _blur(images: Images, deviation: Float[Tensor, "rows 1 1 1"]) -> Images:
     steps = torch.arange(-_TAPS, _TAPS + 1, dtype=images.dtype, device=images.device)
     weights = (-(steps**2) / (2 * deviation**2)).exp()
     weights = weights / weights.sum(dim=3, keepdim=True)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from securevfl.core.conventions import derive_seed
-from securevfl.core.devices import computing_in, widened
+from securevfl.core.devices import computing_in, widen_floats
 from securevfl.models.family import Algorithm, PretrainingSettings
 from securevfl.models.fedhssl.augment import Augmentation, CategoricalColumn
 from securevfl.models.fedhssl.encoders import Encoder, FedHSSLConfig, build_encoder
@@ -205,7 +205,7 @@ class Tower(nn.Module):
         self.follower = None
         initialise(self, seed=seed, positions_seed=0)
         if shared_seed is not None:
-            for number, part in enumerate(self._shared()):
+            for number, part in enumerate(self._shared_modules()):
                 initialise(part, seed=shared_seed + number, positions_seed=0)
         if self.momentum:
             self.follower = nn.Sequential(
@@ -265,7 +265,7 @@ class Tower(nn.Module):
         """
         return {
             f"{number}.{name}": value
-            for number, part in enumerate(self._shared())
+            for number, part in enumerate(self._shared_modules())
             for name, value in part.state_dict().items()
             if value.is_floating_point()
         }
@@ -280,13 +280,13 @@ class Tower(nn.Module):
         with computing_in(self.precision, values.device):
             for part in parts:
                 values = part(values)
-        return widened(values)
+        return widen_floats(values)
 
-    def _shared(self) -> tuple[nn.Module, ...]:
+    def _shared_modules(self) -> tuple[nn.Module, ...]:
         return (self.encoder.top, self.projector, self.predictor)
 
 
-def spread(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, ""]:
+def sphere_spread(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, ""]:
     """Return how far unit vectors are spread over the sphere: near 1 evenly, 0 collapsed.
 
     The standard deviation over rows, averaged over dimensions, in units of 1/sqrt(P), which it has
@@ -459,8 +459,8 @@ class PartyLearner:
         views = self.augment(torch.cat([features, features]), self.generator)
         parts = views.chunk(2) if self.settings.views == "apart" else (views,)
         projected = [tower(part) for part in parts]
-        predicted = torch.cat([tower.predict(one) for one in projected])
-        target = torch.cat([tower.target(*one) for one in zip(parts, projected, strict=True)])
+        predicted = torch.cat([tower.predict(projection) for projection in projected])
+        target = torch.cat([tower.target(*pair) for pair in zip(parts, projected, strict=True)])
         target = unit(target)
         # The mean over both views is the symmetrised loss: each half has the other's targets.
         other = target.roll(len(features), dims=0)
@@ -495,9 +495,13 @@ class PartyLearner:
         """Return what a checkpoint needs."""
         return {
             "towers": {name: tower.state_dict() for name, tower in self.towers.items()},
-            "optimizers": {name: one.state_dict() for name, one in self._optimizers.items()},
+            "optimizers": {
+                name: optimizer.state_dict() for name, optimizer in self._optimizers.items()
+            },
             "queues": {
-                kind: one.queue.state() for kind, one in self._objectives.items() if one.queue
+                kind: objective.queue.state()
+                for kind, objective in self._objectives.items()
+                if objective.queue
             },
             "generator": self.generator.get_state(),
         }

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from securevfl.core.devices import widened
+from securevfl.core.devices import widen_floats
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import ByteDropout, LayerNorm
 
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         """Return :meth:`forward` for queries that are their own memory."""
         if inputs.shape[1] == 1:
             return self._of_one_position(inputs)
-        query, key, value = self._projected(inputs)
+        query, key, value = self._project(inputs)
         return self._mix(query, key, value, bias)
 
     def among_distinct(
@@ -74,8 +74,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch links width"]:
         """Return :meth:`among` for ``records[place]``, projecting each record once."""
         if place.shape[1] == 1:
-            return gathered(self._of_one_position(records), place)
-        query, key, value = (gathered(part, place) for part in self._projected(records))
+            return gather_records(self._of_one_position(records), place)
+        query, key, value = (gather_records(part, place) for part in self._project(records))
         return self._mix(query, key, value, bias)
 
     def weights(
@@ -94,7 +94,7 @@ class Attention(nn.Module):
         key, _ = self.key_value(memory).chunk(2, dim=-1)
         return self._weights(self.query(queries) * self._scale, key, bias)
 
-    def _projected(self, inputs: Tensor) -> tuple[Tensor, ...]:
+    def _project(self, inputs: Tensor) -> tuple[Tensor, ...]:
         """Return scaled queries, keys and values by one product."""
         weight = torch.cat([self.query.weight * self._scale, self.key_value.weight])
         added = torch.cat([self.query.bias * self._scale, self.key_value.bias])
@@ -143,7 +143,7 @@ class Attention(nn.Module):
 
 def softmax(scores: Float[Tensor, "*batch memory"]) -> Float[Tensor, "*batch memory"]:
     """Return the softmax over the memory, in single precision."""
-    scores = widened(scores)
+    scores = widen_floats(scores)
     if scores.is_cuda or scores.shape[-1] >= _VECTOR or not torch.is_grad_enabled():
         return scores.softmax(dim=-1)
     shares: Tensor = _ShortSoftmax.apply(scores)  # type: ignore[no-untyped-call]
@@ -175,7 +175,7 @@ class _ShortSoftmax(torch.autograd.Function):
         return weighed.sub_(shares * weighed.sum(dim=-1, keepdim=True))
 
 
-def gathered(
+def gather_records(
     records: Float[Tensor, "records width"], place: Int64[Tensor, "batch links"]
 ) -> Float[Tensor, "batch links width"]:
     """Return ``records[place]``, by the one operation whose gradient is quick on a CPU."""
@@ -257,7 +257,7 @@ class EncoderBlock(_Block):
         """Return the block's output for ``records[place]``; what attends is made once a record."""
         attending = self.attention_norm(records) if self.norm_first else records
         mixed = self.attention_dropout(self.attention.among_distinct(attending, place, bias))
-        hidden = gathered(records, place) + mixed
+        hidden = gather_records(records, place) + mixed
         if not self.norm_first:
             hidden = self.attention_norm(hidden)
         return self._add(hidden, self.forward_norm, self.feed_forward)

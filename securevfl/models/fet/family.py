@@ -260,7 +260,7 @@ class FeTFamily(Family[FeTConfig]):
         attends = not frozen or settings.top == "attention"
         return attends or settings.keys_as_features
 
-    def pooled(self, settings: FeTConfig, *, frozen: bool) -> bool:
+    def pools_records(self, settings: FeTConfig, *, frozen: bool) -> bool:
         """Return whether frozen encoders are pooled."""
         # FeTBottom pools by itself, after attention has mixed its records.
         return frozen and settings.release == "pooled"

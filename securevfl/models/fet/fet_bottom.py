@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from securevfl.core import checks, devices
 from securevfl.models.family import Present, RecordFeatures, RecordKeys
-from securevfl.models.fet.attention import EncoderBlock, gathered, last_norm
+from securevfl.models.fet.attention import EncoderBlock, gather_records, last_norm
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import MLP, finite, known_full, rank_scores
 
@@ -61,16 +61,16 @@ class FourierPositions(nn.Module):
         self.out = nn.Linear(hidden, width)
         # A default for models that are never initialised from a seed.
         nn.init.normal_(self.frequencies, std=1 / scale)
-        self._spread()
+        self._space_octaves()
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw the frequencies from N(0, gamma^-2), and spread them over the octaves."""
         with torch.no_grad():
             self.frequencies.normal_(0.0, 1 / self.scale, generator=generator)
-        self._spread()
+        self._space_octaves()
 
     @torch.no_grad()
-    def _spread(self) -> None:
+    def _space_octaves(self) -> None:
         octaves = torch.linspace(0, self.octaves, len(self.frequencies))
         self.frequencies.mul_((2**octaves).unsqueeze(1))
 
@@ -376,7 +376,7 @@ class FeTBottom(nn.Module):
         present: Present,
     ) -> Float[Tensor, "batch positions width"]:
         """Return what :meth:`forward` makes of ``features[place]`` and ``keys[place]``."""
-        bias = attention_bias(self._link_scores(gathered(keys, place), present), present)
+        bias = attention_bias(self._link_scores(gather_records(keys, place), present), present)
         first = cast(EncoderBlock, self.blocks[0])
         hidden = first.of_distinct(self.embedding(features, keys), place, bias)
         for block in self.blocks[1:]:
@@ -402,25 +402,25 @@ class FeTBottom(nn.Module):
             Weights that were trained on private records, and means over them: it stays at the
             party whose model this is.
         """
-        told: dict[str, Any] = {"key_dim": keys.shape[2], "notes": []}
+        explanation: dict[str, Any] = {"key_dim": keys.shape[2], "notes": []}
         if self.mask is None:
-            told["notes"].append("no mask was learned: model.dynamic_masking is false")
+            explanation["notes"].append("no mask was learned: model.dynamic_masking is false")
         else:
-            told["mask"] = mask_pictures(self.mask, keys, present)
+            explanation["mask"] = mask_pictures(self.mask, keys, present)
         if present.shape[1] == 1 or not bool(present.any()):
-            told["notes"].append("attention has no choice: rows have one link at most")
-            return told
+            explanation["notes"].append("attention has no choice: rows have one link at most")
+            return explanation
         scores = self._link_scores(keys, present)
         if scores is not None:
-            told["mask_by_rank"] = mask_by_rank(scores, present)
+            explanation["mask_by_rank"] = mask_by_rank(scores, present)
         bias = attention_bias(scores, present)
-        told["attention"] = []
+        explanation["attention"] = []
         hidden = self.embedding(features, keys)
         for block in self.blocks:
             weights = cast(EncoderBlock, block).weights(hidden, bias)
-            told["attention"].append(attention_by_rank(weights, present))
+            explanation["attention"].append(attention_by_rank(weights, present))
             hidden = block(hidden, bias)
-        return told
+        return explanation
 
     def _link_scores(self, keys: Tensor, present: Tensor) -> Tensor | None:
         scores = None if self.mask is None else self.mask(keys, present)

@@ -137,7 +137,7 @@ def cross_fit(
     scores = np.zeros(residuals.shape, dtype=np.float32)
     if len(inputs) < _FEWEST:
         return None, scores
-    model = _fitted(settings, inputs, residuals, seed=seed)
+    model = _fit_model(settings, inputs, residuals, seed=seed)
     if settings.estimator == "forest":
         drawn = model.oob_prediction_.reshape(residuals.shape)
         # A row that every tree drew, as happens with few trees, has no score.
@@ -146,12 +146,12 @@ def cross_fit(
 
     folds = KFold(FOLDS, shuffle=True, random_state=seed)
     for rest, held_out in folds.split(inputs):
-        part = _fitted(settings, inputs[rest], residuals[rest], seed=seed)
-        scores[held_out] = predicted(part, inputs[held_out], outputs=residuals.shape[1])
+        part = _fit_model(settings, inputs[rest], residuals[rest], seed=seed)
+        scores[held_out] = predict_scores(part, inputs[held_out], outputs=residuals.shape[1])
     return model, scores
 
 
-def predicted(
+def predict_scores(
     model: Any, inputs: Float64[np.ndarray, "rows columns"], *, outputs: int
 ) -> Float32[np.ndarray, "rows outputs"]:
     """Return a model's scores of rows; zeros if no model was fitted."""
@@ -169,15 +169,15 @@ def within_ball(
     return (scores / np.maximum(norm, 1.0)).astype(np.float32)
 
 
-def packed(models: list[Any]) -> bytes:
-    """Return models as bytes that hold no code; see :func:`unpacked`."""
+def pack_models(models: list[Any]) -> bytes:
+    """Return models as bytes that hold no code; see :func:`unpack_models`."""
     import skops.io  # It brings scikit-learn, which other families never use.
 
     return bytes(skops.io.dumps(models, compression=zipfile.ZIP_DEFLATED))
 
 
-def unpacked(data: bytes) -> list[Any]:
-    """Return the models that :func:`packed` was given.
+def unpack_models(data: bytes) -> list[Any]:
+    """Return the models that :func:`pack_models` was given.
 
     Raises:
         ValueError: If the bytes are not such models.
@@ -194,21 +194,21 @@ def unpacked(data: bytes) -> list[Any]:
     return models
 
 
-def _fitted(
+def _fit_model(
     settings: AssistConfig,
     inputs: Float64[np.ndarray, "rows columns"],
     residuals: Float32[np.ndarray, "rows outputs"],
     *,
     seed: int,
 ) -> Any:
-    model = _unfitted(settings, rows=len(inputs), seed=seed)
+    model = _build_model(settings, rows=len(inputs), seed=seed)
     with warnings.catch_warnings():
         # A forest warns of rows that all its trees drew.
         warnings.simplefilter("ignore", UserWarning)
         return model.fit(inputs, residuals)
 
 
-def _unfitted(settings: AssistConfig, *, rows: int, seed: int) -> Any:
+def _build_model(settings: AssistConfig, *, rows: int, seed: int) -> Any:
     from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
     from sklearn.impute import SimpleImputer
     from sklearn.linear_model import RidgeCV
@@ -279,8 +279,8 @@ class AssistBottom(nn.Module):
         if total and linked.any():
             inputs = self.inputs(features, keys, present)[linked]
             for model, step in zip(self._models, self._steps, strict=True):
-                found = predicted(model, inputs, outputs=self.config.outputs)
-                scores[linked] += step / total * within_ball(found)
+                predictions = predict_scores(model, inputs, outputs=self.config.outputs)
+                scores[linked] += step / total * within_ball(predictions)
         return torch.from_numpy(scores).unsqueeze(1).to(features.device)
 
     def inputs(
@@ -292,7 +292,7 @@ class AssistBottom(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Return models and steps as bytes, so that they are saved like weights."""
-        blob = packed([self._steps, self._models])
+        blob = pack_models([self._steps, self._models])
         return torch.from_numpy(np.frombuffer(blob, dtype=np.uint8).copy())
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -302,7 +302,7 @@ class AssistBottom(nn.Module):
             RuntimeError: If it is not such a state, as :meth:`load_state_dict` raises.
         """
         try:
-            steps, models = unpacked(state.cpu().numpy().tobytes())
+            steps, models = unpack_models(state.cpu().numpy().tobytes())
             if len(steps) != len(models):
                 raise ValueError("a step is missing")
         except ValueError as error:
@@ -395,10 +395,10 @@ def best_step(
     def loss(step: float) -> float:
         return float(head.loss(wide + step * unit * add, labels))
 
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         loss, bounds=(0.0, _LONGEST), method="bounded", options={"xatol": _ACCURACY}
     )
-    return float(found.x) * unit if found.fun < loss(0.0) else 0.0
+    return float(minimum.x) * unit if minimum.fun < loss(0.0) else 0.0
 
 
 # Family.

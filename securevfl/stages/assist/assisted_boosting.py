@@ -188,7 +188,7 @@ class AssistValidator(RequestValidator):
         Raises:
             ProtocolError: If it is not due.
         """
-        if epoch != self.next_epoch or self._stepped or not self._trained():
+        if epoch != self.next_epoch or self._stepped or not self._training_complete():
             raise ProtocolError(f"the step of round {epoch} is not due")
         self._stepped = True
 
@@ -260,8 +260,8 @@ class AssistSecondary(Secondary):
     def _fit(self) -> None:
         """Fit the round's model to the residuals, and score the training rows out of fold."""
         epoch = self._told[0].epoch
-        rows = np.concatenate([one.rows for one in self._told])
-        residuals = np.concatenate([one.residuals for one in self._told])
+        rows = np.concatenate([message.rows for message in self._told])
+        residuals = np.concatenate([message.residuals for message in self._told])
         self._told = []
         # In one order, however the primary has cut its rows into messages.
         order = np.argsort(rows)
@@ -347,10 +347,10 @@ def release_labels(
     if model.label_epsilon is None:
         charge_labels(ledger, release)
         return None
-    drawn = _drawn(model, table, data, delta=config.privacy.delta, files=files)
+    drawn = _draw_labels(model, table, data, delta=config.privacy.delta, files=files)
     charge_labels(ledger, replace(release, digest=digest_of_labels(drawn)))
-    told = _told(drawn, data.head, epsilon=model.label_epsilon)
-    start = _constant(told, data.head)
+    released = _loss_targets(drawn, data.head, epsilon=model.label_epsilon)
+    start = _constant(released, data.head)
     margins = start.expand(len(drawn), -1).clone()
     if config.base.exists:
         name = _NAMED if config.base.estimator == "best" else config.base.estimator
@@ -364,13 +364,13 @@ def release_labels(
         )
         # As far along as the drawn labels bear out: a base of noise alone counts for nothing.
         way = corrected - margins
-        margins += assist.best_step(margins, way, told, data.head, unit=1.0) * way
+        margins += assist.best_step(margins, way, released, data.head, unit=1.0) * way
     trains = torch.from_numpy(np.isin(data.split.train, data.training_rows))
     device = data.targets.device
-    return ReleasedLabels(targets=told[trains].to(device), margins=margins[trains].to(device))
+    return ReleasedLabels(targets=released[trains].to(device), margins=margins[trains].to(device))
 
 
-def _drawn(
+def _draw_labels(
     model: assist.AssistConfig,
     table: PartyTable,
     data: PrimaryData,
@@ -405,7 +405,7 @@ def _classes(head: TaskHead) -> int:
     return head.num_classes if head.task == "multiclass" else 2
 
 
-def _told(
+def _loss_targets(
     drawn: Shaped[np.ndarray, " train"], head: TaskHead, *, epsilon: float
 ) -> Shaped[Tensor, "train ..."]:
     """Return drawn labels as losses take them, on average those of the labels as they are."""
@@ -417,11 +417,11 @@ def _told(
     return each if head.task == "multiclass" else each[:, 1]
 
 
-def _constant(told: Shaped[Tensor, "train ..."], head: TaskHead) -> Float[Tensor, " outputs"]:
+def _constant(labels: Shaped[Tensor, "train ..."], head: TaskHead) -> Float[Tensor, " outputs"]:
     """Return the constant margin: of the mean of regression labels, 0, else of class shares."""
     if head.task == "regression":
         return torch.zeros(1)
-    shares = told.mean(dim=0).clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
+    shares = labels.mean(dim=0).clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
     return shares.log() if head.task == "multiclass" else shares.logit().reshape(1)
 
 
@@ -488,9 +488,9 @@ class AssistPrimary(Primary):
     _stands_still = False
     """True if the last round's scores brought nothing: another round's residuals would be equal."""
 
-    def use_released_labels(self, told: ReleasedLabels | None) -> None:
+    def use_released_labels(self, labels: ReleasedLabels | None) -> None:
         """Make all later residuals of these labels; None: of labels as they are."""
-        self._told = told
+        self._told = labels
 
     @property
     def always_asks(self) -> bool:  # type: ignore[override]
@@ -498,7 +498,7 @@ class AssistPrimary(Primary):
         return self._told is not None
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the last round is done, or a round has brought nothing.
 
         Patience asks labels as they are, and secondaries see when training ends: it has no say
@@ -506,7 +506,7 @@ class AssistPrimary(Primary):
         """
         if self._told is not None:
             return self._stands_still or self.epoch >= self.epochs
-        return self._stands_still or super().finished
+        return self._stands_still or super().is_finished
 
     def _take_if_best(self, epoch: int, metric: float, threshold: float, outputs: Tensor) -> bool:
         """Keep an epoch if none before it is as good; where labels have an epsilon, always.
@@ -521,10 +521,10 @@ class AssistPrimary(Primary):
         """Return the mean loss after the step, and every row with its margins."""
         rows = self.data.training_rows
         targets, start = self._targets(rows), self._begin(rows)
-        told = self._told or ReleasedLabels(targets=targets, margins=start)
+        labels = self._told or ReleasedLabels(targets=targets, margins=start)
         known = torch.zeros_like(start) if self._sum is None else self._sum
-        margins = told.margins + known
-        residuals = assist.residuals_of(margins, told.targets, self.head)
+        margins = labels.margins + known
+        residuals = assist.residuals_of(margins, labels.targets, self.head)
         longest = float(torch.linalg.vector_norm(residuals, dim=1).max())
         parts = consecutive_batches(rows, batch_size=self.batch_size)
         sent, peers = 0, self.exchange.peers
@@ -543,13 +543,13 @@ class AssistPrimary(Primary):
             scores.append(self.exchange.release(plan)[:, 0])
             self.losses.append(before)
             self.observe(RoundDone(epoch=epoch, done=done, of=len(parts), loss=before))
-        found = torch.cat(scores)
+        all_scores = torch.cat(scores)
         # Scores as long as the cut allows are of norm 1, and what comes back is their average.
         unit = len(self.exchange.ranks) / self.plan.config.privacy.clip_norm
-        step = assist.best_step(margins, found * unit, told.targets, self.head, unit=longest)
+        step = assist.best_step(margins, all_scores * unit, labels.targets, self.head, unit=longest)
         peers.tell(Step(epoch=epoch, step=step))
         self._stands_still = step == 0
-        self._sum = known + step * unit * found
+        self._sum = known + step * unit * all_scores
         self._total += step * unit
         if self._told is not None:
             self._scale = assist.best_step(start, self._sum, targets, self.head, unit=1.0)

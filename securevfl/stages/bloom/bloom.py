@@ -606,7 +606,7 @@ def _by_faiss(
         np.arange(len(rows)),
         ids,
         lambda some, width: index.search(np.ascontiguousarray(rows[some]), width),
-        lambda _some, _position, found: found,
+        lambda _some, _position, hits: hits,
         # Whole-number distances tie often, so a first look goes well beyond the k-th.
         width=2 * k + 1,
         chunk_cells=_FAISS_CELLS,

@@ -97,23 +97,23 @@ class ByCodes(Coordinated):
         return self._receive(helper, helper.spec.roles.primary, _rows=helper.rows)
 
     def find(
-        self, helper: LinkageHelper, name: str, heard: Codes
+        self, helper: LinkageHelper, name: str, received: Codes
     ) -> tuple[Lists, SimilarLinks | None]:
         """Compare the codes of two parties that hold one secret."""
         spec, theirs = helper.spec, self._receive(helper, name)
-        if heard.check != theirs.check:
+        if received.check != theirs.check:
             raise ConfigError(
                 f"linkage.secret: that of {name!r} differs from that of {spec.roles.primary!r}; "
                 f"give both the same file"
             )
-        helper.take(Codes.KIND.name, of=name, rows=heard.codes, records=theirs.codes)
-        metric = self.compare_codes(heard.codes, theirs.codes)
+        helper.take(Codes.KIND.name, of=name, rows=received.codes, records=theirs.codes)
+        metric = self.compare_codes(received.codes, theirs.codes)
         return coordinate(
             spec,
             lambda: find_candidates(spec, metric),
             records=metric.num_records,
             cache=helper.cache,
-            key=links_key(spec, heard.codes, theirs.codes),
+            key=links_key(spec, received.codes, theirs.codes),
         )
 
     def _send(self, party: DataParty) -> None:

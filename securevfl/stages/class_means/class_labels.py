@@ -104,8 +104,8 @@ def charge_labels(ledger: Ledger, release: LabelRelease) -> bool:
         PrivacyError: If the ledger is closed.
         StorageError: If the disk takes no more.
     """
-    sessions = ledger.budgeted
-    before = [one for session in sessions for one in session.labels]
+    sessions = ledger.budget_sessions
+    before = [label for session in sessions for label in session.labels]
     once = release.digest or release.mechanism == "plaintext"
     if once and release in before:
         return False
@@ -289,11 +289,11 @@ def classes_among_alike(
     if not columns.size:
         return classes_by_rank(values, classes)
     _, rows, nodes, _ = KDTree(rankdata(columns, axis=0), leaf_size=_ALIKE).get_arrays()
-    found = np.empty(len(values), dtype=np.int64)
+    ranked = np.empty(len(values), dtype=np.int64)
     for leaf in nodes[nodes["is_leaf"] == 1]:
         alike = np.sort(rows[leaf["idx_start"] : leaf["idx_end"]])
-        found[alike] = classes_by_rank(values[alike], classes)
-    return found
+        ranked[alike] = classes_by_rank(values[alike], classes)
+    return ranked
 
 
 def classes_by_rank(values: Float[np.ndarray, " rows"], classes: int) -> Int64[np.ndarray, " rows"]:
@@ -308,5 +308,5 @@ def classes_by_rank(values: Float[np.ndarray, " rows"], classes: int) -> Int64[n
     """
     ranks = np.empty(len(values), dtype=np.int64)
     ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    found: Int64[np.ndarray, " rows"] = ranks * classes // max(1, len(values))
-    return found
+    ranked: Int64[np.ndarray, " rows"] = ranks * classes // max(1, len(values))
+    return ranked

@@ -245,7 +245,7 @@ def class_means_in_process(
     parts = [
         secondary.class_means for secondary in secondaries if secondary.class_means is not None
     ]
-    due = [class_means for class_means in parts if not class_means.settled]
+    due = [class_means for class_means in parts if not class_means.encoder_fixed]
     if not due:
         return
     class_labels = make([class_means.name for class_means in due])
@@ -368,8 +368,10 @@ class ClassMeansPrimary:
         turn = ClassMeansTurn(secondary=self.plan.ranks[name], numbers=numbers)
         lines.send(turn.to_message(), self._dealer)
         dealing = channels.receive_from(lines, self._dealer, ClassMeansDealing, rows=rows, **shape)
-        said = dealt_sums.shifted(class_labels.bins_of_rows, dealing.shifts, bins=class_labels.bins)
-        lines.send(ClassMeansShifted(said=said).to_message(), name)
+        shifted_bins = dealt_sums.shift_bins(
+            class_labels.bins_of_rows, dealing.shifts, bins=class_labels.bins
+        )
+        lines.send(ClassMeansShifted(said=shifted_bins).to_message(), name)
         noise = channels.receive_from(lines, name, ClassMeansNoise, **shape).words
 
         def pieces() -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
@@ -381,7 +383,7 @@ class ClassMeansPrimary:
                     lines, name, ClassMeansMasked, rows=piece, **shape
                 ).words
 
-        sums = dealt_sums.opened(
+        sums = dealt_sums.open_sums(
             pieces(),
             noise,
             dealt_sums.SumDealing(shifts=dealing.shifts, correction=dealing.correction),
@@ -426,7 +428,9 @@ class ClassMeansSecondary:
         if self._called:
             raise ProtocolError("the primary calls for class means twice in one session")
         self._called = True
-        state = ClassMeansState(settled=class_means.settled, numbers=class_means.format.shape[1])
+        state = ClassMeansState(
+            settled=class_means.encoder_fixed, numbers=class_means.format.shape[1]
+        )
         lines.send(state.to_message(), self._primary)
         if state.settled:
             return
@@ -457,7 +461,7 @@ class ClassMeansSecondary:
         dealer = self.plan.config.helper("dealer")
         assert dealer is not None, "checked with the federation file"
         rows = self.plan.facts.rows
-        said = channels.receive_from(
+        shifted_bins = channels.receive_from(
             lines, self._primary, ClassMeansShifted, rows=rows, bins=bins
         ).said
         what = dealt_sums.DealtFor(
@@ -470,7 +474,7 @@ class ClassMeansSecondary:
         message = lines.receive(dealer.name, ClassMeansKind.CLASS_MEANS_SEED)
         seed = ClassMeansSeed.from_message(message, what=what).seed
         class_means.begin(leaves=True)
-        pieces = dealt_sums.masked(class_means.vectors(), said, seed, what)
+        pieces = dealt_sums.mask_vectors(class_means.vectors(), shifted_bins, seed, what)
         noise = ClassMeansNoise(words=dealt_sums.masked_noise(class_means.noise(), seed, what))
         lines.send(noise.to_message(), self._primary)
         for words in pieces:

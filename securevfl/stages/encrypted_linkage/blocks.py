@@ -132,7 +132,7 @@ class _Grid:
 
     def nearest(self, cells: Int64[np.ndarray, "own key_dim"], k: int) -> list[np.ndarray]:
         """Return, for each cell, so many of the nearest ones that they hold ``k`` records."""
-        found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(cells)
+        neighbours: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(cells)
         pending, count = np.arange(len(cells)), 1
         while len(pending):
             count = min(2 * count, len(self._cells))
@@ -141,9 +141,9 @@ class _Grid:
             enough = held[:, -1] >= k
             for place in np.flatnonzero(enough):
                 wanted = int(np.searchsorted(held[place], k)) + 1
-                found[pending[place]] = near[place, :wanted]
+                neighbours[pending[place]] = near[place, :wanted]
             pending = pending[~enough]
-        return found
+        return neighbours
 
     def within(self, cell: Int64[np.ndarray, " key_dim"], bound: float) -> Int64[np.ndarray, "_"]:
         """Return the cells that may hold a record at most ``bound`` from a point of a cell."""
@@ -174,7 +174,7 @@ def _compare(
         if len(records)
     ]
     for block, near in zip(blocks, link(blocks, links.num_links), strict=True):
-        near = near.numbered(block.records)
+        near = near.renumber(block.records)
         indices = np.concatenate([links.indices[block.rows], near.indices], axis=1)
         distances = np.concatenate([links.distances[block.rows], near.distances], axis=1)
         order = np.lexsort((indices, distances), axis=1)[:, : links.num_links]
@@ -289,7 +289,7 @@ class Shapes:
 
 def flat(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the numbers of all blocks in one row."""
-    return parts[0].ravel() if len(parts) == 1 else np.concatenate([one.ravel() for one in parts])
+    return parts[0].ravel() if len(parts) == 1 else np.concatenate([part.ravel() for part in parts])
 
 
 def cut(values: np.ndarray, counts: Int64[np.ndarray, " blocks"]) -> list[np.ndarray]:
@@ -557,10 +557,10 @@ class Search:
         k = ranked_length(spec, self._records)
         if cap is not None:
             cells, k = (cells[1], cells[0]), min(cap, self._rows)
-        found = links_by_cell(*cells, k, width=width, link=self._link)
+        link_table = links_by_cell(*cells, k, width=width, link=self._link)
         links = LinkTable(
-            indices=found.indices,
-            distances=found.distances * spec.keys.key_range().step,
+            indices=link_table.indices,
+            distances=link_table.distances * spec.keys.key_range().step,
         )
         limit = spec.choice.max_distance
         if cap is None:
@@ -576,8 +576,8 @@ class Search:
         key_dim = len(self._spec.keys.columns)
         for some in parts:
             tables = []
-            for part, (one, other) in zip(some, itertools.islice(shares, len(some)), strict=True):
-                ours, theirs = (one.T, other.T) if self._capped else (one, other)
+            for part, (first, other) in zip(some, itertools.islice(shares, len(some)), strict=True):
+                ours, theirs = (first.T, other.T) if self._capped else (first, other)
                 most = min(k, len(part.records))
                 tables.append(links_from_shares(ours, theirs, most, key_dim=key_dim))
             yield LinkTable(
@@ -659,9 +659,9 @@ def search_in_clear(
 
     def ask(exchanges: Iterator[BlockExchange]) -> Iterator[Sequence[SquaredShares]]:
         for exchange in exchanges:
-            found = [shares(block) for block in exchange.blocks]
-            compared(exchange, flat([squared for squared, _ in found]))
-            yield found
+            block_shares = [shares(block) for block in exchange.blocks]
+            compared(exchange, flat([squared for squared, _ in block_shares]))
+            yield block_shares
 
     search = Search(spec, rows=len(mine), records=len(theirs), lanes=lanes, ask=ask)
     width = spec.cell_units

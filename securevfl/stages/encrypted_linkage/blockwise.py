@@ -198,14 +198,14 @@ class Blockwise(Coordinated):
 
     def figures(self, spec: LinkSpec, primary: KeyTable, records: KeyTable) -> dict[str, Any]:
         """Return how many pairs are compared, and how many ciphertexts that takes."""
-        mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
+        mine, theirs = quantise_keys(spec.keys, primary), quantise_keys(spec.keys, records)
         return {"comparing": comparing_cost(spec, mine, theirs, lanes=self.lanes(spec))}
 
     def compare(
         self, spec: LinkSpec, primary: KeyTable, records: KeyTable, secret: LinkageSecret
     ) -> QuantisedKeys:
         """Compare keys as whole numbers of 16 bits."""
-        mine, theirs = quantised(spec.keys, primary), quantised(spec.keys, records)
+        mine, theirs = quantise_keys(spec.keys, primary), quantise_keys(spec.keys, records)
         return QuantisedKeys(
             primary=mine.astype(np.float64),
             records=theirs.astype(np.float64),
@@ -216,7 +216,7 @@ class Blockwise(Coordinated):
         self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, take: Take
     ) -> None:
         """Record grid cells, if any, and squared distances."""
-        mine, theirs = (quantised(spec.keys, keys) for keys in (primary, own))
+        mine, theirs = (quantise_keys(spec.keys, keys) for keys in (primary, own))
         if width := spec.cell_units:
             shift = fresh_shift(mine.shape[1])
             mine, theirs = mine + shift, theirs + shift
@@ -234,7 +234,7 @@ class Blockwise(Coordinated):
             To each secondary: the shift of the grid.
         """
         spec, lines = party.spec, party.lines
-        units = quantised(spec.keys, party.keys)
+        units = quantise_keys(spec.keys, party.keys)
         tag = table_tag(party.cache.folder, units)
         if spec.hiding.cell is not None:
             shift = fresh_shift(units.shape[1])
@@ -258,7 +258,7 @@ class Blockwise(Coordinated):
             To the primary and the coordinator: how many records there are, and their tag.
         """
         spec, lines = party.spec, party.lines
-        units = quantised(spec.keys, party.keys)
+        units = quantise_keys(spec.keys, party.keys)
         primary, coordinator = spec.roles.primary, spec.roles.helpers["coordinator"]
         offer = Offer(records=len(units), tag=table_tag(party.cache.folder, units))
         lines.send(offer.to_message(), primary, coordinator)
@@ -285,7 +285,7 @@ class Blockwise(Coordinated):
         return self._receive_cells(helper, helper.spec.roles.primary, helper.rows)
 
     def find(
-        self, helper: LinkageHelper, name: str, heard: np.ndarray | None
+        self, helper: LinkageHelper, name: str, received: np.ndarray | None
     ) -> tuple[Lists, SimilarLinks | None]:
         """Have the data parties compare blocks, unless links of the same tables are kept.
 
@@ -304,7 +304,7 @@ class Blockwise(Coordinated):
         offer = Offer.from_message(helper.lines.receive(name, LinkingKind.LINK_TURN))
         turn.require_offered(offer, name=name, by=primary)
         record_cells = self._receive_cells(helper, name, turn.records)
-        cells = None if heard is None or record_cells is None else (heard, record_cells)
+        cells = None if received is None or record_cells is None else (received, record_cells)
         if cells is not None:
             helper.take(Cells.KIND.name, of=name, rows=cells[0], records=cells[1])
         search = Search(
@@ -314,7 +314,7 @@ class Blockwise(Coordinated):
             lanes=self.lanes(spec),
             ask=partial(self._ask, helper, name),
         )
-        found = coordinate(
+        lists = coordinate(
             spec,
             lambda: search.run(cells),
             records=turn.records,
@@ -324,7 +324,7 @@ class Blockwise(Coordinated):
         nothing = np.empty((0, 2), dtype=np.int64)
         over = RowBlocks(rows=nothing[:, 0], sizes=nothing, done=0, of=0)
         helper.lines.send(over.to_message(), primary)
-        return found
+        return lists
 
     def _share_rows(self, party: DataParty, name: str, share: PrimaryShare, records: int) -> None:
         """Make the primary's shares of blocks until the secondary's turn is over."""
@@ -369,14 +369,14 @@ class Blockwise(Coordinated):
         self, helper: LinkageHelper, name: str, exchange: BlockExchange
     ) -> list[SquaredShares]:
         shapes = exchange.shapes
-        one, other = (
+        primary_share, other = (
             DistanceShare.from_message(
                 helper.lines.receive(sender, LinkingKind.LINK_SHARE), pairs=shapes.pairs
             ).share
             for sender in (helper.spec.roles.primary, name)
         )
-        _record_distances(helper.take, name, exchange, one + other)
-        return list(zip(shapes.by_pairs(one), shapes.by_pairs(other), strict=True))
+        _record_distances(helper.take, name, exchange, primary_share + other)
+        return list(zip(shapes.by_pairs(primary_share), shapes.by_pairs(other), strict=True))
 
     def _send_cells(
         self, party: DataParty, units: Units, shift: Int64[np.ndarray, " key_dim"]
@@ -407,7 +407,7 @@ def _record_distances(
     )
 
 
-def quantised(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, "rows key_dim"]:
+def quantise_keys(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, "rows key_dim"]:
     """Return numeric keys as whole numbers of 16 bits within the agreed ranges.
 
     Raises:

@@ -253,7 +253,7 @@ class Keyholder:
                 for axis in units[start : start + lanes.count].T.tolist()
             )
         tasks = [(self._public, part) for part in parts_of(plain, _ENCRYPTIONS_A_TASK)]
-        made = (one for part in apply(_encrypted, tasks) for one in part)
+        made = (ciphertext for part in apply(_encrypt_values, tasks) for ciphertext in part)
         packed = []
         for units in blocks:
             packs = tuple(
@@ -296,7 +296,7 @@ class Keyholder:
                 tasks.append((self._private, part, lanes.width))
                 start = pack * lanes.count
                 targets.append(share[start : start + lanes.count, first : first + len(part)])
-        answered = zip(targets, apply(_decrypted, tasks), strict=True)
+        answered = zip(targets, apply(_decrypt_lanes, tasks), strict=True)
         for done, (target, plain) in enumerate(answered, 1):
             for record, lane_values in enumerate(plain):
                 target[:, record] = lane_values[: len(target)]
@@ -351,7 +351,7 @@ def masked_distances(
         :meth:`Keyholder.share`.
     """
     _phe()
-    found = []
+    masked_blocks = []
     tasks, targets = [], []
     for packed, units in blocks:
         _require_units(units)
@@ -363,7 +363,7 @@ def masked_distances(
             )
         share = np.empty((packed.rows, len(units)), dtype=np.uint64)
         answers: list[list[int]] = [[] for _ in packed.packs]
-        found.append((answers, share))
+        masked_blocks.append((answers, share))
         for pack, first in _places(len(packed.packs), len(units)):
             keys = units[first : first + _CIPHERTEXTS_A_TASK].tolist()
             own = list(itertools.islice(fresh, len(keys)))
@@ -373,10 +373,10 @@ def masked_distances(
             target = share[start : start + lanes.count, first : first + len(keys)]
             targets.append((answers[pack], target))
             tasks.append((packed.modulus, packed.packs[pack], keys, own, len(target)))
-    for (into, target), (part, masks) in zip(targets, apply(_masked, tasks), strict=True):
+    for (into, target), (part, masks) in zip(targets, apply(_mask_answers, tasks), strict=True):
         into += part
         target[:] = masks
-    return found
+    return masked_blocks
 
 
 def _places(packs: int, records: int) -> list[tuple[int, int]]:
@@ -391,12 +391,12 @@ def parts_of(values: list[Any], size: int) -> list[list[Any]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def _encrypted(task: tuple[Any, list[int]]) -> list[int]:
+def _encrypt_values(task: tuple[Any, list[int]]) -> list[int]:
     public, values = task
     return [int(public.raw_encrypt(value)) for value in values]
 
 
-def _masked(
+def _mask_answers(
     task: tuple[int, tuple[int, ...], list[list[int]], list[int], int],
 ) -> tuple[list[int], UInt64[np.ndarray, "filled records"]]:
     """Return the answers of a few records to one pack, and the secondary's shares of them."""
@@ -417,11 +417,13 @@ def _masked(
     return answers, share
 
 
-def _decrypted(task: tuple[Any, list[int], int]) -> list[list[int]]:
+def _decrypt_lanes(task: tuple[Any, list[int], int]) -> list[list[int]]:
     """Return the lanes of each ciphertext mod 2^64."""
     private, ciphertexts, width = task
     lanes = (private.public_key.n.bit_length() - 1) // width
-    return [_unpack(int(private.raw_decrypt(one)), width, lanes) for one in ciphertexts]
+    return [
+        _unpack(int(private.raw_decrypt(ciphertext)), width, lanes) for ciphertext in ciphertexts
+    ]
 
 
 def _require_units(units: Int64[np.ndarray, "own key_dim"]) -> None:
@@ -635,7 +637,7 @@ class EncryptedDistances(TypedMessage):
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        answers = [one for answers in self.blocks for pack in answers for one in pack]
+        answers = [ciphertext for answers in self.blocks for pack in answers for ciphertext in pack]
         packed = pack_numbers([answers], self.modulus)[0]
         return Message(kind=self.KIND, tensors={"answers": packed})
 
@@ -711,7 +713,7 @@ class Paillier(blockwise.Blockwise):
                 lines.send(EncryptedRows(blocks=packed).to_message(), name)
                 answers = EncryptedDistances.from_message(
                     lines.receive(name, LinkingKind.LINK_CIPHERS),
-                    packs=[len(one.packs) for one in packed],
+                    packs=[len(block.packs) for block in packed],
                     records=shapes.records.tolist(),
                     modulus=holder.modulus,
                 ).blocks
@@ -751,10 +753,13 @@ class Paillier(blockwise.Blockwise):
                 own = [units[chosen] for chosen in records]
                 parts = list(zip(sent.blocks, own, strict=True))
                 wanted = sum(len(packed.packs) * len(keys) for packed, keys in parts)
-                found = masked_distances(parts, fresh.take(wanted, due=due), apply=apply)
-                answer = EncryptedDistances(blocks=[one for one, _ in found], modulus=sent.modulus)
+                masked_blocks = masked_distances(parts, fresh.take(wanted, due=due), apply=apply)
+                answer = EncryptedDistances(
+                    blocks=[block_answers for block_answers, _ in masked_blocks],
+                    modulus=sent.modulus,
+                )
                 lines.send(answer.to_message(), primary)
-                return [words for _, words in found]
+                return [words for _, words in masked_blocks]
 
             yield share
 

@@ -92,9 +92,9 @@ class MixedKeys(PairwiseKeys):
             both, of_pair = np.unique(
                 row_value[there] * len(theirs.values) + record_value[there], return_inverse=True
             )
-            one, other = np.divmod(both, max(len(theirs.values), 1))
-            found = _alike(mine.values[one], theirs.values[other], field, pair_edits)
-            similarity[there] = found[of_pair]
+            left, other = np.divmod(both, max(len(theirs.values), 1))
+            alike = _alike(mine.values[left], theirs.values[other], field, pair_edits)
+            similarity[there] = alike[of_pair]
             distance += weight * (1 - similarity)
         return distance
 
@@ -145,7 +145,7 @@ class Mixed(Metric):
             return keys
         rules = BlockingRules.parse(spec.blocking, spec.kinds)
         candidates = RuleCandidates.of(rules, primary.columns, records.columns)
-        return keys.blocked(candidates, neighbours)
+        return keys.with_candidates(candidates, neighbours)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

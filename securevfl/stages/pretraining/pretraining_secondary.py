@@ -22,7 +22,7 @@ from securevfl.federation.rounds.release import require_finite
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
 from securevfl.models.family import Learner, PretrainingSettings
-from securevfl.models.fedhssl.learner import spread, unit
+from securevfl.models.fedhssl.learner import sphere_spread, unit
 from securevfl.mpc.codec import RingFormat, quantise
 from securevfl.mpc.sum_to import encode_weighted, fraction_bits, words_needed
 from securevfl.transport.message import DeclaredMessage, MessageKind, wire
@@ -367,7 +367,7 @@ class IterationFigures:
     """Spread of its targets in the last batch."""
 
     @property
-    def collapsed(self) -> tuple[str, ...]:
+    def collapsed_encoders(self) -> tuple[str, ...]:
         """Names of the encoders whose representations have collapsed."""
         spreads = {"cross-party": self.cross_spread, "local": self.local_spread}
         return tuple(n for n, value in spreads.items() if value is not None and value < COLLAPSED)
@@ -431,7 +431,7 @@ class LearnerWithRecords:
         if self._present is not None:
             vectors = self.learner.project(self.features[to_device(records[present], device)])
             require_finite("a projection", vectors, round_number=round_number)
-            self._spreads["cross"] = spread(unit(vectors))
+            self._spreads["cross"] = sphere_spread(unit(vectors))
             out[self._present] = vectors
         return out
 
@@ -455,23 +455,23 @@ class LearnerWithRecords:
                 loss, target = self.learner.learn_local(self.features[index])
                 self._local_losses.append(loss)
             assert target is not None
-            self._spreads["local"] = spread(target)
+            self._spreads["local"] = sphere_spread(target)
 
     def figures(self) -> IterationFigures:
         """Return this iteration's losses and spreads so far."""
         return IterationFigures(
             cross_loss=_mean(self._cross_losses),
-            cross_spread=_known(self._spreads.get("cross")),
+            cross_spread=_float_or_none(self._spreads.get("cross")),
             local_loss=_mean(self._local_losses),
-            local_spread=_known(self._spreads.get("local")),
+            local_spread=_float_or_none(self._spreads.get("local")),
         )
 
 
 def _mean(losses: list[Tensor]) -> float | None:
-    return _known(torch.stack(losses).mean() if losses else None)
+    return _float_or_none(torch.stack(losses).mean() if losses else None)
 
 
-def _known(value: Tensor | None) -> float | None:
+def _float_or_none(value: Tensor | None) -> float | None:
     return None if value is None else float(value)
 
 
@@ -489,7 +489,7 @@ class CollapseWatch:
 
     def __call__(self, figures: IterationFigures, *, last: bool) -> None:
         """Take an iteration's figures."""
-        now = frozenset(figures.collapsed)
+        now = frozenset(figures.collapsed_encoders)
         sure = now if last else now & self._before
         self._before = now
         for encoder in sorted(sure - self._warned):
@@ -636,7 +636,7 @@ class PretrainingSecondary:
 
     def _load_mean(self, mean: Mean, _reply: Reply) -> None:
         device = self.data.features.device
-        values = {name: to_device(one, device) for name, one in mean.values.items()}
+        values = {name: to_device(tensor, device) for name, tensor in mean.values.items()}
         self.learning.learner.load_shared(values)
 
     def _end(self, end: IterationEnd, _reply: Reply) -> Next:

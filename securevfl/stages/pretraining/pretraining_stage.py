@@ -291,7 +291,7 @@ class PretrainingRun:
             done, last = iteration + 1, iteration + 1 == total
             self.peers.tell(IterationEnd(iterations=done, last=last))
             figures = self.learning.figures()
-            others = [one.figures for one in self.simulated if one.figures is not None]
+            others = [run.figures for run in self.simulated if run.figures is not None]
             line = self._record(done, [figures, *others], seconds=time.monotonic() - began)
             self.save(done, {"member": self.learning.learner.state(), "history": self.history})
             self._watch(figures, last=last)
@@ -343,7 +343,7 @@ class PretrainingRun:
         batch = CrossBatch(round_number=round_number, rows=rows, sent=known.numpy())
         if self.learning.learner.settings.exchange == "plain":
             answers = self.peers.ask(batch, Projections, shape=tuple(sent.shape))
-            return [to_device(one.vectors, sent.device) for one in answers]
+            return [to_device(answer.vectors, sent.device) for answer in answers]
         active = [self.peers.name(rank) for rank in self.peers.ranks]
         cut = projection_cut(sent.shape[1], parties=len(active))
         words = self.peers.total(batch, cut.zeros(len(rows)), round_number=round_number)
@@ -368,7 +368,7 @@ class PretrainingRun:
     ) -> dict[str, Any]:
         line: dict[str, Any] = {"iteration": done, "seconds": round(seconds, 3)}
         for name in ("cross_loss", "cross_spread", "local_loss", "local_spread"):
-            values = [value for one in parties if (value := getattr(one, name)) is not None]
+            values = [value for party in parties if (value := getattr(party, name)) is not None]
             if values:
                 line[name] = sum(values) / len(values)
         self.history.append(line)
@@ -481,7 +481,7 @@ def common_start(config: FederationConfig, saved: Sequence[Sequence[int]]) -> in
     """Return after how many iterations all parties can go on, 0 for a fresh start."""
     if not wants_pretraining(config):
         return 0
-    return max(set.intersection(*(set(one) for one in saved)), default=0)
+    return max(set.intersection(*(set(epochs) for epochs in saved)), default=0)
 
 
 # Each party's part, built from the federation file.
@@ -673,12 +673,12 @@ def pretrain_as_primary(
         run.run(start=start)
     finally:
         run.projection_mechanism.close()
-    figures = _written(run, config, run_folder, start=start, labelled=len(data.split.train))
+    figures = _write_figures(run, config, run_folder, start=start, labelled=len(data.split.train))
     finish_pretraining(config, primary.top, run.learning, files.folder)
     return figures
 
 
-def _written(
+def _write_figures(
     run: PretrainingRun, config: FederationConfig, run_folder: Path, *, start: int, labelled: int
 ) -> dict[str, Any]:
     """Write ``pretraining.json`` to the run folder, and return its figures."""

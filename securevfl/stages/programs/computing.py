@@ -143,7 +143,9 @@ class ComputingRequest(TypedMessage):
 
     def to_message(self) -> Message:
         """Return it as it is sent."""
-        return Message(kind=self.KIND, meta={"requests": [asdict(one) for one in self.requests]})
+        return Message(
+            kind=self.KIND, meta={"requests": [asdict(request) for request in self.requests]}
+        )
 
     @classmethod
     def from_message(cls, message: Message) -> "ComputingRequest":
@@ -154,7 +156,7 @@ class ComputingRequest(TypedMessage):
         """
         message.require_only("requests")
         listed = message.figure("requests", list)
-        return cls(requests=tuple(TupleRequest.from_json(one) for one in listed))
+        return cls(requests=tuple(TupleRequest.from_json(item) for item in listed))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -327,8 +329,8 @@ class DealingParty:
                 raise ProtocolError(f"{sender}: asks for randomness in the place of {first!r}")
             if message.kind is ComputingKind.COMPUTING_BEGIN:
                 for rank, seed in seeds.items():
-                    told = ComputingSeed(seed=seed, context=self.context)
-                    self.channels.send(told.to_message(), self.names[rank])
+                    seed_message = ComputingSeed(seed=seed, context=self.context)
+                    self.channels.send(seed_message.to_message(), self.names[rank])
                 continue
             requests = ComputingRequest.from_message(message).requests
             words = dealer.corrections(requests)

@@ -24,7 +24,7 @@ from securevfl.core import errors, files, interrupts
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.launch import child, process, spawn
-from securevfl.launch.torchrun import started
+from securevfl.launch.torchrun import detect_torchrun
 from securevfl.runtime import entry, launching, run_folder, run_options
 from securevfl.runtime.simulation import RunResult
 from securevfl.transport import identity as identities
@@ -99,10 +99,15 @@ class ThisParty:
             port = 0 if self.rank else held.enter_context(spawn.reserved_port())
             facts = None if table is None else entry.TableFacts.of(table)
             cards, certificates = self._meet(own, facts, port)
-            tables = [entry.TableFacts(**one["table"]) for one in cards if one["table"] is not None]
-            config = launching.pinned(
+            tables = [
+                entry.TableFacts(**card["table"]) for card in cards if card["table"] is not None
+            ]
+            config = launching.pin_identities(
                 parse_federation(entry.source_of(tables, model, settings), file="train()"),
-                {name: identities.public_text(one) for name, one in certificates.items()},
+                {
+                    name: identities.public_text(certificate)
+                    for name, certificate in certificates.items()
+                },
                 address=f"127.0.0.1:{cards[0]['port']}",
             )
             if table is not None:
@@ -160,7 +165,9 @@ class ThisParty:
             name = str(cards[-1]["name"])
             certificates[name] = identities.read_certificate(path.with_suffix(".pem"), name=name)
         if len(certificates) < self.world_size:
-            raise errors.ConfigError(f"two parties of one name in {[one['name'] for one in cards]}")
+            raise errors.ConfigError(
+                f"two parties of one name in {[other_card['name'] for other_card in cards]}"
+            )
         return cards, certificates
 
 
@@ -193,7 +200,7 @@ def launch(program: Callable[[ThisParty], T], *, parties: int | None = None) -> 
     Reveals:
         Between the processes: what the program does. This machine and its user hold all of it.
     """
-    program, here = inspect.unwrap(program), started()
+    program, here = inspect.unwrap(program), detect_torchrun()
     if here is None:
         return _in_processes(program, parties)
     if parties not in (None, here.size):
@@ -245,8 +252,8 @@ def run_named() -> None:
 def _private(folder: Path) -> Path:
     """Return a folder of this user alone, made if it is not there."""
     files.make_folder(folder)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise errors.ConfigError(f"{folder}: must belong to this user alone (mode 0700)")
     return folder
 
@@ -282,10 +289,10 @@ def _in_processes(program: Callable[[ThisParty], T], parties: int | None) -> lis
         try:
             spawn.run_party_processes(commands, deadline_s=_LONGEST_S, on_event=on_event)
         finally:
-            for one in commands:
-                if one.log_path.exists():
-                    for line in one.log_path.read_text(errors="replace").splitlines():
-                        sys.stdout.write(f"{one.name}: {line}\n")
+            for party_command in commands:
+                if party_command.log_path.exists():
+                    for line in party_command.log_path.read_text(errors="replace").splitlines():
+                        sys.stdout.write(f"{party_command.name}: {line}\n")
     return [returned.get(name) for name in names]
 
 

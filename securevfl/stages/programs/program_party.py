@@ -121,9 +121,9 @@ def _as_primary(party: PartySession) -> None:
             deadline_s=config.waits.work.primary_s,
         )
         _compute(party, table, channels, _keys_of_primary(channels, session), facts, session)
-        for one in config.secondaries:
+        for secondary in config.secondaries:
             # What secondaries still send one another is relayed meanwhile.
-            channels.receive(one.name, computing.ComputingKind.COMPUTING_DONE)
+            channels.receive(secondary.name, computing.ComputingKind.COMPUTING_DONE)
         session.end(callers)
 
 
@@ -131,7 +131,8 @@ def _keys_of_primary(channels: Channels, session: PrimarySession) -> dict[int, b
     """Return the keys that secondaries have drawn for streams with the primary."""
     config = session.party.config
     return {
-        config.ranks[one.name]: computing.key_from(channels, one.name) for one in config.secondaries
+        config.ranks[secondary.name]: computing.key_from(channels, secondary.name)
+        for secondary in config.secondaries
     }
 
 
@@ -169,7 +170,9 @@ def _as_dealer(party: PartySession) -> None:
             between_s=config.waits.work.helper_s,
         )
         context = computing.context_of(config, star.facts, star.transport.session)
-        names = {config.ranks[one.name]: one.name for one in config.table_parties}
+        names = {
+            config.ranks[table_party.name]: table_party.name for table_party in config.table_parties
+        }
         dealing = computing.DealingParty(channels, names, context)
         dealing.deal()
         party.files.log("dealt", requests=dealing.dealt)
@@ -188,7 +191,9 @@ def _compute(
     dealer = config.helper("dealer")
     assert program is not None, "it is the job"
     assert dealer is not None, "checked with the program"
-    names = {config.ranks[one.name]: one.name for one in config.table_parties}
+    names = {
+        config.ranks[table_party.name]: table_party.name for table_party in config.table_parties
+    }
     context = computing.context_of(config, facts, star.transport.session)
     member = on_shares.Seat(
         rank=config.ranks[name],
@@ -204,7 +209,7 @@ def _compute(
         federation=config.federation.name,
         party=name,
         program=program.digest,
-        peers={one.name: party.pinned[one.name] for one in others if one.name != name},
+        peers={other.name: party.pinned[other.name] for other in others if other.name != name},
         time=now(),
     )
     party.files.book_program(use)
@@ -224,8 +229,8 @@ def _function_of(program: Program) -> Callable[[ProgramParty], Any]:
     function = runpy.run_path(str(program.path), run_name=_MODULE).get(program.function)
     if not callable(function):
         raise ConfigError(f"program: {program.path} has no function {program.function}(party)")
-    found: Callable[[ProgramParty], Any] = function
-    return found
+    typed: Callable[[ProgramParty], Any] = function
+    return typed
 
 
 def _read(party: PartySession) -> "pd.DataFrame":

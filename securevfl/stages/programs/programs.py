@@ -19,7 +19,13 @@ from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import Observer, unheard
 from securevfl.runtime.launching import processes_with_program
 from securevfl.runtime.run_folder import TemporaryFolder
-from securevfl.runtime.run_options import FederationSource, InMemory, Program, RunOptions, opened
+from securevfl.runtime.run_options import (
+    FederationSource,
+    InMemory,
+    Program,
+    RunOptions,
+    resolve_federation,
+)
 from securevfl.stages.programs.program_party import RESULT_FILE
 
 
@@ -104,20 +110,22 @@ def run(
     in_memory: dict[str, InMemory] = {}
     if isinstance(federation, Mapping):
         in_memory = {name: _frame_of(name, table) for name, table in federation.items()}
-        there = [Path(one).resolve() for one in federation.values() if isinstance(one, str | Path)]
+        there = [
+            Path(value).resolve() for value in federation.values() if isinstance(value, str | Path)
+        ]
         root = Path(os.path.commonpath([path.parent for path in there])) if there else Path()
         config = _of_tables(federation, root)
     else:
-        config, root = opened(federation, data_root, only_linkage=True)
+        config, root = resolve_federation(federation, data_root, only_linkage=True)
     temporary = TemporaryFolder()
     folder = temporary.path if out is None else Path(out)
-    found = program_of(program)
+    loaded = program_of(program)
     options = RunOptions(run_folder=folder, data_root=root.resolve(), observe=observe)
-    processes_with_program(with_program(config, found), options, found, in_memory)
+    processes_with_program(with_program(config, loaded), options, loaded, in_memory)
     results = {}
     for party in config.table_parties:
-        told = files.read_json(folder / "parties" / party.name / RESULT_FILE)
-        results[party.name] = told["result"]
+        content = files.read_json(folder / "parties" / party.name / RESULT_FILE)
+        results[party.name] = content["result"]
     temporary.remove()
     return results
 

@@ -152,11 +152,11 @@ def point_of(message: bytes) -> bytes:
 
 def output_of(message: bytes, point: bytes) -> bytes:
     """Return the 64 bytes of Finalize, of an input and its point times the key."""
-    parts = (len(one).to_bytes(2, "big") + one for one in (message, point))
+    parts = (len(text).to_bytes(2, "big") + text for text in (message, point))
     return hashlib.sha512(b"".join(parts) + b"Finalize").digest()
 
 
-def multiplied(scalars: Sequence[bytes], points: Sequence[bytes]) -> list[bytes]:
+def multiply_points(scalars: Sequence[bytes], points: Sequence[bytes]) -> list[bytes]:
     """Return each point times its scalar.
 
     Raises:
@@ -170,7 +170,7 @@ def multiplied(scalars: Sequence[bytes], points: Sequence[bytes]) -> list[bytes]
         raise ProtocolError("received what is no point of the group") from None
 
 
-def inverted(scalars: Sequence[bytes]) -> list[bytes]:
+def invert_scalars(scalars: Sequence[bytes]) -> list[bytes]:
     """Return the inverse of each scalar, by one inversion for all (Montgomery's trick)."""
     library = _rbcl()
     times = library.crypto_core_ristretto255_scalar_mul
@@ -197,7 +197,7 @@ def evaluate(task: tuple[bytes, bytes, Sequence[str | None]]) -> bytes:
     """Return the function's values at keys, as its key's holder: 16 bytes each."""
     key, context, texts = task
     inputs = _inputs(context, texts)
-    points = multiplied([key] * len(inputs), [point_of(one) for one in inputs])
+    points = multiply_points([key] * len(inputs), [point_of(text) for text in inputs])
     return _values(inputs, points)
 
 
@@ -205,22 +205,22 @@ def blind(task: tuple[bytes, Sequence[str | None]]) -> tuple[bytes, bytes]:
     """Return the points of keys under fresh blinds, and the inverses of these: 32 bytes each."""
     context, texts = task
     blinds = [_scalar() for _ in texts]
-    points = multiplied(blinds, [point_of(one) for one in _inputs(context, texts)])
-    return b"".join(points), b"".join(inverted(blinds))
+    points = multiply_points(blinds, [point_of(text) for text in _inputs(context, texts)])
+    return b"".join(points), b"".join(invert_scalars(blinds))
 
 
 def evaluate_blinded(task: tuple[bytes, bytes]) -> bytes:
     """Return points times the key."""
     key, points = task
     given = _each(points, _POINT)
-    return b"".join(multiplied([key] * len(given), given))
+    return b"".join(multiply_points([key] * len(given), given))
 
 
 def unblind(task: tuple[bytes, Sequence[str | None], bytes, bytes]) -> bytes:
     """Return the function's values at keys, of evaluated points and the blinds' inverses."""
     context, texts, inverses, points = task
     # Padding too: what a lying primary returns for it is refused like all else.
-    unblinded = multiplied(_each(inverses, _POINT), _each(points, _POINT))
+    unblinded = multiply_points(_each(inverses, _POINT), _each(points, _POINT))
     return _values(_inputs(context, texts), unblinded)
 
 
@@ -292,7 +292,7 @@ class Psi(KeysAsTheyAre):
     ) -> LinkedSecondary:
         """Link as every secondary does, without cryptography."""
         _different(spec, own, rows=primary.num_rows)
-        return self._linked(spec, self.compare(spec, primary, own), own)
+        return self._link(spec, self.compare(spec, primary, own), own)
 
     def link_as_primary(self, party: protection.DataParty) -> LinkedPrimary:
         """Send values, and evaluate each secondary's points; see :class:`Protection`.
@@ -361,12 +361,12 @@ class Psi(KeysAsTheyAre):
             block = receive_from(lines, primary, RowValues, values=size)
             rows += _each(block.values.tobytes(), _VALUE)
         if primary not in party.memory:
-            party.memory[primary] = self._evaluated(party)
+            party.memory[primary] = self._evaluate_keys(party)
         keys: dict[bytes, str | None] = party.memory[primary]
         metric = numbered_keys([keys.get(value) for value in rows], texts)
-        return self.report_done(party, self._linked(spec, metric, party.keys), Linked())
+        return self.report_done(party, self._link(spec, metric, party.keys), Linked())
 
-    def _evaluated(self, party: protection.DataParty) -> dict[bytes, str | None]:
+    def _evaluate_keys(self, party: protection.DataParty) -> dict[bytes, str | None]:
         """Have own keys evaluated by the primary, and return them by their values.
 
         Raises:
@@ -403,7 +403,7 @@ class Psi(KeysAsTheyAre):
                 pace(len(sent) + len(values), 2 * len(sent))
         return dict(zip(values, sent, strict=True))
 
-    def _linked(self, spec: LinkSpec, metric: ComparedKeys, own: KeyTable) -> LinkedSecondary:
+    def _link(self, spec: LinkSpec, metric: ComparedKeys, own: KeyTable) -> LinkedSecondary:
         source = source_of_metric(spec, metric)
         apart = spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows)))
         return protection.linked_secondary(own, source, None, rows=metric.num_rows, apart=apart)

@@ -136,7 +136,7 @@ def _read_answer(files: StateFolder) -> None:
     )
     words = kept.again(np.arange(3))
     if words is not None:
-        kept.answered(np.arange(3), words)
+        kept.keep_answer(np.arange(3), words)
 
 
 def _read_presence(files: StateFolder) -> None:

@@ -15,7 +15,7 @@ from helpers.warm import Program
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError, SecureVflError
-from securevfl.launch.torchrun import started
+from securevfl.launch.torchrun import detect_torchrun
 from securevfl.stages.programs.party_program import ThisParty, launch
 
 pytestmark = pytest.mark.multiprocess
@@ -160,7 +160,7 @@ def test_what_cannot_be_started_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     with pytest.raises(ConfigError, match=r"'lacking' is defined in a notebook.*own_program\.py"):
         launch(here, parties=2)
-    assert started() is None
+    assert detect_torchrun() is None
     for name, value in {"RANK": "1", "WORLD_SIZE": "3", "RENDEZVOUS": "tcp://host:1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"RENDEZVOUS: must be file:///PATH"):

@@ -37,7 +37,7 @@ def trained(path: Path) -> tuple[FederationConfig, Path, Path]:
 
 
 def in_processes(config: FederationConfig, run: Path, rows: Path) -> Predictions:
-    named = trained_run(run, federation=config).named(rows)
+    named = trained_run(run, federation=config).name_rows(rows)
     new = NewRows(named=named, out=run.parent / "many.csv")
     options = RunOptions(run_folder=run, data_root=run.parent, observe=unheard)
     told = predict_in_processes(config, options, {"agency": InMemory(new_rows=new)})

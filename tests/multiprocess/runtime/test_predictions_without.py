@@ -44,7 +44,7 @@ def test_processes_without_a_secondary_predict_what_one_process_does(tmp_path: P
     )
     # Gone with everything that it has.
     (tmp_path / "bank-2.csv").rename(tmp_path / "elsewhere.csv")
-    named = trained_run(run).named(rows)
+    named = trained_run(run).name_rows(rows)
     new = NewRows(named=named, out=tmp_path / "many.csv", without=("bank-2",))
     options = RunOptions(run_folder=run, data_root=tmp_path, observe=unheard)
     told = predict_in_processes(config, options, {"agency": InMemory(new_rows=new)})

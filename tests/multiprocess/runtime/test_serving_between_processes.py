@@ -21,7 +21,7 @@ from securevfl.ledger.countersigning import SERVED_ROWS
 from securevfl.ledger.ledger import ledger_of_table
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.trained_run import trained_run
-from securevfl.serving.opening import opened
+from securevfl.serving.opening import open_model
 from securevfl.serving.server import ServerSettings, application
 
 pytestmark = pytest.mark.multiprocess
@@ -71,7 +71,7 @@ def test_a_killed_secondary_is_said_to_be_gone_and_taken_back(tmp_path: Path) ->
     row = pd.read_csv(tmp_path / "agency.csv").iloc[0].drop("y").to_dict()
     config = read_federation(run / "federation.toml")
     said: list[str] = []
-    with opened(
+    with open_model(
         trained_run(run, federation=config, data_root=tmp_path),
         observe=lambda event: said.append(str(event)),
     ) as model:

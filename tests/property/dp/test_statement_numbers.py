@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from securevfl.dp.gaussian import gaussian_delta
-from securevfl.dp.statement import WEAK_EPSILON, bounded, odds_in_words
+from securevfl.dp.statement import WEAK_EPSILON, bounded_statement, odds_in_words
 
 SCALES = {"": 1.0, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 epsilons = st.one_of(st.floats(0, 60), st.floats(-9, 6).map(lambda power: 10.0**power))
@@ -24,7 +24,7 @@ def log_of(text: str) -> float:
 
 
 def said(epsilon: float, delta: float = 1e-5) -> str:
-    return bounded(
+    return bounded_statement(
         unit="secondary-record",
         encoder="frozen",
         epsilon=epsilon,

@@ -159,7 +159,7 @@ class AskingOnAndOn(RuleBasedStateMachine):
         records = 2 if self.unit == "entity" else 1
         assert self.rows_moved <= records * self.most
         spent = [
-            files.ledger.spent
+            files.ledger.epsilon_spent
             for world in (self.here, self.there)
             for files in world.files.values()
             if files._ledger is not None
@@ -250,7 +250,7 @@ def test_a_record_is_released_until_it_has_had_its_releases(tmp_path: Path) -> N
             world.begin(keys, again=24)
         difference = here.answer([0]) - there.answer([0])
         moved.append(bool(torch.any(difference)))
-        spent.add(here.ledger("bank-1").spent)
+        spent.add(here.ledger("bank-1").epsilon_spent)
         if number in (1, 20):
             here.restart()
     assert moved == [True] * 3 + [False] * 47

@@ -251,7 +251,7 @@ class LyingPrimary(RuleBasedStateMachine):
         assert sum(len(left.rows) for left in game.own) <= game.ledger.row_releases
         limit = game.plan.config.privacy.epsilon
         if limit is not None:
-            assert game.ledger.spent <= limit
+            assert game.ledger.epsilon_spent <= limit
         if game.promise.encoder == "trained":
             assert game.positions == 0
 
@@ -314,7 +314,7 @@ def rows_again(patch: pytest.MonkeyPatch) -> None:
     """Take out what keeps a frozen run from releasing a row afresh, with fresh noise."""
     patch.setattr(CachedRelease, "again", lambda *_args: None)
     patch.setattr(
-        CachedRelease, "charge", lambda kept, *, rows, **_fields: (kept.spent, len(rows))[0]
+        CachedRelease, "charge", lambda kept, *, rows, **_fields: (kept.epsilon_spent, len(rows))[0]
     )
 
 

@@ -68,7 +68,7 @@ def test_what_blocking_loses_is_measured() -> None:
     assert keys.quality.recall_at_1 == (links.indices[:, 0] == np.arange(300)).mean() == 1
     assert keys.quality.recall_at_k == (links.distances <= exact.distances[:, 1:]).mean() < 1
     assert keys.quality.reduction_ratio > 0.9
-    assert keys.swapped().quality == keys.quality
+    assert keys.swap_roles().quality == keys.quality
     assert "recall_at_k" in repr(keys)
 
 
@@ -137,7 +137,7 @@ def test_rules_find_what_they_say(
     rules = [f"left(t, {letters})", "right(t, 1), length(t)"]
     keys = by_rules({"t": [*rows]}, {"t": [*records]}, rules, 1)
     links = keys.nearest(chosen, size, eligible=eligible)
-    back = keys.swapped().nearest(None, len(rows))
+    back = keys.swap_roles().nearest(None, len(rows))
 
     def kept(one: str, other: str) -> bool:
         first = one[:letters] == other[:letters]

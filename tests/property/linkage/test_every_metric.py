@@ -58,14 +58,14 @@ def test_a_metric_counts_and_swaps(kind: str) -> None:
     """Swapping twice changes nothing, and distances are symmetric."""
     metric = make(kind)
     there = metric.nearest(None, RECORDS)
-    back = metric.swapped().nearest(None, ROWS)
+    back = metric.swap_roles().nearest(None, ROWS)
     distance = np.empty((ROWS, RECORDS))
     np.put_along_axis(distance, there.indices, there.distances, axis=1)
     swapped = np.empty((RECORDS, ROWS))
     np.put_along_axis(swapped, back.indices, back.distances, axis=1)
 
     assert (metric.num_rows, metric.num_records) == (ROWS, RECORDS)
-    assert (metric.swapped().num_rows, metric.swapped().num_records) == (RECORDS, ROWS)
+    assert (metric.swap_roles().num_rows, metric.swap_roles().num_records) == (RECORDS, ROWS)
     assert np.array_equal(distance, swapped.T)
     assert isinstance(metric, ComparedKeys)
 

@@ -101,7 +101,7 @@ class TooLittle(GradientNoise):
 class Reused(GradientNoise):
     """The same noise in every update: two updates' difference has none."""
 
-    def noised(self, total: Tensor) -> Tensor:
+    def add_noise(self, total: Tensor) -> Tensor:
         units = NOISE / self.granularity
         drawn = ExactDiscreteGaussian(units, insecure_seed=1).sample(total.shape)
         return ((total + drawn) * self.granularity).float()
@@ -110,14 +110,14 @@ class Reused(GradientNoise):
 class OneNumber(GradientNoise):
     """One number of noise for all coordinates."""
 
-    def noised(self, total: Tensor) -> Tensor:
+    def add_noise(self, total: Tensor) -> Tensor:
         return ((total + self._noise.sample((1,))) * self.granularity).float()
 
 
 class NoNoise(GradientNoise):
     """The sum as it is."""
 
-    def noised(self, total: Tensor) -> Tensor:
+    def add_noise(self, total: Tensor) -> Tensor:
         return (total * self.granularity).float()
 
 

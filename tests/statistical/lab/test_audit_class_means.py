@@ -16,7 +16,7 @@ from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.lab.audit.audit_class_means import audit_class_means
 from securevfl.lab.audit.settings import AuditSettings
 from securevfl.mpc import dealt_sums
-from securevfl.mpc.dealt_sums import masked_noise, opened
+from securevfl.mpc.dealt_sums import masked_noise, open_sums
 from securevfl.stages.class_means import class_labels, class_means_stage
 from securevfl.stages.class_means.class_means_stage import ClassMeansSums
 
@@ -98,7 +98,7 @@ def labels_without_noise(patch: Patch) -> None:
     kept: list[np.ndarray] = []
 
     def heard(*arguments: object) -> np.ndarray:
-        kept.append(opened(*arguments))
+        kept.append(open_sums(*arguments))
         return kept[-1]
 
     class Bare(ClassMeansSums):
@@ -108,7 +108,7 @@ def labels_without_noise(patch: Patch) -> None:
             del sums
             return ClassMeansSums(sums=kept[-1])
 
-    patch.setattr(dealt_sums, "opened", heard)
+    patch.setattr(dealt_sums, "open_sums", heard)
     patch.setattr(class_means_stage, "ClassMeansSums", Bare)
 
 

@@ -81,7 +81,7 @@ def test_the_installed_mechanism_passes(settings: AuditSettings) -> None:
     """False alarm 1e-9 a report; every power is 0.99 or more."""
     report = audit_in_process(settings)
 
-    assert report.failed == []
+    assert report.failed_tests == []
     assert report.verdict == "pass"
     assert min(test.power for tests in report.tests.values() for test in tests) >= 0.99
 
@@ -191,7 +191,7 @@ def test_a_mechanism_that_refuses_its_own_rows_does_not_pass() -> None:
 
     assert report.refusal is not None
     assert "clip before encoding" in report.refusal
-    assert report.failed == ["rounds_finished"]
+    assert report.failed_tests == ["rounds_finished"]
     assert report.verdict == "fail"
 
 
@@ -219,7 +219,7 @@ def test_the_installed_mechanism_passes_between_processes() -> None:
     """TLS, masks, CrypTen's reveal, and class sums beside them; false alarm 1e-9."""
     report = audit(AuditSettings(secondaries=2, timeout_s=PATIENCE_S))
 
-    assert report.failed == []
+    assert report.failed_tests == []
     assert [len(tests) for tests in report.tests.values()] == [10, 10, 3, 3, 2, 2]
     assert 0 < report.as_dict()["false_failure_at_most"] <= 1e-9
     assert report.verdict == "pass"

@@ -86,7 +86,7 @@ def failed(monkeypatch: pytest.MonkeyPatch, alter: Callable[[Secondary], object]
     assert all(test.power == 1 for test in tests)
     # What fails here fails the report, and so ends the command with exit code 4.
     report = AuditReport(settings=SETTINGS, tests={"one_run": tests}, rows=0, seconds=0.0)
-    return set(report.failed) - {report.finished.name}
+    return set(report.failed_tests) - {report.rounds_finished.name}
 
 
 def plain_updates(secondary: Secondary) -> None:

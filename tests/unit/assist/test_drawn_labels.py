@@ -205,7 +205,7 @@ def test_the_channel_names_the_epsilon(tmp_path: Path) -> None:
     config, _ = prepared(tmp_path, "multiclass")
     told = {one["channel"]: one for one in channels(config)}["residuals"]
     assert told["guarantee"] == "covered by label_epsilon = 3, against all secondaries together"
-    assert config.split == "random"
+    assert config.split_kind == "random"
 
 
 @pytest.mark.parametrize(

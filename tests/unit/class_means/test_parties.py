@@ -172,7 +172,7 @@ def test_labels_that_travel_are_those_of_the_primary(
 
 def test_class_means_that_are_fitted_are_left_alone(one: Built, monkeypatch) -> None:
     """A resumed run: who has fitted says so, and is neither charged, summed nor sent labels."""
-    monkeypatch.setattr(ClassMeansFitting, "settled", True)
+    monkeypatch.setattr(ClassMeansFitting, "encoder_fixed", True)
     charged = {rank: one.booked(rank) for rank in one.secondaries}
     results, wires = fit_as_threads(
         one, class_labels(ROWS, label_noise=lambda sums: sums.noise(0.0))

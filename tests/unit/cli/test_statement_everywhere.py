@@ -14,7 +14,7 @@ from helpers.patience import PATIENCE_S
 from helpers.warm import printed
 from rich.ansi import AnsiDecoder
 
-from securevfl.dp.statement import NO_PROMISE, Statement, bounded
+from securevfl.dp.statement import NO_PROMISE, Statement, bounded_statement
 
 Capture = pytest.CaptureFixture[str]
 NONE = {"mechanism": "none", "encoder": "frozen", "links_per_record": 2}
@@ -22,7 +22,7 @@ NONE = {"mechanism": "none", "encoder": "frozen", "links_per_record": 2}
 
 def promised(epsilon: float) -> Statement:
     """Return what the federation of this file promises at an epsilon."""
-    return bounded(
+    return bounded_statement(
         unit="secondary-record",
         encoder="frozen",
         epsilon=epsilon,

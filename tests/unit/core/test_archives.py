@@ -20,7 +20,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import require_unpackable
 from securevfl.federation.checkpoint import DamagedError, read_state, write_state
 from securevfl.linkage.stage.link_cache import _load
-from securevfl.stages.assist.assist import packed, unpacked
+from securevfl.stages.assist.assist import pack_models, unpack_models
 
 ZEROS = 64 * 2**20
 
@@ -119,10 +119,10 @@ def test_a_state_that_is_packed_is_damaged(tmp_path: Path) -> None:
 
 def test_local_models_that_say_they_are_huge_are_not_unpacked() -> None:
     models = [Ridge().fit(np.eye(2), [0.0, 1.0])]
-    data = packed(models)
-    assert len(unpacked(data)) == 1
+    data = pack_models(models)
+    assert len(unpack_models(data)) == 1
     with pytest.raises(ValueError, match="no local models"):
-        unpacked(saying_large(data))
+        unpack_models(saying_large(data))
 
 
 def test_what_is_packed_for_others_is_bounded_by_a_number() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securevfl.core.formatting import toml_text, written
+from securevfl.core.formatting import format_figure, toml_text
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,17 @@ from securevfl.core.formatting import toml_text, written
     ],
 )
 def test_a_figure_has_digits_that_say_something(value: float, text: str) -> None:
-    assert written(value) == text
+    assert format_figure(value) == text
 
 
 def test_figures_that_stand_together_are_written_alike() -> None:
     """An end near zero, of an interval whose other end is not, stays a decimal number."""
     interval = (-0.0000001, 0.02)
-    assert [written(one, sign="+", beside=interval) for one in interval] == ["+0.0000", "+0.0200"]
-    assert written(0.0, beside=(2e-7,)) == "0"
+    assert [format_figure(one, sign="+", beside=interval) for one in interval] == [
+        "+0.0000",
+        "+0.0200",
+    ]
+    assert format_figure(0.0, beside=(2e-7,)) == "0"
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -41,18 +41,18 @@ def test_an_error_that_an_interrupt_became_is_reported_as_the_interrupt(
             told.extend([failure_kind(error), public_reason(error)])
             raise
 
-    with pytest.raises(KeyboardInterrupt), interrupts.noted():
+    with pytest.raises(KeyboardInterrupt), interrupts.watch_signals():
         fail()
     # The others are told the same.
     assert told == ["lost", "was interrupted by its operator"]
     assert signal.getsignal(number) is before
     assert failure_kind(error) == "failed"
-    with pytest.raises(DataError), interrupts.noted():
+    with pytest.raises(DataError), interrupts.watch_signals():
         raise error
 
 
 def test_an_interrupt_that_was_swallowed_ends_the_next_wait() -> None:
-    with interrupts.noted():
+    with interrupts.watch_signals():
         interrupts.check()
         with pytest.raises(DataError):
             ask_to_end(signal.SIGTERM)
@@ -101,7 +101,7 @@ def test_an_error_made_of_an_interrupt_is_reported_as_one_where_no_signal_is_not
         except ValueError as error:
             raise DataError("can't be fitted") from error
 
-    with pytest.raises(KeyboardInterrupt), interrupts.reported():
+    with pytest.raises(KeyboardInterrupt), interrupts.unwrap_interrupts():
         fail()
 
 

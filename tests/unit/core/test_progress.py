@@ -4,12 +4,12 @@ import json
 import math
 
 from securevfl.core.files import plain
-from securevfl.core.progress import PartyDone, event_of, told
+from securevfl.core.progress import PartyDone, event_fields, event_of
 
 
 def test_what_is_spent_without_noise_is_infinite_at_the_launcher_too() -> None:
     done = PartyDone(epsilon=math.inf, total_epsilon=2.5)
-    report = json.loads(json.dumps(plain(told(done))))
+    report = json.loads(json.dumps(plain(event_fields(done))))
 
     assert event_of(PartyDone.EVENT, report) == done
 

@@ -70,7 +70,7 @@ def test_declared_bounds_are_independent_of_the_data() -> None:
 def test_bounds_for_each_feature() -> None:
     """A one-hot column needs no bounds of its own."""
     bounds = {"area": [0.0, 10.0], "floor": [5.0, 6.0]}
-    scaled = FeatureScaler.bounded(NAMES, bounds).apply(FEATURES)
+    scaled = FeatureScaler.from_bounds(NAMES, bounds).apply(FEATURES)
 
     assert scaled == pytest.approx(np.array([[-0.8, -1, -1], [-0.4, -1, 1], [0, -1, 1]]))
 
@@ -103,7 +103,7 @@ def test_impossible_bounds_are_refused(scaling: str, bounds: object, message: st
 def test_another_number_of_columns_is_refused() -> None:
     """A scaler fits one table's columns."""
     with pytest.raises(DataError, match=r"features: have 2 columns, the scaler 3"):
-        FeatureScaler.unscaled(3).apply(FEATURES[:, :2])
+        FeatureScaler.identity(3).apply(FEATURES[:, :2])
     with pytest.raises(DataError, match=r"keys: have 1 dimensions, the scaler 2"):
         KeyScaler(centre=np.zeros(2), width=np.ones(2)).apply(np.zeros((3, 1)))
 
@@ -153,7 +153,7 @@ def test_constant_training_labels_are_refused() -> None:
 
 SCALERS = {
     "fitted": FeatureScaler.standard(FEATURES / 3, limit=5.0),
-    "bounded": FeatureScaler.bounded(NAMES, {"area": [0.1, 0.7], "floor": [0, 30]}),
+    "bounded": FeatureScaler.from_bounds(NAMES, {"area": [0.1, 0.7], "floor": [0, 30]}),
     "labels": LabelScaler.fit(FEATURES[:, 0].astype(np.float64) / 3),
 }
 

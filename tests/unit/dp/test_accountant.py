@@ -14,7 +14,7 @@ from securevfl.dp.accountant import (
     pld_epsilon,
     rdp_epsilon,
     renyi_divergence,
-    simplified,
+    simplify_releases,
 )
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Neighbouring, SampledRelease
 from securevfl.dp.gaussian import checked_epsilon, gaussian_epsilon, least_epsilon
@@ -31,7 +31,7 @@ def test_gaussians_are_exact_at_any_delta() -> None:
     """Releases without sampling merge into one with a closed form, far below PLD's limit."""
     releases = [GaussianRelease(noise_multiplier=4.0, count=4), sampled(5, sampling_rate=1.0)]
 
-    merged = simplified(releases)
+    merged = simplify_releases(releases)
 
     assert len(merged) == 1
     z = merged[0].noise_multiplier

@@ -15,9 +15,9 @@ from securevfl.dp.statement import (
     NO_PROMISE,
     WEAK_EPSILON,
     Statement,
-    bounded,
+    bounded_statement,
     of_labels,
-    unbounded,
+    unbounded_statement,
 )
 
 UNITS = ("secondary-record", "entity", "linked-row")
@@ -36,7 +36,7 @@ def said(**changes: Any) -> Statement:
         "colluding": 0,
         "links_per_record": 1,
     }
-    return bounded(**(promise | changes))
+    return bounded_statement(**(promise | changes))
 
 
 def sentences(text: str) -> list[str]:
@@ -163,7 +163,7 @@ def test_the_total_of_a_table_is_said_only_where_it_is_known() -> None:
 @pytest.mark.parametrize("parties", [1, 2])
 def test_without_noise_nothing_is_promised_and_that_is_the_warning(parties: int) -> None:
     """With one secondary there is no sum to hide in either."""
-    statement = unbounded(parties=parties)
+    statement = unbounded_statement(parties=parties)
 
     assert statement.text.startswith("No noise is added")
     assert "is not bounded" in statement.text

@@ -170,7 +170,9 @@ def test_a_request_to_others_than_the_sessions_parties_is_refused(
         serve = secondary_party._Requests(
             secondary_party.SecondarySession(life, star), model, table
         ).serve
-    monkeypatch.setattr(party_process, "joined", lambda *_, **__: contextlib.nullcontext(star))
+    monkeypatch.setattr(
+        party_process, "join_session", lambda *_, **__: contextlib.nullcontext(star)
+    )
 
     with pytest.raises(ProtocolError, match=r"asks for predictions of the parties .*session has"):
         serve()

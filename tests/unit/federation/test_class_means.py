@@ -117,7 +117,7 @@ def test_a_secondary_that_had_its_class_sums_gets_no_others(
     last = max((tmp_path / "run/parties/agency/released").iterdir(), key=lambda one: one.name)
     last.unlink()
     # The secondary says that its class means are not fitted, and would send its sums again.
-    monkeypatch.setattr(ClassMeansFitting, "settled", False)
+    monkeypatch.setattr(ClassMeansFitting, "encoder_fixed", False)
     monkeypatch.setattr(ClassMeansFitting, "begin", lambda _self, **_leaves: None)
 
     with pytest.raises(PrivacyError, match="bank-1, bank-2: had class sums of this run and says"):

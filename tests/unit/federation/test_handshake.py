@@ -305,7 +305,7 @@ def test_the_primary_gives_up_first_and_says_who_is_missing(
     config = read_federation(write_federation(tmp_path, secondaries=3, runtime=runtime))
     people = {party.name: Identity.create(party.name, valid_days=1) for party in config.parties}
     monkeypatch.setattr(handshake, "SecondaryTransport", Quiet)
-    joining = handshake.joined(
+    joining = handshake.join_session(
         config, people["bank-1"], pinned(people), epochs=[], pretrained=[], patience_s=5.0
     )
     with pytest.raises(PartyTimeoutError, match=f"^{seconds}$"), joining:

@@ -67,7 +67,7 @@ def answer(kept: CachedRelease, rows: np.ndarray, number: int) -> None:
     assert kept.again(rows) is None
     kept.settle()
     kept.charge(round_number=number, rows=rows, purpose="release")
-    kept.answered(rows, WORDS + number)
+    kept.keep_answer(rows, WORDS + number)
 
 
 def charges(folder: Path) -> int:

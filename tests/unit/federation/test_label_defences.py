@@ -20,7 +20,7 @@ from securevfl.federation.rounds.label_defences import (
     DrawnLabels,
     distance_correlation,
     marvell_spectrum,
-    protected,
+    protect_gradient,
     with_marvell_noise,
 )
 from securevfl.lab.attacks.run_audit import audit_run
@@ -60,7 +60,7 @@ def test_marvell_noise_has_its_power_and_hides_the_line_between_classes() -> Non
     assert (noised - gradient).square().sum(dim=(1, 2)).mean() == pytest.approx(4.0, rel=0.1)
     variances = (noised - gradient)[:, 0].var(dim=0)
     assert variances[0] > 50 * variances[1:].max()
-    sent = protected(gradient, positive.float(), TrainingSettings(marvell=4.0))
+    sent = protect_gradient(gradient, positive.float(), TrainingSettings(marvell=4.0))
     assert (sent - gradient).square().sum(dim=(1, 2)).mean() == pytest.approx(4.0, rel=0.1)
     one_class = with_marvell_noise(gradient[positive], positive[positive], power=1.0)
     assert (one_class - gradient[positive]).square().sum() > 0
@@ -68,9 +68,9 @@ def test_marvell_noise_has_its_power_and_hides_the_line_between_classes() -> Non
 
 def test_a_clip_bounds_a_row_s_own_gradient() -> None:
     gradient = torch.randn(8, 1, 5) / 8  # of the mean loss of a batch of 8
-    clipped = protected(gradient, torch.zeros(8), TrainingSettings(clip_gradients=0.5))
+    clipped = protect_gradient(gradient, torch.zeros(8), TrainingSettings(clip_gradients=0.5))
     assert (8 * clipped).flatten(1).norm(dim=1).max() <= 0.5
-    same = protected(gradient, torch.zeros(8), TrainingSettings(clip_gradients=1e3))
+    same = protect_gradient(gradient, torch.zeros(8), TrainingSettings(clip_gradients=1e3))
     torch.testing.assert_close(same, gradient)
 
 

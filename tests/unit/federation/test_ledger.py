@@ -58,7 +58,7 @@ def test_a_whole_plan_fits_its_own_budget_exactly_once() -> None:
     with pytest.raises(BudgetExceededError, match=r"rental: round 11 \(test\) would pass the plan"):
         ledger.charge(round_number=11, rows=np.array([0]), purpose="test")
     assert (ledger.rounds, ledger.row_releases) == (10, 1000)
-    assert ledger.spent <= 4.0
+    assert ledger.epsilon_spent <= 4.0
 
 
 def test_what_the_ledger_says_is_what_the_plan_says() -> None:
@@ -88,7 +88,7 @@ def test_sessions_of_one_run_add_up(tmp_path: Path) -> None:
     first.close()
     second = open_ledger(path)
 
-    assert second.spent == spent == second.total
+    assert second.epsilon_spent == spent == second.total
     assert charge(second, 6) == pytest.approx(4.0, rel=1e-6)
     with pytest.raises(BudgetExceededError, match="before the run was resumed"):
         charge(second, 1, start=7)
@@ -123,7 +123,7 @@ def test_without_noise_the_spending_is_infinite_and_taints_the_run(tmp_path: Pat
     """A release without noise cannot be taken back: no later session's budget covers it."""
     path = tmp_path / "ledger.jsonl"
     bare = open_ledger(path, plan_of(mechanism="none"))
-    assert bare.spent == 0.0
+    assert bare.epsilon_spent == 0.0
     assert charge(bare, 1) == math.inf
     bare.close()
     later = open_ledger(path)
@@ -239,7 +239,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
         file.write('{"kind": "charge", "rou')
     again = open_ledger(path)
 
-    assert again.spent == spent
+    assert again.epsilon_spent == spent
     charge(again, 1)
     again.close()
     open_ledger(path).close()
@@ -314,7 +314,7 @@ def test_fitting_is_booked_before_its_releases_and_composes_with_them(tmp_path: 
     fitting = ledger.charge_fitting()
 
     assert 0 < fitting < 4.0
-    assert fitting == ledger.spent
+    assert fitting == ledger.epsilon_spent
     assert charge(ledger, 10) == plan.epsilon(plan.noise_share_std()) == pytest.approx(4.0)
     ledger.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -333,7 +333,7 @@ def test_a_fitting_stays_spent_for_later_sessions(steps: int, tmp_path: Path) ->
     first.close()
     second = open_ledger(path, plan)
 
-    assert second.spent == second.total == spent
+    assert second.epsilon_spent == second.total == spent
     with pytest.raises(BudgetExceededError, match="before the run was resumed"):
         second.require_room(rounds=10, row_releases=1000, passes=1)
     second.close()
@@ -345,7 +345,7 @@ def test_an_encoder_is_fitted_once_a_session_and_within_the_budget() -> None:
     spent = ledger.charge_fitting()
     with pytest.raises(PrivacyError, match="fitted once"):
         ledger.charge_fitting()
-    assert ledger.spent == spent
+    assert ledger.epsilon_spent == spent
 
 
 def test_releases_of_a_fitted_encoder_pay_for_its_fitting_though_nobody_booked_it() -> None:
@@ -361,4 +361,4 @@ def test_fitting_without_noise_is_not_bounded() -> None:
     """As a release without noise is not."""
     ledger = open_ledger(None, fitted_plan(mechanism="none"))
 
-    assert ledger.charge_fitting() == math.inf == ledger.spent
+    assert ledger.charge_fitting() == math.inf == ledger.epsilon_spent

@@ -81,8 +81,8 @@ def test_runs_add_up_in_the_total_and_not_in_a_runs_own_epsilon(tmp_path: Path) 
         total = whole_run(path, plan, run)
         assert total == epsilon_of([release] * count, delta=DELTA)
         ledger = opened(path, plan, run)
-        assert ledger.spent == pytest.approx(4.0, rel=1e-6)
-        assert ledger.spent <= 4.0
+        assert ledger.epsilon_spent == pytest.approx(4.0, rel=1e-6)
+        assert ledger.epsilon_spent <= 4.0
         assert (ledger.runs, ledger.rounds, ledger.row_releases) == (count, 10, 100)
         ledger.close()
     assert total > 4.0 * math.sqrt(3)
@@ -316,7 +316,7 @@ def test_trained_sessions_pay_for_what_they_do_again(tmp_path: Path) -> None:
             [plan.release(plan.noise_share_std(), rounds=5, row_releases=50)] * 2, delta=DELTA
         )
     )
-    assert second.spent > once
+    assert second.epsilon_spent > once
     second.close()
 
 

@@ -109,6 +109,6 @@ def test_a_refused_request_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
         with pytest.raises(BudgetExceededError):
             ledger.begin(plan, run=name * 32)
     assert path.read_bytes() == before
-    assert ledger.spent == spent
-    assert len(ledger.budgeted) == 1
+    assert ledger.epsilon_spent == spent
+    assert len(ledger.budget_sessions) == 1
     ledger.close()

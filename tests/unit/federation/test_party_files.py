@@ -59,7 +59,7 @@ def test_a_resumed_run_continues_in_the_tables_ledger(tmp_path: Path) -> None:
         with files_of(plan, folder, table, resume=resume) as files:
             files.open_ledger(plan)
             files.ledger.charge(round_number=1, rows=np.arange(32), purpose="train")
-            spent = files.ledger.spent
+            spent = files.ledger.epsilon_spent
     (run,) = summary_of(tmp_path / "bank-1.csv.ledger.jsonl").runs
     assert (run.sessions, run.releases, run.epsilon) == (2, 2, spent)
 

@@ -25,7 +25,7 @@ def test_patience_counts_from_the_best_epoch_of_the_networks_own(base: float | N
     for epoch, validation in enumerate((0.5, 0.4, 0.6, 0.7, 0.65, 0.7), 1):
         primary.epoch = epoch
         primary.history.append({"epoch": epoch, "validation": validation})
-        ended.append(primary.finished)
+        ended.append(primary.is_finished)
     assert ended == [False, False, False, False, False, True]
 
 

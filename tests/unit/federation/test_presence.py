@@ -255,7 +255,7 @@ def test_the_best_epoch_is_one_of_those_who_are_there_now() -> None:
     for epoch, validation in enumerate((0.5, 0.4, 0.45), 5):
         primary.epoch = epoch
         primary.history.append({"epoch": epoch, "validation": validation})
-        ended.append(primary.finished)
+        ended.append(primary.is_finished)
     assert ended == [False, False, True]
     primary.best_epoch = 5
     primary.continues_with_others(7)

@@ -138,7 +138,7 @@ def test_a_run_with_a_noise_multiplier_spends_its_plan_and_no_more(tmp_path: Pat
 
     with closing(session("ab" * 16)) as first:
         released(first, 10)
-        assert first.spent == pytest.approx(plan.epsilon(tau), rel=1e-6)
+        assert first.epsilon_spent == pytest.approx(plan.epsilon(tau), rel=1e-6)
     with (
         closing(session("ab" * 16)) as second,
         pytest.raises(BudgetExceededError, match="was planned"),

@@ -22,7 +22,7 @@ from securevfl.ledger.ledger import (
     Ledger,
     LedgerFile,
     book_restored,
-    recomputed,
+    recompute_figures,
     set_limit,
     summary_of,
     until_end,
@@ -39,7 +39,7 @@ def ask(path: Path, folder: Path, *, first: int = 0) -> tuple[float, float]:
         world.begin(world.keys.take(np.arange(first, first + 2)))
         world.answer([0, 1])
         ledger = world.ledger("bank-1")
-        return ledger.spent, ledger.total
+        return ledger.epsilon_spent, ledger.total
     finally:
         world.restart()
 
@@ -242,10 +242,10 @@ def test_a_run_that_ended_keeps_its_figures(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = begun(path, "a", rounds=10)
     meet(ledger, "end", "a")
-    spent = ledger.spent
+    spent = ledger.epsilon_spent
     ledger.close()
     book_restored(path)
-    found = recomputed(until_end(read_chain(path)[1], "a"), "a")
+    found = recompute_figures(until_end(read_chain(path)[1], "a"), "a")
     assert found["epsilon"] == found["total_epsilon"] == spent
 
 

@@ -79,7 +79,7 @@ def test_labels_are_no_part_of_what_records_have_spent(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = ledger_at(path)
     charge_labels(ledger, DRAWN)
-    assert ledger.spent == 0.0
+    assert ledger.epsilon_spent == 0.0
     with_labels = ledger.charge(round_number=1, rows=np.arange(10), purpose="train")
     ledger.close()
     alone = ledger_at(tmp_path / "other.jsonl")
@@ -94,4 +94,4 @@ def test_nothing_is_told_after_the_ledger_is_closed(tmp_path: Path) -> None:
     ledger.close()
     with pytest.raises(PrivacyError, match="is closed"):
         charge_labels(ledger, DRAWN)
-    assert not ledger.budgeted[-1].labels
+    assert not ledger.budget_sessions[-1].labels

@@ -123,7 +123,7 @@ def test_every_family_can_be_taught_row_by_row(name: str) -> None:
     clip_rows(out, 1.0).backward(wanted)
     plain = torch.cat([parameter.grad.flatten() for parameter in bottom.parameters()])
 
-    assert not family.pooled(config, frozen=False)
+    assert not family.pools_records(config, frozen=False)
     assert torch.allclose(ours, plain, atol=1e-5 * float(plain.abs().max()))
 
 
@@ -179,7 +179,7 @@ def test_noise_is_what_was_asked_for_and_new_each_time(noise_std: float) -> None
     """20,000 coordinates of two updates that share nothing; each comparison errs once in 1e11."""
     noise = GradientNoise(clip_norm=1.0, noise_std=noise_std)
     total = torch.arange(20_000, dtype=torch.float64)
-    one, two = (noise.noised(total).double() - total * noise.granularity for _ in range(2))
+    one, two = (noise.add_noise(total).double() - total * noise.granularity for _ in range(2))
 
     require_noise(one, noise_std)
     # Their difference would be smaller, or larger, if they were related.

@@ -13,7 +13,7 @@ from securevfl.models.fedhssl.encoders import (
     FedLocalSSLConfig,
     FedSplitNNConfig,
 )
-from securevfl.models.fedhssl.learner import simsiam_loss, spread, unit
+from securevfl.models.fedhssl.learner import simsiam_loss, sphere_spread, unit
 
 
 def test_shared_parts_start_equal_and_the_rest_does_not() -> None:
@@ -163,5 +163,5 @@ def test_steps_decide_which_encoders_there_are() -> None:
 
 def test_spread_tells_collapse() -> None:
     even = unit(torch.randn(500, 32, generator=torch.Generator().manual_seed(0)))
-    assert spread(even) == pytest.approx(1.0, abs=0.05)
-    assert spread(unit(torch.ones(500, 32) + 1e-3 * even)) < 0.01
+    assert sphere_spread(even) == pytest.approx(1.0, abs=0.05)
+    assert sphere_spread(unit(torch.ones(500, 32) + 1e-3 * even)) < 0.01

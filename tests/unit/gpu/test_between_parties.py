@@ -114,7 +114,7 @@ def test_parties_on_gpus_meet(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, RUNS[name])
     with labelled_cuda():
         figures = run(path, tmp_path / "run")
-        named = trained_run(tmp_path / "run").named(tmp_path / "agency.csv")
+        named = trained_run(tmp_path / "run").name_rows(tmp_path / "agency.csv")
         rows = InMemory(new_rows=NewRows(named=named, out=tmp_path / "predicted.csv"))
         predicted = run(path, tmp_path / "run", serves=True, in_memory=rows)
 

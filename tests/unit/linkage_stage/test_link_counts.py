@@ -293,10 +293,10 @@ def test_no_number_of_sessions_draws_twice(tmp_path: Path) -> None:
     """
     plan, path = plan_of(tmp_path, noise=0.5), tmp_path / "bank.jsonl"
     first, ledger = answer(plan, path, list(range(30)), run="0" * 32)
-    spent = ledger.spent
+    spent = ledger.epsilon_spent
     for theirs in ([999], list(range(60)), list(range(30)), [*range(29)]):
         said, ledger = answer(plan, path, theirs, run="0" * 32)
-        assert (said, ledger.spent) == (first, spent)
+        assert (said, ledger.epsilon_spent) == (first, spent)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["linked"] for line in lines if line["kind"] == "link-count"] == [first]
     # Another run is another draw, and charged.

@@ -75,7 +75,7 @@ def test_a_missing_key_equals_no_other(way: str, gap: str | None) -> None:
         assert links.distances[[1, 3]].min() > 200
     else:
         assert not links.present[[1, 3]].any()
-    back = metric.swapped().nearest(None, 2)
+    back = metric.swap_roles().nearest(None, 2)
     assert back.indices[[1, 3], 0].tolist() == [2, 0]
     assert not (back.distances[[0, 2, 4]] == 0).any()
 

@@ -148,7 +148,8 @@ def test_points_are_those_of_the_standard() -> None:
     assert point.hex() == "3066f82a1a747d45120d1740f14358531a8f04bbffe6a819f86dfe50f44a0a46"
     one, other = psi._scalar(), psi._scalar()
     twice = [
-        psi.multiplied([a], psi.multiplied([b], [point])) for a, b in ((one, other), (other, one))
+        psi.multiply_points([a], psi.multiply_points([b], [point]))
+        for a, b in ((one, other), (other, one))
     ]
     assert twice[0] == twice[1]
 
@@ -179,18 +180,18 @@ def test_the_function_is_that_of_the_standard(
 ) -> None:
     """[RFC9497] appendix A.1.1: ristretto255, SHA-512, mode OPRF."""
     given = bytes.fromhex(message)
-    [point] = psi.multiplied([BLIND], [psi.point_of(given)])
+    [point] = psi.multiply_points([BLIND], [psi.point_of(given)])
     assert point.hex() == blinded
-    [answer] = psi.multiplied([KEY], [point])
+    [answer] = psi.multiply_points([KEY], [point])
     assert answer.hex() == evaluated
-    [unblinded] = psi.multiplied(psi.inverted([BLIND]), [answer])
+    [unblinded] = psi.multiply_points(psi.invert_scalars([BLIND]), [answer])
     assert psi.output_of(given, unblinded).hex() == output
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_inverses_of_a_batch(count: int) -> None:
     scalars = [psi._scalar() for _ in range(count)]
-    for scalar, inverse in zip(scalars, psi.inverted(scalars), strict=True):
+    for scalar, inverse in zip(scalars, psi.invert_scalars(scalars), strict=True):
         assert rbcl.crypto_core_ristretto255_scalar_invert(scalar) == inverse
 
 
@@ -376,7 +377,7 @@ def test_wrong_answers_link_nobody() -> None:
         rows = np.frombuffer(values, dtype=np.uint8).reshape(-1, 16)
         lines.send(RowValues(values=rows).to_message(), "bank")
         came = points_of([lines.receive("bank", LinkingKind.LINK_POINTS)])
-        answers = psi.multiplied([key] * 2, came)[::-1]
+        answers = psi.multiply_points([key] * 2, came)[::-1]
         lines.send(EvaluatedPoints(points=array(answers)).to_message(), "bank")
         lines.receive("bank", LinkingKind.LINKED)
 

@@ -152,11 +152,11 @@ def test_measured_are_the_rows_that_are_asked_for() -> None:
     inputs = table()
     labels = inputs.values[:, 0].astype(np.float32)
     found = chosen_among(inputs, labels, NUMBER)
-    measured = found.measured(inputs.take(TEST), labels[TEST])
+    measured = found.measure(inputs.take(TEST), labels[TEST])
     assert list(measured) == list(found.candidates) == ["linear", "boosting", "network"]
     error = found.candidates["boosting"].model.margins(inputs.take(TEST))[:, 0] - labels[TEST]
     assert measured["boosting"]["rmse"] == pytest.approx(10 * np.sqrt(np.mean(error**2)), rel=1e-5)
-    validated = found.measured(inputs.take(VALIDATION), labels[VALIDATION])
+    validated = found.measure(inputs.take(VALIDATION), labels[VALIDATION])
     assert validated == {name: one.validation for name, one in found.candidates.items()}
 
 

@@ -125,6 +125,6 @@ def test_a_reader_lowers_the_loss_of_rows_that_were_not_seen(secondaries: int) -
             folds=torch.arange(2000) % 5,
         )
         with torch.no_grad():
-            added = model.added(read[2000:])
+            added = model.correct(read[2000:])
         losses[name] = float(head.row_losses(base[2000:] + added, targets[2000:]).mean())
     assert losses["read"] < 0.97 * losses["plain"], losses

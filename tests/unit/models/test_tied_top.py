@@ -42,7 +42,7 @@ def test_class_means_that_tell_lower_the_loss_of_rows_it_has_not_seen(
     assert float(head.row_losses(base + added, targets).mean()) < 0.9 * before
     fresh, more, known = rows(head, max(width, 2), signal=2.0, seed=1)
     with torch.no_grad():
-        outputs = more + model.added(fresh[:, -width:])
+        outputs = more + model.correct(fresh[:, -width:])
     assert float(head.row_losses(outputs, known).mean()) < 0.9 * before
     assert model.weight.item() > 0
 
@@ -58,7 +58,7 @@ def test_noise_is_left_alone() -> None:
     model, _ = fit_tied(make, released, base, targets, head, folds=torch.arange(400) % 5)
     fresh, more, known = rows(head, 10, signal=0.0, seed=1)
     with torch.no_grad():
-        loss = float(head.row_losses(more + model.added(fresh), known).mean())
+        loss = float(head.row_losses(more + model.correct(fresh), known).mean())
     assert loss < np.log(10) + 0.01
 
 
@@ -75,7 +75,7 @@ def test_margins_out_of_fold_do_not_know_the_rows_label() -> None:
 
     model, added = fit_tied(make, released, base, targets, head, folds=torch.arange(60) % 5)
     with torch.no_grad():
-        fitted = float(head.row_losses(base + model.added(released), targets).mean())
+        fitted = float(head.row_losses(base + model.correct(released), targets).mean())
     assert fitted < float(head.row_losses(base + added, targets).mean())
 
 
@@ -90,5 +90,5 @@ def test_scale_and_order_of_rows_change_nothing() -> None:
         models.append(model)
     with torch.no_grad():
         torch.testing.assert_close(
-            models[0].added(released), models[1].added(1e-3 * released), rtol=1e-3, atol=1e-3
+            models[0].correct(released), models[1].correct(1e-3 * released), rtol=1e-3, atol=1e-3
         )

@@ -13,11 +13,11 @@ from securevfl.mpc import dealt_sums
 from securevfl.mpc.dealt_sums import (
     DealtFor,
     deal,
-    masked,
+    mask_vectors,
     masked_noise,
-    opened,
+    open_sums,
     rows_of_piece,
-    shifted,
+    shift_bins,
 )
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
@@ -40,9 +40,9 @@ def summed(bins_of_rows, vectors, noise, *, said=None):
     what = sum_format_of(len(vectors), *noise.shape)
     dealing, seed = deal(what)
     if said is None:
-        said = shifted(bins_of_rows, dealing.shifts, bins=bins)
-    pieces = list(masked(vectors, said, seed, what))
-    return opened(pieces, masked_noise(noise, seed, what), dealing), dealing, seed, pieces
+        said = shift_bins(bins_of_rows, dealing.shifts, bins=bins)
+    pieces = list(mask_vectors(vectors, said, seed, what))
+    return open_sums(pieces, masked_noise(noise, seed, what), dealing), dealing, seed, pieces
 
 
 def drawn(rows, bins, numbers, seed=3):
@@ -87,9 +87,9 @@ def test_what_the_primary_sees_is_a_mask_and_one_line_a_row(small_pieces) -> Non
     """
     bins_of_rows, vectors, noise = drawn(50, 4, 3)
     _, dealing, seed, pieces = summed(bins_of_rows, vectors, noise)
-    said = shifted(bins_of_rows, dealing.shifts, bins=4)
+    said = shift_bins(bins_of_rows, dealing.shifts, bins=4)
     masks = np.concatenate(
-        list(masked(np.zeros_like(vectors), said, seed, sum_format_of(50, 4, 3)))
+        list(mask_vectors(np.zeros_like(vectors), said, seed, sum_format_of(50, 4, 3)))
     )
     seen = (np.concatenate(pieces) - masks).view(np.int64)
     expected = np.zeros((50, 4, 3), dtype=np.int64)
@@ -109,7 +109,7 @@ def test_one_view_fits_any_vectors_with_the_same_sums() -> None:
     """
     bins_of_rows, vectors, noise = drawn(30, 3, 2)
     found, dealing, seed, pieces = summed(bins_of_rows, vectors, noise)
-    said = shifted(bins_of_rows, dealing.shifts, bins=3)
+    said = shift_bins(bins_of_rows, dealing.shifts, bins=3)
     words = np.concatenate(pieces)
 
     others = np.random.default_rng(5).integers(-(10**6), 10**6, vectors.shape)
@@ -136,7 +136,7 @@ def test_shifts_are_uniform_and_drawn_afresh() -> None:
     assert first[1] != second[1]
     assert not np.array_equal(first[0].shifts, second[0].shifts)
     # What the primary says of rows of one class takes every value in range.
-    said = shifted(np.full(40_000, 4), first[0].shifts, bins=5)
+    said = shift_bins(np.full(40_000, 4), first[0].shifts, bins=5)
     assert set(np.unique(said)) == set(range(5))
 
 
@@ -156,13 +156,13 @@ def test_what_is_out_of_range_is_refused_before_anything_is_sent(lie) -> None:
     bins_of_rows, vectors, noise = drawn(10, 4, 3)
     what = sum_format_of(10, *noise.shape)
     dealing, seed = deal(what)
-    said = shifted(bins_of_rows, dealing.shifts, bins=4)
+    said = shift_bins(bins_of_rows, dealing.shifts, bins=4)
     said[7] = lie
     with pytest.raises(ProtocolError, match="shifts: must lie in 0 to 3"):
-        masked(vectors, said, seed, what)
+        mask_vectors(vectors, said, seed, what)
     bins_of_rows[2] = lie
     with pytest.raises(ProtocolError, match="bins: must lie in 0 to 3"):
-        shifted(bins_of_rows, dealing.shifts, bins=4)
+        shift_bins(bins_of_rows, dealing.shifts, bins=4)
 
 
 def test_pieces_of_other_rows_are_refused(small_pieces) -> None:
@@ -171,7 +171,7 @@ def test_pieces_of_other_rows_are_refused(small_pieces) -> None:
     _, dealing, seed, pieces = summed(bins_of_rows, vectors, noise)
     for wrong in (pieces[:-1], [*pieces, pieces[0]]):
         with pytest.raises(ProtocolError, match="not of the 10 rows that masks were dealt for"):
-            opened(wrong, masked_noise(noise, seed, sum_format_of(10, 4, 3)), dealing)
+            open_sums(wrong, masked_noise(noise, seed, sum_format_of(10, 4, 3)), dealing)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_masks_of_other_sums_do_not_cancel(changed) -> None:
     seed_for = dealt_sums.DealtFor(**{**dataclasses.asdict(what), **changed})
     dealing, seed = deal(seed_for)
     vectors, noise = np.zeros((60, 3), dtype=np.int64), np.zeros((4, 3), dtype=np.int64)
-    pieces = list(masked(vectors, np.zeros(60, dtype=np.int64), seed, what))
+    pieces = list(mask_vectors(vectors, np.zeros(60, dtype=np.int64), seed, what))
     hidden = masked_noise(noise, seed, what)
     words = np.concatenate([hidden.ravel(), *(piece.ravel() for piece in pieces)])
     dealt = np.concatenate(

@@ -385,7 +385,7 @@ def test_predictions_of_one_model_share_a_budget_that_training_does_not_touch(
         ledger.begin(plan.releases, run="d" * 32)
     # A ledger does not grow by what it refuses, and goes on as it was.
     assert (tmp_path / "table.ledger.jsonl").read_bytes() == before
-    assert ledger.spent == first
+    assert ledger.epsilon_spent == first
     # Another model on the same table has a budget of its own; the table's total holds both.
     ledger.close()
     other = Ledger(

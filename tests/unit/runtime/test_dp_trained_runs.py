@@ -180,10 +180,10 @@ def test_sessions_of_one_run_add_up(tmp_path: Path) -> None:
         for number in range(1, 5):
             rows = np.arange(10) + 10 * (number % 2)
             ledger.charge(round_number=number, rows=rows, purpose="train")
-        spent.append(ledger.spent)
+        spent.append(ledger.epsilon_spent)
         release = plan.release(tau, rounds=4, row_releases=40)
         assert ledger.updates == 2 * passes
-        assert ledger.spent == epsilon_of([release] * (passes // 2), delta=1e-5)
+        assert ledger.epsilon_spent == epsilon_of([release] * (passes // 2), delta=1e-5)
         ledger.close()
 
     assert 0 < spent[0] < spent[1] < spent[2] < 6.0

@@ -13,7 +13,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.formatting import written
+from securevfl.core.formatting import format_figure
 from securevfl.federation.run_plan import run_facts
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -58,8 +58,8 @@ def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Captu
         assert tuple(figures) == ("f1", *(name for name in BINARY if name != "f1"))
         assert metrics[part] == figures["f1"]
         for value in figures.values():
-            assert written(value) in ended.out
-            assert written(value) in (out / "report.html").read_text()
+            assert format_figure(value) in ended.out
+            assert format_figure(value) in (out / "report.html").read_text()
     assert "best epoch by validation f1" in ended.out
     assert set(alone["candidates"]) >= {"linear", "boosting", "network"}
     assert alone["candidates"][alone["chosen"]]["test"] == metrics["alone_test"]
@@ -73,8 +73,8 @@ def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Captu
     assert f"{alone['chosen']} (local, chosen)" in page
     assert set(metrics["placebos"]) == {"own", "permuted"}
     for placebo in metrics["placebos"].values():
-        assert written(placebo["f1"]) in ended.out
-        assert written(placebo["f1"]) in page
+        assert format_figure(placebo["f1"]) in ended.out
+        assert format_figure(placebo["f1"]) in page
     best = max(placebo["f1"] for placebo in metrics["placebos"].values())
     assert gain["partners"] == pytest.approx(metrics["test"] - best)
     with (out / "history.csv").open(newline="") as file:

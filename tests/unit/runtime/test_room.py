@@ -162,7 +162,7 @@ def test_room_stays_for_an_end_after_a_loss(privacy: dict[str, Any], tmp_path: P
     assert tests_fit(ledger) == (privacy is TRAINED)
     if privacy is TRAINED:
         charge(ledger, "test")
-    assert 0.9 * privacy["epsilon"] < ledger.spent <= privacy["epsilon"]
+    assert 0.9 * privacy["epsilon"] < ledger.epsilon_spent <= privacy["epsilon"]
     ledger.close()
     ledger = opened()
     assert not tests_fit(ledger)

@@ -56,7 +56,7 @@ def test_figures_count_every_session_of_the_run(tmp_path: Path) -> None:
             rows = np.arange(10 * number, 10 * number + 10)
             ledger.charge(round_number=number, rows=rows, purpose="train")
         figures = privacy_figures(plan, ledger).as_json()
-        spent = ledger.spent
+        spent = ledger.epsilon_spent
         ledger.close()
     assert (figures["releases"], figures["row_releases"]) == (5, 50)
     assert figures["epsilon"] == figures["total_epsilon"] == spent

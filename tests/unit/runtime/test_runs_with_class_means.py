@@ -139,7 +139,7 @@ def test_the_tied_top_is_exported(finished: Path, tmp_path: Path, capfd: Capture
     model.into(top)
     assert model.primary is not None
     with torch.no_grad():
-        added = top.added(torch.from_numpy(released))
+        added = top.correct(torch.from_numpy(released))
         wanted = torch.softmax(torch.from_numpy(base) + model.primary.scale * added, dim=1)
     assert float(top.own.detach().abs().max()) > 0
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)

@@ -36,10 +36,10 @@ def test_those_who_are_through_are_needed_until_who_was_killed_is_back(tmp_path)
     assert again(command("agency"), failure("agency")) == command("agency")
     assert said == [Warned(text="agency: was ended by SIGKILL; it is started again")]
     assert again(command("bank-1"), None) == command("bank-1")
-    again.heard("agency", Listening(host="127.0.0.1", port=1))
+    again.note_event("agency", Listening(host="127.0.0.1", port=1))
     assert again(command("bank-1"), None) is None  # once for each that was killed
     assert again(command("bank-3"), None) == command("bank-3")
-    again.heard("agency", joined("agency"))
+    again.note_event("agency", joined("agency"))
     assert again(command("bank-1"), None) is None
     assert again(command("bank-2"), failure("bank-2")) is not None
     assert again(command("bank-2"), failure("bank-2")) is None  # the third time

@@ -82,6 +82,6 @@ def test_an_error_of_an_interrupted_party_is_the_interrupt(job, monkeypatch):
             raise DataError("base.estimator: can't be fitted") from None
 
     monkeypatch.setattr(launching, "_role_of", lambda _job: live)
-    with interrupts.noted(), pytest.raises(KeyboardInterrupt):
+    with interrupts.watch_signals(), pytest.raises(KeyboardInterrupt):
         launching.run_party(job)
     assert last_line(job)["error"] == "KeyboardInterrupt"

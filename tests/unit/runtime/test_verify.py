@@ -99,7 +99,7 @@ class Run:
                 session.meet("end")
             agency = ledgers["agency"]
             privacy = {
-                "epsilon": agency.spent,
+                "epsilon": agency.epsilon_spent,
                 "total_epsilon": agency.total,
                 "releases": agency.rounds,
                 "row_releases": agency.row_releases,

@@ -28,7 +28,7 @@ from securevfl.runtime.predicting import PredictionSession
 from securevfl.runtime.trained_run import predict, trained_run
 from securevfl.serving.guard import token_of
 from securevfl.serving.opening import Opened, in_process
-from securevfl.serving.server import ServerSettings, application, bound
+from securevfl.serving.server import ServerSettings, application, listening_socket
 
 TOKEN = "a-token-of-the-tests"
 BUDGET = 8.0
@@ -461,5 +461,5 @@ def test_the_log_has_no_row_no_query_and_no_token(
 
 def test_answers_leave_at_once() -> None:
     """Python switches Nagle's algorithm off for sockets alone that name their protocol."""
-    with bound("127.0.0.1", 0) as listener:
+    with listening_socket("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP

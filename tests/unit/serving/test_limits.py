@@ -195,7 +195,7 @@ def test_the_rate_counts_rows() -> None:
 def test_rows_are_counted_before_they_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body of half a million empty rows costs its parsing alone."""
     checked = []
-    monkeypatch.setattr(RowFormat, "_checked", lambda *one: checked.append(one))
+    monkeypatch.setattr(RowFormat, "_check_row", lambda *one: checked.append(one))
     body = b'{"rows":[' + b",".join([b"{}"] * 500_000) + b"]}"
     with pytest.raises(TooManyRowsError, match="1000"):
         FORMAT.read(body, most_rows=1000)
@@ -205,13 +205,13 @@ def test_rows_are_counted_before_they_are_checked(monkeypatch: pytest.MonkeyPatc
 def test_the_first_problems_end_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 900 rows that are all wrong as many are looked at as are listed, and hardly more."""
     looked_at = []
-    check = RowFormat._checked
+    check = RowFormat._check_row
 
     def counted(format_: RowFormat, number: int, cells: Any) -> Any:
         looked_at.append(number)
         return check(format_, number, cells)
 
-    monkeypatch.setattr(RowFormat, "_checked", counted)
+    monkeypatch.setattr(RowFormat, "_check_row", counted)
     body = json.dumps({"rows": [{"x": "no number"}] * 900}).encode()
     with pytest.raises(BadRowsError) as caught:
         FORMAT.read(body, most_rows=1000)

@@ -53,7 +53,7 @@ def kits(joined_kits: Path, tmp_path: Path, port: int) -> Path:
 def look(kits: Path, name: str, *, wait_s: float = 1.0) -> list[PeerFinding]:
     config = read_federation(kits / name / kit.FEDERATION)
     folder = kits / name / kit.IDENTITY
-    return list(before_run.looked(config, name, folder, runs=kits, wait_s=wait_s))
+    return list(before_run.run_peer_checks(config, name, folder, runs=kits, wait_s=wait_s))
 
 
 def look_at_once(kits: Path, *, wait_s: float = 5.0) -> dict[str, list[PeerFinding]]:
@@ -229,7 +229,7 @@ def test_versions_and_clocks_are_compared(kits: Path) -> None:
     config = read_federation(kits / "agency" / kit.FEDERATION)
     facts = PeerFacts(version="0.1\x1b[2J", digest=config.digest, clock_s=0.0).to_message()
     facts = replace(facts, sender="bank-1")
-    told = wrong(list(before_run.compared(config, facts)))
+    told = wrong(list(before_run.compare_peer(config, facts)))
     assert "has securevfl 0.1 [2J, and this party" in told
     assert "s behind this one; set both by NTP" in told
 

@@ -11,7 +11,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.tables import PartyTable
-from securevfl.lab.rehearsal import Cast, rehearsed, set_aside
+from securevfl.lab.rehearsal import Cast, rehearsal_config, set_aside
 from securevfl.runtime.run_tables import read_party
 
 ROWS = 60
@@ -109,7 +109,7 @@ def test_partners_are_fewer_where_columns_are_few(tmp_path: Path) -> None:
 
     assert len(cast.aside) == 1
     # The words among them are three features; numbers are one each.
-    assert rehearsed(config, cast, 8.0).model.hidden == 2
+    assert rehearsal_config(config, cast, 8.0).model.hidden == 2
 
 
 def test_the_last_partner_writes_fewer_numbers(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_last_partner_writes_fewer_numbers(tmp_path: Path) -> None:
     features = len(cast.tables["pretended-1"].feature_names)
 
     assert features < 8
-    assert rehearsed(config, cast, 8.0).model.hidden == features
+    assert rehearsal_config(config, cast, 8.0).model.hidden == features
 
 
 def test_class_means_keep_a_number_for_each_class_and_no_trees_are_fitted(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_class_means_keep_a_number_for_each_class_and_no_trees_are_fitted(tmp_pa
 
     assert len(cast.aside) == 2
     assert min(cast.tables[name].num_features for name in cast.aside) == 1
-    played_by = rehearsed(config, cast, 8.0)
+    played_by = rehearsal_config(config, cast, 8.0)
     assert played_by.model.hidden == 2
     assert played_by.top is not None
     assert played_by.top.name == "tied"
@@ -139,7 +139,7 @@ def test_the_file_is_rehearsed_with_its_settings(tmp_path: Path) -> None:
     config, _, cast = played(tmp_path)
     before = str(config.source)
 
-    at_two, without = (rehearsed(config, cast, epsilon) for epsilon in (2.0, None))
+    at_two, without = (rehearsal_config(config, cast, epsilon) for epsilon in (2.0, None))
 
     assert at_two.privacy.epsilon == 2.0
     assert without.privacy.mechanism == "none"
