@@ -179,33 +179,23 @@ def train_and_report(
         options: Further ones of :func:`securevfl.train`.
     """
     with loading():
-        from securevfl.runtime.entry import simulate_from_file, train
-        from securevfl.runtime.run_options import RunOptions, device_named
+        from securevfl.runtime.entry import simulate, train
 
+    if simulated:
+        keep_freed_memory()
+    run = simulate if simulated else train
     with RunProgress(metric=metric_name(config)) as progress:
-        if simulated:
-            keep_freed_memory()
-            given = RunOptions(
-                run_folder=folder,
-                data_root=data_root,
-                device=device_named(device),
-                resume=resume,
-                observe=progress,
-                record_mib=record_mib,
-            )
-            result = simulate_from_file(config, given)
-        else:
-            result = train(
-                config,
-                out=folder,
-                data_root=data_root,
-                resume=resume,
-                device=device,
-                observe=progress,
-                record_mib=record_mib,
-                progress=False,
-                **options,
-            )
+        result = run(
+            config,
+            out=folder,
+            data_root=data_root,
+            resume=resume,
+            device=device,
+            observe=progress,
+            record_mib=record_mib,
+            progress=False,
+            **options,
+        )
     write_page(folder, config)
     return result.metrics
 

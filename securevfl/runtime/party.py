@@ -86,7 +86,7 @@ class PartySession:
         with loading():
             from securevfl.runtime.run_tables import read_party, table_warnings
 
-        party, table = self.config.party(self.job.name), self.job.in_memory.table
+        party, table = self.config.party(self.job.name), self.job.table
         if table is None:
             table = read_party(self.config, party, self.job.data_root, self.observe, model=model)
         for text in table_warnings(self.config, party, table):

@@ -27,6 +27,7 @@ from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, reveals_of
+from securevfl.runtime.final_figures import measure_run
 from securevfl.runtime.party import PartySession, countersigner
 from securevfl.runtime.predicting import (
     LinkedRequest,
@@ -35,7 +36,7 @@ from securevfl.runtime.predicting import (
     expected_blocks,
 )
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
+from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.stages.class_means.class_means_stage import ClassMeansPrimary
@@ -189,7 +190,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         rounds say.
     """
     config, job = party.config, party.job
-    require_estimator(config, job.in_memory.base, job.in_memory.top)
+    require_estimator(config, job.base, job.top)
     files.require_writable_folder(job.run_folder)
     table = party.read_table()
     split, facts = run_plan.run_facts(config, table)
@@ -214,7 +215,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         class_means = (
             ClassMeansPrimary.over(session.transport, plan) if plan.fits_class_means else None
         )
-        run = _build(session, plan, table, split, linked, presence, class_means, recorder)
+        run = _begin(session, plan, table, split, linked, presence, class_means, recorder)
         run.linked_rows = linked_rows
         run.pretraining = pretrain_as_primary(
             plan,
@@ -244,11 +245,12 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         return write_pretraining(
             job.run_folder, run.pretraining, session.traffic(), alignment=run.alignment
         )
-    return run.finish(
+    return measure_run(
+        run,
         job.run_folder,
         mode="federated",
         traffic=session.traffic(),
-        with_alone=job.in_memory.with_alone,
+        with_alone=job.with_alone,
     )
 
 
@@ -290,7 +292,7 @@ def _count_links(session: PrimarySession, plan: run_plan.RunPlan) -> dict[str, A
     return require_link_counts(plan, {name: came[name] for name in secondaries}, party.observe)
 
 
-def _build(
+def _begin(
     session: PrimarySession,
     plan: run_plan.RunPlan,
     table: PartyTable,
@@ -302,42 +304,29 @@ def _build(
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
     party, config = session.party, session.party.config
-    name = config.primary.name
     data = primary_data(config, table, split, linked, device=party.job.device)
-    alignment = report_alignment(
-        config,
-        linked.alignment,
-        training_rows=len(data.training_rows),
-        log=party.files.log,
-        observe=party.observe,
-    )
     if config.training.rows == "aligned":
         rows = messages.TrainingRows(rows=len(data.training_rows))
         session.transport.broadcast(list(plan.secondaries.values()), rows.to_message())
-    run = PrimaryRun(
+    exchange = RoundExchange(
+        session.peers(plan, work_s=config.waits.work.primary_s),
+        plan.cut,
+        device=party.job.device,
+        ledger=party.files.ledger,
+        recorder=recorder,
+    )
+    return PrimaryRun(
         plan,
         table,
         data,
         linked,
         party.files,
-        OtherParties(
-            exchange=RoundExchange(
-                session.peers(plan, work_s=config.waits.work.primary_s),
-                plan.cut,
-                device=party.job.device,
-                ledger=party.files.ledger,
-                recorder=recorder,
-            ),
-            traffic=lambda: sum(session.traffic()[name].values()),
-            countersigning=session.countersigning,
-            fit_class_means=class_means,
-            presence=presence,
-        ),
-        observe=party.observe,
-        own=OwnModels(base=party.job.in_memory.base, top=party.job.in_memory.top),
+        exchange,
+        party.job,
+        countersigning=session.countersigning,
+        presence=presence,
+        fit_class_means=class_means,
     )
-    run.alignment = alignment
-    return run
 
 
 def _greet(
@@ -559,7 +548,7 @@ def predict_once(party: PartySession) -> Predictions:
     Reveals:
         What :meth:`PredictingPrimary.ask` says.
     """
-    job, config, asked = party.job, party.config, party.job.in_memory.new_rows
+    job, config, asked = party.job, party.config, party.job.prediction
     assert asked is not None, "said where the job was made"
     files.require_writable_folder(asked.out.parent, what="folder of --out")
     model = load_model(job.folder / FOLDER, config, party=job.name)

@@ -1,7 +1,6 @@
 """Options of a run and of a party's process, and checks of them before anything starts."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from securevfl.data.tables import PartyTable
+    from securevfl.federation.base import Base
     from securevfl.runtime.predicting import NamedRows
 
 FederationSource = str | Path | FederationConfig
@@ -57,6 +57,13 @@ class RunOptions:
     record_mib: float | None = None
     """MiB of what a party of this process receives and holds, which it records in its own folder
     for attacks on it; None records nothing."""
+    base: Any = None
+    """An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``."""
+    top: Any = None
+    """The same where ``model.top`` is one from Python."""
+    fitted_base: "Base | None" = None
+    """The base of another run of the same table, seed and ``[base]``; taken if its rows were split
+    alike."""
 
     def __post_init__(self) -> None:
         if self.record_mib is not None:
@@ -135,39 +142,13 @@ def warnings_about(config: FederationConfig) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class NewRows:
+class PredictionJob:
     """The primary's new rows, and where their predictions go."""
 
     named: "NamedRows"
     out: Path
     without: tuple[str, ...] = ()
     """Secondaries that are absent."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class InMemory:
-    """What a party has from Python's memory, and from no file."""
-
-    table: "PartyTable | None" = None
-    """Its table; None: the federation file says where it is."""
-    base: Any = None
-    """An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``."""
-    top: Any = None
-    """The same where ``model.top`` is one from Python."""
-    with_alone: bool = True
-    """Also find the local baseline, the primary's best model alone."""
-    frame: "pd.DataFrame | None" = None
-    """Its table as it is, where the parties run a program."""
-    new_rows: NewRows | None = None
-    """New rows that the primary requests predictions for, where it serves."""
-
-
-def of_tables(tables: "Mapping[str, PartyTable] | None", primary: str) -> dict[str, InMemory]:
-    """Return what parties have from memory: their tables, if any, and the primary an entry."""
-    return {
-        primary: InMemory(),
-        **{n: InMemory(table=table) for n, table in (tables or {}).items()},
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +197,14 @@ class PartyJob(RunOptions):
     """Answer requests with the model that this party has kept, and do not train."""
     serves_on: bool = False
     """Wait for the next session when one has ended."""
-    in_memory: InMemory = InMemory()
-    """Inputs from Python's memory, which are in no file."""
+    table: "PartyTable | None" = None
+    """Its table, where it is in memory; None: the federation file says where it is."""
+    frame: "pd.DataFrame | None" = None
+    """Its table as it is, where the parties run a program."""
+    with_alone: bool = True
+    """Also find the local baseline, the primary's best model alone."""
+    prediction: PredictionJob | None = None
+    """New rows that the primary requests predictions for, where it serves."""
     program: Program | None = None
     """Program that all parties run together, where they do not train."""
     after_loss: bool = False

@@ -14,7 +14,6 @@ from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, event_fields
 from securevfl.data.tables import PartyTable
 from securevfl.federation import messages
-from securevfl.federation.build import build_secondary, save_secondary
 from securevfl.federation.link_counts import link_count
 from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.rounds.recording import recording
@@ -45,8 +44,9 @@ from securevfl.runtime.party import (
     serve_sessions,
 )
 from securevfl.runtime.predicting import KeptSecondary, prediction_spec
-from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
+from securevfl.runtime.run_folder import OWN_FACTS
 from securevfl.runtime.run_options import RejoinDue
+from securevfl.runtime.secondary_run import begin_secondary, keep_secondary
 from securevfl.stages.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
 from securevfl.stages.pretraining.pretraining_stage import finish_pretraining, pretraining_secondary
 from securevfl.stages.programs.computing import context_of
@@ -161,14 +161,16 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         plan = _align_plan(session, plan)
         epoch = plan.facts.resume_epoch
         away = own_epoch(files.checkpoints.epochs(), plan.facts) < epoch
-        secondary = _build(party, plan, table, linked)
+        secondary = begin_secondary(
+            plan, party.job.name, table, linked, files, device=party.job.device
+        )
+        secondary.log = files.log
         try:
             if not _serve_recorded(
                 session, plan, table, secondary, linked, came_back=epoch if away else 0
             ):
                 return RejoinDue(parties=())
-            save_secondary(plan, table, linked, secondary, files.ledger, folder=party.job.folder)
-            write_explanation(party.job.folder, secondary.explanation())
+            keep_secondary(plan, table, linked, secondary, files)
         finally:
             secondary.close()
     if secondary.not_finite:
@@ -247,33 +249,6 @@ def _align_plan(session: SecondarySession, plan: RunPlan) -> RunPlan:
     )
     training_rows = messages.TrainingRows.from_message(message, most=plan.facts.train_rows)
     return replace(plan, training_rows=training_rows.rows)
-
-
-def _build(
-    party: PartySession, plan: RunPlan, table: PartyTable, linked: LinkedSecondary
-) -> Secondary:
-    """Build this party's half of the network, from its checkpoint where the run is resumed."""
-    config = party.config
-    secondary = build_secondary(
-        plan,
-        config.party(party.job.name),
-        table,
-        linked,
-        party.files.ledger,
-        files=party.files.checkpoints.files,
-        device=party.job.device,
-    )
-    secondary.log = party.files.log
-    checkpoints, epoch = party.files.checkpoints, plan.facts.resume_epoch
-    own = 0 if plan.frozen else own_epoch(checkpoints.epochs(), plan.facts)
-    if own:
-        # With the encoder of its last epoch, however far the others have gone since.
-        checkpoints.load(own, partial(secondary.resume, epoch))
-    elif party.files.resume:
-        checkpoints.forget_after(0)
-        if not plan.frozen:
-            secondary.validator.start_after(epoch)
-    return secondary
 
 
 def _not_finite(name: str, times: int) -> str:

@@ -107,13 +107,13 @@ class TrainedRun(KeptRun):
     def primary_job(
         self,
         observe: Observer,
-        in_memory: run_options.InMemory = run_options.InMemory(),  # noqa: B008 - frozen
+        prediction: run_options.PredictionJob | None = None,
     ) -> run_options.PartyJob:
         """Return the job of the primary's process, which serves the model.
 
         Args:
             observe: Called with progress.
-            in_memory: With the new rows that it asks for; without where requests come later.
+            prediction: The new rows; None where requests come later.
         """
         return run_options.PartyJob(
             **vars(replace(self.options(observe), resume=True)),
@@ -122,7 +122,8 @@ class TrainedRun(KeptRun):
             identity_folder=self.identity or self.folder,
             listen=self.listen,
             serves=True,
-            in_memory=in_memory,
+            table=(self.tables or {}).get(self.config.primary.name),
+            prediction=prediction,
         )
 
     def options(self, observe: Observer) -> run_options.RunOptions:
@@ -170,17 +171,16 @@ class TrainedRun(KeptRun):
         from securevfl.runtime.launching import run_party
 
         with tempfile.TemporaryDirectory(prefix="securevfl-") as temporary:
-            new = run_options.NewRows(
+            prediction = run_options.PredictionJob(
                 named=named, out=(out or Path(temporary) / FILE).resolve(), without=absent
             )
-            primary = self.config.primary.name
-            in_memory = run_options.of_tables(self.tables, primary)
-            in_memory[primary] = asked = replace(in_memory[primary], new_rows=new)
             if way == "processes":
-                metadata = predict_in_processes(self.config, self.options(observe), in_memory)
-                predictions = read_predictions(new.out, metadata)
+                metadata = predict_in_processes(
+                    self.config, self.options(observe), prediction, tables=self.tables or {}
+                )
+                predictions = read_predictions(prediction.out, metadata)
             else:
-                outcome = run_party(self.primary_job(observe, asked))
+                outcome = run_party(self.primary_job(observe, prediction))
                 assert isinstance(outcome, Predictions), "a primary that serves returns predictions"
                 predictions = outcome
         # As the frame has them: a file holds texts alone.

@@ -150,6 +150,11 @@ class Peers(ABC):
         """Return what errors call a secondary."""
         return f"secondary {rank}"
 
+    @property
+    def traffic(self) -> int:
+        """Bytes that the primary has sent and received so far."""
+        return 0
+
     @abstractmethod
     def tell(self, message: TypedMessage, ranks: Sequence[int] | None = None) -> None:
         """Send a message to every secondary, or to some.

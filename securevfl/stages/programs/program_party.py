@@ -234,8 +234,8 @@ def _function_of(program: Program) -> Callable[[ProgramParty], Any]:
 
 
 def _read(party: PartySession) -> "pd.DataFrame":
-    if party.job.in_memory.frame is not None:
-        return party.job.in_memory.frame
+    if party.job.frame is not None:
+        return party.job.frame
     from securevfl.data.sources.read import read_frame
 
     own = party.config.party(party.job.name)

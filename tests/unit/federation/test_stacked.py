@@ -181,14 +181,14 @@ def test_tables_of_different_width_are_computed_together(keys_as_features: bool)
     plan = RoundPlan(round_number=1, rows=np.arange(ROWS), active=tuple(everyone), purpose="train")
     shares = stacks.Stacks(everyone, links=LINKS).of_round(plan)
     assert len(shares) == len(everyone)
-    together = {rank: share.representation() for rank, share in shares.items()}
+    together = {rank: share.represent() for rank, share in shares.items()}
     for rank, share in shares.items():
         share.lesson(together[rank])
     wanted = torch.randn_like(together[1])
     for rank, one in everyone.items():
         shares[rank].gradients_from(wanted)
         found = [weight.grad for weight in one.bottom.parameters()]
-        alone = one.records(*one._links_of(plan.rows))
+        alone = one.represent(plan)
         expected = torch.autograd.grad(alone, list(one.bottom.parameters()), wanted)
         torch.testing.assert_close(together[rank], alone)
         torch.testing.assert_close(found, list(expected))
@@ -205,7 +205,7 @@ def test_a_gradient_that_is_not_finite_is_zero_for_its_secondary_alone() -> None
     plan = RoundPlan(round_number=1, rows=np.arange(ROWS), active=tuple(everyone), purpose="train")
     shares = stacks.Stacks(everyone, links=LINKS).of_round(plan)
     for rank, share in shares.items():
-        term = share.representation() * (float("nan") if rank == 2 else 1.0)
+        term = share.represent() * (float("nan") if rank == 2 else 1.0)
         share.lesson(term)
     wanted = torch.ones(ROWS, LINKS, WIDTH)
     lost = [float(share.gradients_from(wanted, zero_lost=True)) for share in shares.values()]

@@ -27,7 +27,7 @@ from securevfl.federation.session.peers import PeersHere
 from securevfl.lab.contribution import contribution
 from securevfl.ledger.ledger import Ledger
 from securevfl.mpc.codec import RingFormat
-from securevfl.runtime import primary_run
+from securevfl.runtime import remaining_budget
 from securevfl.runtime.run_folder import UNTESTED
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -140,18 +140,18 @@ def test_room_stays_for_an_end_after_a_loss(privacy: dict[str, Any], tmp_path: P
                 ledger.charge(round_number=next(rounds), rows=rows, purpose=part)
 
     def tests_fit(ledger: Ledger) -> bool:
-        return primary_run.for_test_rounds(ledger, [5, 5, 2])
+        return remaining_budget.covers_test_rounds(ledger, [5, 5, 2])
 
     ledger = opened()
     for _ in range(EPOCHS):
-        assert primary_run.for_an_epoch(plan, split, ledger)
+        assert remaining_budget.covers_epoch(plan, split, ledger)
         charge(ledger, "train", "validation")
     assert tests_fit(ledger)
     ledger.close()
 
     # Lost before the last epoch was saved: it is not trained again, and testing fits.
     ledger = opened()
-    assert not primary_run.for_an_epoch(plan, split, ledger)
+    assert not remaining_budget.covers_epoch(plan, split, ledger)
     assert tests_fit(ledger)
     charge(ledger, "test")
     ledger.close()
