@@ -17,7 +17,7 @@ import securevfl as sv
 from securevfl.config.reading import parse_federation
 from securevfl.desk.report.page import write_report
 from securevfl.lab.digits import digits_federation, digits_tables, write_tables
-from securevfl.runtime.kept_run import Estimate
+from securevfl.runtime.paired_estimates import Estimate
 
 _NUMBERS = {"none": 6, "24": 3, "8": 2}
 """Numbers a secondary: with noise few that are seen, without it as many as say something."""

@@ -144,7 +144,7 @@ class RunResult(Summarised):
         """Return what a frozen run has released, for models of the primary's own.
 
         It costs nothing, however often it is asked for: see
-        :func:`securevfl.runtime.kept_run.released_table`, which says what the columns and
+        :func:`securevfl.runtime.released_table.released_table`, which says what the columns and
         ``attrs["securevfl"]`` are.
 
         Args:

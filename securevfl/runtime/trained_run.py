@@ -19,11 +19,13 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names, active_without, in_blocks
 from securevfl.runtime import predicting, run_options
-from securevfl.runtime.kept_run import NEVER_FEWER, KeptRun, released_table, worth_without
+from securevfl.runtime.coalitions import NEVER_FEWER, worth_without
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import FILE, Predictions, predictions_of, read_predictions
+from securevfl.runtime.released_table import released_table
 from securevfl.runtime.run_folder import read_figures, simulated_files
 from securevfl.runtime.run_tables import read_new_rows, read_party, rows_of_frame, rows_of_table
+from securevfl.runtime.saved_run import SavedRun
 
 # What it takes to predict new rows with a run whose parties have kept their models.
 
@@ -34,7 +36,7 @@ process a party on this machine, or by parties that join from elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TrainedRun(KeptRun):
+class TrainedRun(SavedRun):
     """A kept run, and how its parties are asked."""
 
     identity: Path | None = None
@@ -346,7 +348,7 @@ def features(
     """Return what a frozen run has released, as a table for models of the primary's own.
 
     It costs nothing, however often it is asked for: see
-    :func:`securevfl.runtime.kept_run.released_table`, which says what the columns and
+    :func:`securevfl.runtime.released_table.released_table`, which says what the columns and
     ``attrs["securevfl"]`` are.
 
     Args:
