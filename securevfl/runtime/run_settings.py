@@ -101,7 +101,7 @@ def resolve_run(
     Raises:
         ConfigError: If the arguments cannot be simulated, naming the first that is wrong.
     """
-    require_known(settings)
+    run_options.require_known(settings, RunSettings)
     given = [name for name, value in frames.items() if value is not None]
     if isinstance(parties, run_options.FederationSource):
         of_tables = {"model": model, **settings}
@@ -153,18 +153,6 @@ def _list_tables(parties: Any) -> Sequence[PartyTable]:
             f"{len(tables)}"
         )
     return tables
-
-
-def require_known(settings: RunSettings) -> None:
-    """Refuse an unknown setting.
-
-    Raises:
-        ConfigError: Naming it, and the setting that was probably meant.
-    """
-    for name in settings:
-        if name not in RunSettings.__annotations__:
-            meant = checks.did_you_mean(name, RunSettings.__annotations__)
-            raise ConfigError(f"{name}: no such setting{meant}")
 
 
 _LEFT_TO_AUTO: Final = (

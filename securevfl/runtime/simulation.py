@@ -2,11 +2,11 @@
 
 import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import pandas as pd
 from torch import Tensor
@@ -18,7 +18,7 @@ from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
-from securevfl.core.progress import Observer, Stage, Warned, event_fields, unheard
+from securevfl.core.progress import Stage, Warned, event_fields
 from securevfl.core.threads import few_threads
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
@@ -42,7 +42,7 @@ from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_options import RunOptions, require_precision
 from securevfl.runtime.run_tables import table_warnings
 from securevfl.runtime.secondary_run import begin_secondary, keep_secondary
-from securevfl.runtime.trained_run import TrainedRun
+from securevfl.runtime.trained_run import RequestSettings, TrainedRun
 from securevfl.stages.class_means.class_means_stage import class_means_in_process
 from securevfl.stages.pretraining import pretraining_stage
 
@@ -96,49 +96,22 @@ class RunResult(Summarised):
         """Return what notebooks show: the main figures, and the training rounds' losses."""
         return super()._repr_html_() + curve_html(self.losses, caption="loss of training rounds")
 
-    def predict(
-        self,
-        rows: Any,
-        *,
-        id_column: str | None = None,
-        without: Sequence[str] = (),
-        out: str | Path | None = None,
-        observe: Observer = unheard,
-    ) -> Predictions:
-        """Predict new rows of the primary with the model of this run.
-
-        Every call is a request like one of ``securevfl predict``: under a promise, every party's
-        ledger is charged for it, and ``[prediction] epsilon`` is what all of them may spend.
+    def predict(self, rows: Any, **request: Unpack[RequestSettings]) -> Predictions:
+        """Predict new rows of the primary with the model of this run; see :class:`TrainedRun`.
 
         Args:
-            rows: A frame (pandas, polars, pyarrow) or the path of a file, with the columns of the
-                table of training, in any order and among others; or a :class:`PartyTable` that is
-                encoded as that table was, of a simulation alone. Labels are not needed; with them
-                there are metrics.
-            id_column: The column that names rows; None numbers them from 1 on.
-            without: Secondaries that are absent: they are not asked, and not waited for.
-            out: A file that gets the predictions too.
-            observe: Called with progress.
-
-        Returns:
-            Predictions in the order of the rows.
+            rows: As of :meth:`TrainedRun.predict`.
+            **request: See :class:`RequestSettings`.
 
         Raises:
-            BudgetExceededError: If a party's ledger has no room for the request; nothing was
-                released then.
-            ConfigError: If the run has kept no model, or its folder is gone.
-            DataError: If the rows' columns are not those of training.
+            ConfigError: If the run has only pretrained; and what :meth:`TrainedRun.predict` raises.
 
         Reveals:
-            Of a simulation, nothing: everything is in one process. Of a run of ``sv.train``, what
-            a real request reveals between this machine's processes.
+            What :meth:`TrainedRun.predict` says.
         """
         if self.trained is None:
             raise ConfigError("the run has pretrained encoders, and there is no model to predict")
-        path = None if out is None else Path(out)
-        return self.trained.predict(
-            rows, id_column=id_column, without=without, out=path, observe=observe
-        )
+        return self.trained.predict(rows, **request)
 
     def features(self, *, own: bool = False) -> pd.DataFrame:
         """Return what a frozen run has released, for models of the primary's own.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import pandas as pd
 import torch
@@ -27,12 +27,44 @@ from securevfl.runtime.run_folder import read_figures, simulated_files
 from securevfl.runtime.run_tables import read_new_rows, read_party, rows_of_frame, rows_of_table
 from securevfl.runtime.saved_run import SavedRun
 
-# What it takes to predict new rows with a run whose parties have kept their models.
-
-
 Way = Literal["alone", "here", "processes", "elsewhere"]
 """Where predictions are answered: by the primary alone, with all parties in this process, in a
 process a party on this machine, or by parties that join from elsewhere."""
+
+
+class RequestSettings(TypedDict, total=False):
+    """Keyword arguments of a request for predictions."""
+
+    id_column: str | None
+    """The column that names rows; default: they are numbered from 1 on."""
+    without: Sequence[str]
+    """Secondaries that are absent: they are not asked, and not waited for."""
+    out: str | Path | None
+    """A file that gets the predictions too."""
+    observe: Observer
+    """Called with progress."""
+
+
+class RunSource(TypedDict, total=False):
+    """Where a run's parts are, if not in its folder."""
+
+    federation: run_options.FederationSource | None
+    """The federation file; default: that of the run."""
+    parties: Iterable[PartyTable] | None
+    """The secondaries' tables, of a run that was simulated on tables in memory; others are read
+    again."""
+    identity: str | Path | None
+    """The primary's own folder, as made by ``securevfl provision``."""
+    listen: str | None
+    """Where the primary listens, if not at its address in the file."""
+    data_root: Path | None
+    """Where relative data paths start; default: the current folder."""
+    device: str
+    """``"cpu"`` (the default) or ``"cuda"``."""
+
+
+class RequestOfRun(RequestSettings, RunSource, total=False):
+    """Keyword arguments of :func:`predict`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,16 +76,39 @@ class TrainedRun(SavedRun):
     listen: str | None = None
     """Where the primary then listens, if not at its address in the file."""
 
-    def predict(
-        self,
-        rows: Any,
-        *,
-        id_column: str | None = None,
-        without: Sequence[str] = (),
-        out: Path | None = None,
-        observe: Observer = unheard,
-    ) -> Predictions:
-        """Predict new rows of the primary; see :meth:`RunResult.predict`."""
+    def predict(self, rows: Any, **request: Unpack[RequestSettings]) -> Predictions:
+        """Predict new rows of the primary with the model of this run.
+
+        Every call is a request like one of ``securevfl predict``: under a promise, every party's
+        ledger is charged for it, and ``[prediction] epsilon`` is what all of them may spend. A run
+        that was simulated predicts in this process, one that was trained on this machine in a
+        process a party; with ``identity``, this is the primary, and the other parties join from
+        elsewhere (``securevfl party --serve``).
+
+        Args:
+            rows: A frame (pandas, polars, pyarrow) or the path of a file, with the columns of the
+                table of training, in any order and among others; or a :class:`PartyTable` that is
+                encoded as that table was, of a simulation alone. Labels are not needed; with them
+                there are metrics.
+            **request: See :class:`RequestSettings`.
+
+        Returns:
+            Predictions in the order of the rows.
+
+        Raises:
+            BudgetExceededError: If a party's ledger has no room for the request; nothing was
+                released then.
+            ConfigError: If the run has kept no model, or its folder is gone.
+            DataError: If the rows' columns are not those of training.
+
+        Reveals:
+            Of a simulation, nothing: everything is in one process. Of a run of ``sv.train``, what
+            a real request reveals between this machine's processes.
+        """
+        run_options.require_known(request, RequestSettings)
+        id_column, without = request.get("id_column"), request.get("without", ())
+        observe, path = request.get("observe", unheard), request.get("out")
+        out = None if path is None else Path(path)
         active = active_without(self.config, without)
         # Before any party is started or waited for: most mistakes are in these rows.
         try:
@@ -274,53 +329,13 @@ def _warn_of(table: PartyTable, observe: Observer) -> None:
         observe(Warned(text=f"{table.name}: {text}"))
 
 
-# Entry points that use a trained run.
-
-
-class RunSource(TypedDict, total=False):
-    """Where a run's parts are, if not in its folder."""
-
-    federation: run_options.FederationSource | None
-    """The federation file; default: that of the run."""
-    parties: Iterable[PartyTable] | None
-    """The secondaries' tables, of a run that was simulated on tables in memory; others are read
-    again."""
-    identity: str | Path | None
-    """The primary's own folder, as made by ``securevfl provision``."""
-    listen: str | None
-    """Where the primary listens, if not at its address in the file."""
-    data_root: Path | None
-    """Where relative data paths start; default: the current folder."""
-    device: str
-    """``"cpu"`` (the default) or ``"cuda"``."""
-
-
-def predict(
-    run: str | Path,
-    rows: Any,
-    *,
-    id_column: str | None = None,
-    without: Sequence[str] = (),
-    out: str | Path | None = None,
-    observe: Observer = unheard,
-    **source: Unpack[RunSource],
-) -> Predictions:
-    """Predict new rows of the primary with the model that a run has saved.
-
-    Every call is a request: under a promise, every party's ledger must cover it. A run that was
-    simulated predicts in this process, one that was trained on this machine in a process a party;
-    with ``identity``, this is the primary, and the other parties join from elsewhere
-    (``securevfl party --serve``).
+def predict(run: str | Path, rows: Any, **settings: Unpack[RequestOfRun]) -> Predictions:
+    """Predict new rows with the model that a run has saved; see :meth:`TrainedRun.predict`.
 
     Args:
         run: The run folder.
-        rows: A frame (pandas, polars, pyarrow), the path of a file, or, of a simulation, a
-            :class:`PartyTable` that is encoded as the table of training was.
-        id_column: The column that names rows; None numbers them from 1 on.
-        without: Secondaries that are absent: they are not asked, and not waited for.
-        out: A file that gets the predictions too.
-        observe: Called with progress.
-        **source: See :class:`RunSource`.
+        rows: As of :meth:`TrainedRun.predict`.
+        **settings: Those of :class:`RequestSettings` and of :class:`RunSource`.
 
     Raises:
         BudgetExceededError: If a party's ledger does not cover them; nothing was released then.
@@ -330,13 +345,12 @@ def predict(
     Reveals:
         On one machine nothing leaves it. With others: what a request for predictions reveals.
     """
-    return trained_run(run, **source).predict(
-        rows,
-        id_column=id_column,
-        without=without,
-        out=None if out is None else Path(out),
-        observe=observe,
-    )
+    run_options.require_known(settings, RequestOfRun)
+    asked = RequestSettings.__annotations__
+    request = {name: value for name, value in settings.items() if name in asked}
+    source = {name: value for name, value in settings.items() if name not in asked}
+    trained = trained_run(run, **cast("RunSource", source))
+    return trained.predict(rows, **cast("RequestSettings", request))
 
 
 def features(
@@ -374,6 +388,7 @@ def trained_run(run: str | Path, **source: Unpack[RunSource]) -> TrainedRun:
     Raises:
         ConfigError: If the folder is not that of a run.
     """
+    run_options.require_known(source, RunSource)
     path, federation = Path(run) / "federation.toml", source.get("federation")
     if federation is None and not path.exists():
         raise ConfigError(f"run folder {run}: has no {path.name}; is it that of a finished run?")

@@ -80,7 +80,7 @@ class ThisParty:
         for name in _OF_FILES:
             if name in settings:
                 raise errors.ConfigError(f"{name}: does not go with a party program")
-        run_settings.require_known(settings)
+        run_options.require_known(settings, run_settings.RunSettings)
         own = identities.Identity.create(
             self._name(table, settings), valid_days=identities.SHORT_LIVED_DAYS
         )
