@@ -67,7 +67,6 @@ class PrimaryRun:
         countersigning: Countersigning | None = None,
         presence: Presence | None = None,
         fit_class_means: Callable[[Callable[[Sequence[str]], ClassLabels]], None] | None = None,
-        is_placebo: bool = False,
     ) -> None:
         """Build the primary's half of the network, and report how many rows are aligned.
 
@@ -82,7 +81,6 @@ class PrimaryRun:
             countersigning: Where ledger heads are exchanged; None in a simulation.
             presence: Record of which secondaries took part, and when; None where all always do.
             fit_class_means: Lets secondaries fit class means, where their encoders are such.
-            is_placebo: Whether outputs for test rows are all that is wanted.
         """
         self.started = time.monotonic()
         self.plan = plan
@@ -96,7 +94,8 @@ class PrimaryRun:
         self.options = options
         self.countersigning = countersigning
         self.presence = presence
-        self.is_placebo = is_placebo
+        self.is_placebo = False
+        """Whether its outputs for test rows are all that is wanted."""
         self._fit_class_means = fit_class_means
         self.alignment = report_alignment(
             plan.config,

@@ -267,13 +267,10 @@ class _Simulation:
         self._secondaries: dict[str, Secondary] = {}
         self._recorders: dict[str, Recorder] = {}
 
-    def begin(self, *, is_placebo: bool = False) -> PrimaryRun:
+    def begin(self) -> PrimaryRun:
         """Build all parties' halves of the network.
 
         Where a run is resumed, they are taken from their checkpoints.
-
-        Args:
-            is_placebo: Whether outputs for test rows are all that is wanted.
         """
         config, options, links = self._config, self._options, self._links
         name, linked = config.primary.name, links.linker.primary
@@ -322,7 +319,6 @@ class _Simulation:
             exchange,
             options,
             fit_class_means=fit_class_means if plan.fits_class_means else None,
-            is_placebo=is_placebo,
         )
         run.links, run.linked_rows = links.counts, links.linked_rows
         return run
@@ -439,7 +435,8 @@ class _Simulation:
                 fitted_base=fitted_base,
             )
             again = _Simulation(self._config, permuted, there, held, links=self._links)
-            run = again.begin(is_placebo=True)
+            run = again.begin()
+            run.is_placebo = True
             run.pretraining = again.pretrain(run)
             run.train()
             return run.joint_outputs
