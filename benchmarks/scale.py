@@ -35,7 +35,7 @@ from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
 from securevfl.data.tables import PartyTable
 from securevfl.federation.messages import RoundKind, Share
-from securevfl.federation.rounds import primaries, primary, secondary
+from securevfl.federation.rounds import network_primary, primary, secondary
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunFacts
 from securevfl.lab.bench.wire import Bytes, WiredRun
 from securevfl.ledger.chain import ChainedFile
@@ -206,7 +206,7 @@ class Clock:
 WATCHED: Final = {
     "answer": (secondary.Secondary, "hear_round"),
     "learn": (secondary.Secondary, "learn"),
-    "epoch": (primaries.NetworkPrimary, "_train_epoch"),
+    "epoch": (network_primary.NetworkPrimary, "_train_epoch"),
     "forward": (primary.Primary, "_forward"),
     "link": (linking.Linker, "__call__"),
     "alone": (final_figures, "train_alone"),

@@ -23,10 +23,10 @@ from securevfl.federation import run_plan
 from securevfl.federation.base import features_of, own_inputs
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, build_top
 from securevfl.federation.rounds.exchanges import Exchange
+from securevfl.federation.rounds.fitted_primary import read_by_top
 from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.rounds.primaries import read_by_top
-from securevfl.federation.rounds.primary import PrimaryInputs, TopModel
 from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.rounds.top_model import PrimaryInputs, TopModel
 from securevfl.federation.run_plan import PredictionBudget, RunFacts, RunPlan, plan_prediction
 from securevfl.federation.saved_model import PrimaryPart, SavedModel
 from securevfl.federation.session.membership import absent_names, in_blocks

@@ -29,7 +29,7 @@ from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.messages import EpochMark
 from securevfl.federation.rounds.exchanges import ReleasedRows, RoundExchange, release_once
 from securevfl.federation.rounds.kept_rounds import CachedRows
-from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.recording import Recorder
 from securevfl.federation.run_plan import RunPlan

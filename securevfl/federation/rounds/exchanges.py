@@ -261,10 +261,10 @@ def release_once(
     is kept, so that a crash loses none but those under way, which every secondary can answer again.
 
     Args:
-        exchange: Where the secondaries are.
+        exchange: Rounds with the secondaries.
         kept: What was released before, of all rows 0 to n - 1: training, validation and test
             alike.
-        observe: Hears of every round.
+        observe: Called with every round.
 
     Reveals:
         To the primary: one noisy average for every row. To the secondaries: nothing new.

@@ -85,7 +85,7 @@ class StackedPart(Protocol):
         """Return its representation, which the ledger has charged."""
         ...
 
-    def lesson(self, term: cut.CutRows) -> BackwardStep:
+    def backward_step(self, term: cut.CutRows) -> BackwardStep:
         """Return what waits for the gradient of its term of the aggregate."""
         ...
 
@@ -145,7 +145,7 @@ class Secondary:
     epsilon_spent: float = field(default=0.0, init=False)
     _pending: tuple[RoundPlan, BackwardStep] | None = field(default=None, init=False)
     _share: StackedPart | None = field(default=None, init=False)
-    """Its part in the round's stack; None where it computes alone."""
+    """Its part in the stack of the round that is under way; None where it computes alone."""
     _row_gradients: RowGradients | None = field(default=None, init=False)
     """Row gradients of the last release, until its backward step takes them."""
     _network: Network | None = field(default=None, init=False)
@@ -188,7 +188,7 @@ class Secondary:
             return
         if self._pending is None or self._pending[0].round_number != plan.round_number:
             raise ProtocolError(f"round {plan.round_number}: a gradient came without a release")
-        lesson = self._pending[1]
+        step = self._pending[1]
         self._pending = None
         require_finite("the gradient", gradient, round_number=plan.round_number)
         with self._unread.gathering():
@@ -197,7 +197,7 @@ class Secondary:
             term = to_device(gradient, self.device) / len(plan.active)
             # Behind noise every gradient is finite. A trained encoder's may not be, where a record
             # is not; with a promise it counts as zero, since stopping would tell everybody.
-            lost = lesson.gradients_from(term, zero_lost=promised)
+            lost = step.gradients_from(term, zero_lost=promised)
             stop = refuse_lost("the bottom model's gradient", plan.round_number)
             reads().add(lost, self.contribution.count if promised else stop)
             self.optimizer.step(epoch=self.validator.epoch)
@@ -270,9 +270,9 @@ class Secondary:
                 words, self.epsilon_spent = released.words, released.epsilon
                 if self.kept is not None:
                     self.kept.keep_answer(plan.rows, *reads().host(words))
-                self._pending = (
-                    (plan, self._backward_step(plan, released.clipped)) if learns else None
-                )
+                step = self._backward_step(plan, released.clipped) if learns else None
+                self._pending = None if step is None else (plan, step)
+                self._share = None
             elif self.kept is not None:
                 self.epsilon_spent = self.kept.epsilon_spent
             reply.add(words, round_number=number)
@@ -299,7 +299,8 @@ class Secondary:
     @property
     def _due(self) -> RoundPlan:
         """The round that waits for its gradient."""
-        assert self._pending is not None, "a gradient follows a release"
+        if self._pending is None:
+            raise ProtocolError("a gradient came without a release")
         return self._pending[0]
 
     @property
@@ -401,7 +402,7 @@ class Secondary:
         with torch.enable_grad():
             term = self.contribution.aggregation.term(clipped)
             if self._share is not None:
-                return self._share.lesson(term)
+                return self._share.backward_step(term)
             added = self._correlation(plan.rows, term) if self.decorrelates else None
         return PlainBackwardStep(term, self.dropout, list(self.bottom.parameters()), added)
 

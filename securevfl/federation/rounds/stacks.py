@@ -283,7 +283,7 @@ class Member:
         """Return the secondary's representation of the round."""
         return self.stack.representation(self.place)
 
-    def lesson(self, term: CutRows) -> "Member":
+    def backward_step(self, term: CutRows) -> "Member":
         """Return what waits for the gradient of the secondary's term."""
         self.stack.expect(self.place, term)
         return self

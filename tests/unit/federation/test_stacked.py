@@ -183,7 +183,7 @@ def test_tables_of_different_width_are_computed_together(keys_as_features: bool)
     assert len(shares) == len(everyone)
     together = {rank: share.represent() for rank, share in shares.items()}
     for rank, share in shares.items():
-        share.lesson(together[rank])
+        share.backward_step(together[rank])
     wanted = torch.randn_like(together[1])
     for rank, one in everyone.items():
         shares[rank].gradients_from(wanted)
@@ -206,7 +206,7 @@ def test_a_gradient_that_is_not_finite_is_zero_for_its_secondary_alone() -> None
     shares = stacks.Stacks(everyone, links=LINKS).of_round(plan)
     for rank, share in shares.items():
         term = share.represent() * (float("nan") if rank == 2 else 1.0)
-        share.lesson(term)
+        share.backward_step(term)
     wanted = torch.ones(ROWS, LINKS, WIDTH)
     lost = [float(share.gradients_from(wanted, zero_lost=True)) for share in shares.values()]
     assert lost == [0, 1, 0, 0]
