@@ -27,8 +27,9 @@ from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, reveals_of
+from securevfl.runtime.countersigning_party import countersigner
 from securevfl.runtime.final_figures import measure_run
-from securevfl.runtime.party import PartySession, countersigner
+from securevfl.runtime.party import PartySession
 from securevfl.runtime.predicting import (
     LinkedRequest,
     Request,
