@@ -41,7 +41,7 @@ from securevfl.models.family import Family, FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.new_rows import NamedRows
 from securevfl.runtime.predictions import Predictions, predictions_of
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run

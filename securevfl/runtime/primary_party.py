@@ -30,12 +30,8 @@ from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, revea
 from securevfl.runtime.countersigning_party import countersigner
 from securevfl.runtime.final_figures import measure_run
 from securevfl.runtime.party import PartySession
-from securevfl.runtime.predicting import (
-    LinkedRequest,
-    Request,
-    SessionWithPartners,
-    expected_blocks,
-)
+from securevfl.runtime.prediction_request import Request, expected_blocks
+from securevfl.runtime.prediction_session import LinkedRequest, SessionWithPartners
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_folder import RunFigures

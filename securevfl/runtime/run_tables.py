@@ -20,7 +20,7 @@ from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.stage.party_keys import keys_of_frame
-from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.new_rows import NamedRows
 
 
 def read_party(

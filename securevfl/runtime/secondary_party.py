@@ -39,7 +39,7 @@ from securevfl.mpc.sum_to import SumTo
 from securevfl.runtime.countersigning_party import countersigner
 from securevfl.runtime.joining import join, require_same_parties, serve_sessions
 from securevfl.runtime.party import PartySession
-from securevfl.runtime.predicting import KeptSecondary, prediction_spec
+from securevfl.runtime.prediction_request import KeptSecondary, prediction_spec
 from securevfl.runtime.run_folder import OWN_FACTS
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.runtime.secondary_run import begin_secondary, keep_secondary

@@ -18,9 +18,10 @@ from securevfl.data.party_tables import as_pandas, library_of
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names, active_without, in_blocks
-from securevfl.runtime import predicting, run_options
+from securevfl.runtime import new_rows, prediction_request, prediction_session, run_options
 from securevfl.runtime.coalitions import NEVER_FEWER, worth_without
 from securevfl.runtime.launching import predict_in_processes
+from securevfl.runtime.prediction_request import KeptSecondary
 from securevfl.runtime.predictions import FILE, Predictions, predictions_of, read_predictions
 from securevfl.runtime.released_table import released_table
 from securevfl.runtime.run_folder import read_figures, simulated_files
@@ -122,7 +123,7 @@ class TrainedRun(SavedRun):
         none_left = active is not None and not active
         if none_left or (measured is not None and measured["used"] == "alone"):
             # The primary alone does better than those that are left, or has to.
-            model = predicting.made_alone(
+            model = prediction_request.made_alone(
                 model, threshold=None if measured is None else measured["threshold"]
             )
         way = "alone" if none_left else self.way(model)
@@ -136,7 +137,7 @@ class TrainedRun(SavedRun):
         if way == "alone" or way == "here":
             with (
                 contextlib.nullcontext(
-                    predicting.PredictionSession(self.config, model, active=active)
+                    prediction_session.PredictionSession(self.config, model, active=active)
                 )
                 if way == "alone"
                 else self.session(observe, without=absent)
@@ -155,7 +156,7 @@ class TrainedRun(SavedRun):
 
     def way(self, model: SavedModel) -> Way:
         """Return where requests for predictions of the primary's model are answered."""
-        if predicting.answers_alone(model):
+        if prediction_request.answers_alone(model):
             return "alone"
         if self.identity is not None:
             return "elsewhere"
@@ -218,7 +219,7 @@ class TrainedRun(SavedRun):
 
     def _ask_primary(
         self,
-        named: predicting.NamedRows,
+        named: new_rows.NamedRows,
         way: Way,
         absent: tuple[str, ...],
         out: Path | None,
@@ -243,7 +244,7 @@ class TrainedRun(SavedRun):
         # As the frame has them: a file holds texts alone.
         return predictions if named.names is None else replace(predictions, rows=named.names)
 
-    def name_rows(self, rows: Any, *, id_column: str | None = None) -> predicting.NamedRows:
+    def name_rows(self, rows: Any, *, id_column: str | None = None) -> new_rows.NamedRows:
         """Return new rows as the model takes them.
 
         Args:
@@ -269,7 +270,7 @@ class TrainedRun(SavedRun):
         return released_table(self, own=own)
 
     @cached_property
-    def _secondaries(self) -> dict[str, predicting.KeptSecondary]:
+    def _secondaries(self) -> dict[str, KeptSecondary]:
         return {}
 
     @cached_property
@@ -279,7 +280,7 @@ class TrainedRun(SavedRun):
     @contextlib.contextmanager
     def session(
         self, observe: Observer, *, without: Sequence[str] = ()
-    ) -> Iterator[predicting.SimulatedSession]:
+    ) -> Iterator[prediction_session.SimulatedSession]:
         """Hold the ledgers of all parties of a simulated run, for one request after another.
 
         Args:
@@ -296,24 +297,24 @@ class TrainedRun(SavedRun):
         for party in config.secondaries:
             if party.name not in absent:
                 secondaries[party.name] = kept = self._secondary(party, observe)
-                predicting.require_one_model(primary, kept.model.run, party.name)
+                prediction_request.require_one_model(primary, kept.model.run, party.name)
         there = [config.primary, *(config.party(name) for name in secondaries)]
         with simulated_files(config, there, self.folder, resume=True) as own:
             for files in own.values():
                 files.hold_ledger()
             device = run_options.device_named(self.device)
-            yield predicting.SimulatedSession(
+            yield prediction_session.SimulatedSession(
                 config, primary, secondaries, own, device=device, active=active
             )
 
-    def _secondary(self, party: PartySettings, observe: Observer) -> predicting.KeptSecondary:
+    def _secondary(self, party: PartySettings, observe: Observer) -> KeptSecondary:
         if party.name not in self._secondaries:
             model = self.model(party.name)
             table = (self.tables or {}).get(party.name)
             if table is None:
                 table = read_party(self.config, party, self.data_root, model=model)
                 _warn_of(table, observe)
-            self._secondaries[party.name] = predicting.KeptSecondary(
+            self._secondaries[party.name] = KeptSecondary(
                 party, table, model, device=run_options.device_named(self.device)
             )
         return self._secondaries[party.name]

@@ -28,8 +28,7 @@ from securevfl.federation.session.membership import (
     require_active,
 )
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.runtime import helper_party, joining
-from securevfl.runtime import secondary_party
+from securevfl.runtime import helper_party, joining, secondary_party
 from securevfl.runtime.party import PartySession
 from securevfl.runtime.run_options import PartyJob
 from securevfl.transport.star import SecondaryTransport
@@ -170,9 +169,7 @@ def test_a_request_to_others_than_the_sessions_parties_is_refused(
         serve = secondary_party._Requests(
             secondary_party.SecondarySession(life, star), model, table
         ).serve
-    monkeypatch.setattr(
-        joining, "join_session", lambda *_, **__: contextlib.nullcontext(star)
-    )
+    monkeypatch.setattr(joining, "join_session", lambda *_, **__: contextlib.nullcontext(star))
 
     with pytest.raises(ProtocolError, match=r"asks for predictions of the parties .*session has"):
         serve()
