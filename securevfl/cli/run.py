@@ -239,7 +239,8 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
         from securevfl.launch.child import report as report_to_launcher
         from securevfl.runtime.launching import OUTCOME_EVENT, run_party
         from securevfl.runtime.predictions import Predictions
-        from securevfl.runtime.run_folder import RunFigures, write_figures
+        from securevfl.runtime.run_figures import RunFigures
+        from securevfl.runtime.run_folder import write_figures
 
     results.warn(job.config)
     with RunProgress(metric=results.metric_name(job.config)) as progress:

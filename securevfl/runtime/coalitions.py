@@ -48,8 +48,7 @@ class BaselineOfRun:
     def __init__(
         self, config: FederationConfig, table: PartyTable, model: SavedModel, data: PrimaryData
     ) -> None:
-        assert model.primary is not None, "the primary's"
-        self.part, self.data = model.primary, data
+        self.part, self.data = model.primary_part, data
         self.head, device = data.head, data.features.device
         split = data.split
         alone = self.part.alone

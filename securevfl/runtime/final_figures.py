@@ -14,7 +14,7 @@ from securevfl.ledger.chain import now
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import Metrics
-from securevfl.runtime import run_folder
+from securevfl.runtime import run_figures, run_folder
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.version import __version__
 
@@ -27,7 +27,7 @@ def measure_run(
     traffic: Mapping[str, Mapping[str, int]],
     with_alone: bool = True,
     positions: Mapping[str, PositionsTaken] = MappingProxyType({}),
-) -> run_folder.RunFigures:
+) -> run_figures.RunFigures:
     """Measure the primary alone if asked for; return the run's figures.
 
     The run folder gets ``history.csv`` and, where the top model can tell, ``explanation.json``;
@@ -47,13 +47,15 @@ def measure_run(
     """
     tested = run.tested
     placebos = {} if tested is None else _placebos(run, with_alone=with_alone)
-    alone = _measure_alone(run, placebos) if with_alone and tested is not None else None
+    outputs, alone = run.joint_outputs, None
+    if with_alone and tested is not None and outputs is not None:
+        alone = _measure_alone(run, outputs, placebos)
     primary, config, head = run.primary, run.plan.config, run.data.head
     choice = run.choice
     validation = primary.best_validation if choice is None else choice.validation
     run_folder.write_history(folder, primary.history)
     run_folder.write_explanation(folder, primary.explanation(positions), for_others=True)
-    return run_folder.RunFigures(
+    return run_figures.RunFigures(
         federation=config.federation.name,
         task=config.federation.task,
         family=config.family.name,
@@ -69,7 +71,7 @@ def measure_run(
         validation_metrics=validation,
         test_metrics={} if tested is None else tested.metrics,
         evaluation={} if tested is None else tested.as_json(),
-        untested=run_folder.UNTESTED if tested is None else None,
+        untested=run_figures.UNTESTED if tested is None else None,
         base=None if choice is None else choice.as_json(config),
         joint_test_metrics=None if choice is None else choice.joint_test,
         epochs=primary.epoch,
@@ -84,7 +86,7 @@ def measure_run(
         parties=len(config.parties),
         bytes={name: dict(row) for name, row in traffic.items()},
         mode=mode,
-        privacy=run_folder.privacy_figures(run.plan, run.ledger),
+        privacy=run_figures.privacy_figures(run.plan, run.ledger),
         pretraining=run.pretraining,
         alignment=run.alignment,
         links=run.links,
@@ -117,10 +119,11 @@ def _placebos(run: PrimaryRun, *, with_alone: bool) -> dict[Placebo, Tensor]:
     return placebos
 
 
-def _measure_alone(run: PrimaryRun, placebos: Mapping[Placebo, Tensor]) -> AloneMeasured:
+def _measure_alone(
+    run: PrimaryRun, outputs: Tensor, placebos: Mapping[Placebo, Tensor]
+) -> AloneMeasured:
     run.options.observe(Stage(text="fitting the primary alone"))
-    rows, outputs, choice = run.data.split.test, run.joint_outputs, run.choice
-    assert outputs is not None, "a run is tested at the end of its training"
+    rows, choice = run.data.split.test, run.choice
     return measure_alone(
         train_alone(run.plan.config, run.table, run.data) if choice is None else choice.alone,
         own_inputs(run.table).take(rows),

@@ -26,7 +26,8 @@ from securevfl.launch.spawn import reserved_port, run_party_processes
 from securevfl.runtime import handing_over
 from securevfl.runtime.party import PartySession, party_session
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.run_folder import RunFigures, write_figures
+from securevfl.runtime.run_figures import RunFigures
+from securevfl.runtime.run_folder import write_figures
 from securevfl.runtime.run_options import PartyJob, PredictionJob, Program, RejoinDue, RunOptions
 from securevfl.transport.identity import Identity, fleeting
 
@@ -326,8 +327,7 @@ def parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
     require_covered_channels(config)
     require_helpers(config)
     identities = fleeting([party.name for party in config.parties])
-    assert config.primary.address is not None, "checked with the federation file"
-    host, port = parse_address(config.primary.address)
+    host, port = parse_address(config.primary.address or "")
     with ExitStack() as kept:
         if not port:
             try:

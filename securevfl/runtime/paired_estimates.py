@@ -73,9 +73,8 @@ def metric_functions(
         if name == "mse":
             functions[name] = _times(_square_metric(measures["rmse"]), head.label_deviation**2)
         else:
-            unit = head.in_label_units(name, (0.0, 1.0))
-            assert unit is not None, "an interval was given"
-            functions[name] = _times(measures[name], unit[1])
+            _, unit = head.in_label_units(name, (0.0, 1.0)) or (0.0, 1.0)
+            functions[name] = _times(measures[name], unit)
     return functions
 
 

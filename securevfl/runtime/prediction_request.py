@@ -63,8 +63,7 @@ def request_of(
         new: Keys of the new rows.
         active: Ranks of the secondaries that answer; None: all.
     """
-    assert model.primary is not None, "the primary asks"
-    kept = model.primary.keys
+    kept = model.primary_part.keys
     keys = new
     if kept is not None:
         others = kept.take(_not_again(kept, new)).columns
@@ -200,8 +199,7 @@ def top_model(
     """
     features = features_of(config.primary, table, model)
     asked = request.rows
-    part = model.primary
-    assert part is not None, "the primary asks"
+    part = model.primary_part
     active = [rank - 1 for rank in exchange.ranks]
     similarities = None
     if linked.similarities is not None:

@@ -143,8 +143,7 @@ class PredictionSession:
 
     @property
     def _part(self) -> PrimaryPart:
-        assert self.model.primary is not None, "the primary answers"
-        return self.model.primary
+        return self.model.primary_part
 
     def _release(self, table: PartyTable, observe: Observer) -> tuple[Tensor, float]:  # noqa: ARG002
         """Return the outputs for rows that can be linked, and what releasing them cost."""
@@ -171,14 +170,16 @@ class PredictionSession:
         scale = self.model.key_scale
         if scale is not None:
             table = replace(table, keys=np.broadcast_to(np.array(scale.centre), table.keys.shape))
-        if self._part.alone is not None:
-            return self._alone_outputs(table)
-        return self._top_outputs(table)
+        return self._alone_outputs(table)
 
     def _alone_outputs(self, table: PartyTable) -> Tensor:
-        """Return the outputs of the best model of the primary alone, shape (rows, outputs)."""
+        """Return the outputs of the best model of the primary alone, shape (rows, outputs).
+
+        Without a base they are the top model's, with zero as the average of no record.
+        """
         alone = self._part.alone
-        assert alone is not None, "there is a base"
+        if alone is None:
+            return self._top_outputs(table)
         return torch.from_numpy(alone.margins(own_inputs(table))).to(self.device)
 
     def _top_outputs(self, table: PartyTable) -> Tensor:

@@ -34,7 +34,7 @@ from securevfl.runtime.prediction_request import Request, expected_blocks
 from securevfl.runtime.prediction_session import LinkedRequest, SessionWithPartners
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import PrimaryRun
-from securevfl.runtime.run_folder import RunFigures
+from securevfl.runtime.run_figures import RunFigures
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.stages.class_means.class_means_stage import ClassMeansPrimary
 from securevfl.stages.pretraining.pretraining_stage import pretrain_as_primary, write_pretraining
@@ -48,11 +48,21 @@ class PrimarySession:
     def __init__(self, party: PartySession, transport: PrimaryTransport) -> None:
         self.party = party
         self.transport = transport
-        self.facts: run_plan.RunFacts | None = None
-        """Facts that all parties received; None until they are welcomed."""
+        self._facts: run_plan.RunFacts | None = None
         self.countersigning: Countersigning | None = None
         """None until the first ledger of the session is open at all parties."""
         self._waits = party.config.waits
+
+    @property
+    def facts(self) -> run_plan.RunFacts:
+        """Facts that all parties received when they were welcomed.
+
+        Raises:
+            ProtocolError: If none was welcomed.
+        """
+        if self._facts is None:
+            raise ProtocolError("no party was welcomed to this session")
+        return self._facts
 
     def wait(self, callers: Collection[str], timeout_s: float, **enough: Any) -> Collection[str]:
         """Listen, and wait until the parties have joined.
@@ -86,7 +96,7 @@ class PrimarySession:
         Reveals:
             To every caller: what :class:`securevfl.federation.messages.Welcome` says.
         """
-        self.facts = facts
+        self._facts = facts
         limits = handshake.session_limits(self.party.config, facts, self.transport.limits)
         self.transport.widen(limits)
         self.transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
@@ -104,7 +114,6 @@ class PrimarySession:
     def countersign(self) -> Countersigning:
         """Countersign all ledgers at the session's start, once."""
         if self.countersigning is None:
-            assert self.facts is not None, "welcomed before"
             self.countersigning = Countersigning(
                 countersigner(self.party, self.facts, session=self.transport.session),
                 self.transport,
@@ -160,9 +169,8 @@ def primary_session(
         without: Parties that are turned away.
     """
     config = party.config
-    assert config.primary.address is not None, "checked with the federation file"
     with PrimaryTransport(
-        parse_address(party.job.listen or config.primary.address),
+        parse_address(party.job.listen or config.primary.address or ""),
         party.identity,
         party.pinned,
         new_session(),
@@ -418,7 +426,6 @@ class PredictingPrimary(SessionWithPartners):
 
     def __init__(self, session: PrimarySession, model: SavedModel) -> None:
         party, facts = session.party, session.facts
-        assert facts is not None, "welcomed before"
         super().__init__(
             party.config,
             model,
@@ -546,7 +553,8 @@ def predict_once(party: PartySession) -> Predictions:
         What :meth:`PredictingPrimary.ask` says.
     """
     job, config, asked = party.job, party.config, party.job.prediction
-    assert asked is not None, "said where the job was made"
+    if asked is None:
+        raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
     files.require_writable_folder(asked.out.parent, what="folder of --out")
     model = load_model(job.folder / FOLDER, config, party=job.name)
     try:

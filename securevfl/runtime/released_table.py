@@ -119,7 +119,8 @@ def released_table(saved: SavedRun, *, own: bool = False) -> pd.DataFrame:
     frame = pd.DataFrame(columns)
     booked = until_end(entries, run)
     head = chain.head_at(len(booked))
-    assert head is not None, "these lines are of the chain"
+    if head is None:
+        raise PrivacyError(f"{ledger}: was altered while it was read; read the table again")
     metadata = _metadata(config, booked, run, released)
     frame.attrs[METADATA] = {**metadata, "ledger_head": head.hex(), "cost": COST}
     return frame

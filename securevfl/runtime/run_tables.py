@@ -303,8 +303,7 @@ def rows_of_table(model: SavedModel, table: PartyTable) -> NamedRows:
         ConfigError: If the model's schema is damaged.
         DataError: If they were encoded in another way than those of training.
     """
-    assert model.primary is not None, "the primary predicts"
-    differs = table.classes is not None and table.classes != model.primary.classes
+    differs = table.classes is not None and table.classes != model.primary_part.classes
     if table.schema is not None and model.schema is not None:
         kept = schema_of(model)
         differs |= (table.schema.columns, table.schema.keys) != (kept.columns, kept.keys)

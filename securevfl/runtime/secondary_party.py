@@ -147,7 +147,7 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         party.open_ledger(plan)
         if not run:
             _begin(files, facts.run)
-        session.ready(frozen=plan.frozen)
+        countersigning = session.ready(frozen=plan.frozen)
         linked = _link(session, plan, table)
         if plan.releases.linked_rows is not None:
             _tell_link_count(session, plan, linked)
@@ -163,7 +163,13 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         secondary.log = files.log
         try:
             if not _serve_recorded(
-                session, plan, table, secondary, linked, came_back=epoch if away else 0
+                session,
+                plan,
+                table,
+                secondary,
+                linked,
+                countersigning,
+                came_back=epoch if away else 0,
             ):
                 return RejoinDue(parties=())
             keep_secondary(plan, table, linked, secondary, files)
@@ -271,6 +277,7 @@ def _serve_recorded(
     table: PartyTable,
     secondary: Secondary,
     linked: LinkedSecondary,
+    countersigning: Countersigning,
     *,
     came_back: int,
 ) -> bool:
@@ -282,7 +289,7 @@ def _serve_recorded(
         if recorder is not None:
             samples = plan.config.privacy.sampling_rate < 1
             recorder.attend(secondary, samples=samples)
-        done = _serve(session, plan, table, secondary, linked, came_back=came_back)
+        done = _serve(session, plan, table, secondary, linked, countersigning, came_back=came_back)
         if recorder is not None:
             recorder.hold_secondary(secondary, batch=plan.config.training.batch_size)
             recorder.hold_keys(table)
@@ -295,6 +302,7 @@ def _serve(
     table: PartyTable,
     secondary: Secondary,
     linked: LinkedSecondary,
+    countersigning: Countersigning,
     *,
     came_back: int,
 ) -> bool:
@@ -302,8 +310,7 @@ def _serve(
 
     It is not where all parties join another session.
     """
-    party, star, countersigning = session.party, session.star, session.countersigning
-    assert countersigning is not None, "countersigned before it links"
+    party, star = session.party, session.star
     keeper = EpochSaver(secondary, party.files.checkpoints, came_back=came_back)
 
     def end_epoch(mark: messages.EpochMark) -> None:

@@ -195,8 +195,7 @@ class TrainedRun(SavedRun):
 
     def _of_no_rows(self, row_name: str, out: Path | None) -> Predictions:
         """Return the answer to no rows: no party is asked, and nothing is charged."""
-        part = self.model(self.config.primary.name).primary
-        assert part is not None, "the primary predicts"
+        part = self.model(self.config.primary.name).primary_part
         predictions = predictions_of(
             torch.empty((0, part.head.outputs)),
             part.head,
