@@ -238,8 +238,8 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
         from securevfl.launch.child import is_launched
         from securevfl.launch.child import report as report_to_launcher
         from securevfl.runtime.launching import OUTCOME_EVENT, run_party
+        from securevfl.runtime.metrics_file import RunFigures
         from securevfl.runtime.predictions import Predictions
-        from securevfl.runtime.run_figures import RunFigures
         from securevfl.runtime.run_folder import write_figures
 
     results.warn(job.config)

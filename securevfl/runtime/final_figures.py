@@ -14,7 +14,7 @@ from securevfl.ledger.chain import now
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import Metrics
-from securevfl.runtime import run_figures, run_folder
+from securevfl.runtime import metrics_file, run_folder
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.version import __version__
 
@@ -27,7 +27,7 @@ def measure_run(
     traffic: Mapping[str, Mapping[str, int]],
     with_alone: bool = True,
     positions: Mapping[str, PositionsTaken] = MappingProxyType({}),
-) -> run_figures.RunFigures:
+) -> metrics_file.RunFigures:
     """Measure the primary alone if asked for; return the run's figures.
 
     The run folder gets ``history.csv`` and, where the top model can tell, ``explanation.json``;
@@ -55,7 +55,7 @@ def measure_run(
     validation = primary.best_validation if choice is None else choice.validation
     run_folder.write_history(folder, primary.history)
     run_folder.write_explanation(folder, primary.explanation(positions), for_others=True)
-    return run_figures.RunFigures(
+    return metrics_file.RunFigures(
         federation=config.federation.name,
         task=config.federation.task,
         family=config.family.name,
@@ -71,7 +71,7 @@ def measure_run(
         validation_metrics=validation,
         test_metrics={} if tested is None else tested.metrics,
         evaluation={} if tested is None else tested.as_json(),
-        untested=run_figures.UNTESTED if tested is None else None,
+        untested=metrics_file.UNTESTED if tested is None else None,
         base=None if choice is None else choice.as_json(config),
         joint_test_metrics=None if choice is None else choice.joint_test,
         epochs=primary.epoch,
@@ -86,7 +86,7 @@ def measure_run(
         parties=len(config.parties),
         bytes={name: dict(row) for name, row in traffic.items()},
         mode=mode,
-        privacy=run_figures.privacy_figures(run.plan, run.ledger),
+        privacy=metrics_file.privacy_figures(run.plan, run.ledger),
         pretraining=run.pretraining,
         alignment=run.alignment,
         links=run.links,

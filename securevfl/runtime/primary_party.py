@@ -29,12 +29,12 @@ from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, reveals_of
 from securevfl.runtime.countersigning_party import countersigner
 from securevfl.runtime.final_figures import measure_run
+from securevfl.runtime.metrics_file import RunFigures
 from securevfl.runtime.party import PartySession
 from securevfl.runtime.prediction_request import Request, expected_blocks
 from securevfl.runtime.prediction_session import LinkedRequest, SessionWithPartners
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import PrimaryRun
-from securevfl.runtime.run_figures import RunFigures
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.stages.class_means.class_means_stage import ClassMeansPrimary
 from securevfl.stages.pretraining.pretraining_stage import pretrain_as_primary, write_pretraining

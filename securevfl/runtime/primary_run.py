@@ -40,7 +40,7 @@ from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.family import share_of_base
 from securevfl.models.tasks import Evaluation, evaluate
-from securevfl.runtime import run_figures
+from securevfl.runtime import metrics_file
 from securevfl.runtime.alignment_report import report_alignment
 from securevfl.runtime.own_network import train_own_network
 from securevfl.runtime.predictions import FILE as PREDICTIONS
@@ -290,7 +290,7 @@ class PrimaryRun:
             # A simulation cannot be lost.
             files = None if self.countersigning is None else self.checkpoints.files
             if not covers_test_rows(primary, self.plan, self.ledger, files):
-                self.options.observe(progress.Warned(text=run_figures.UNTESTED))
+                self.options.observe(progress.Warned(text=metrics_file.UNTESTED))
                 return None
         joint = primary.predict(rows, "test") if choice is None else choice.joint_outputs(primary)
         self.joint_outputs = joint

@@ -16,7 +16,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import toml_text
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.runtime.run_figures import RunFigures
+from securevfl.runtime.metrics_file import RunFigures
 
 _COUNTS = ("epoch", "bytes")
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")

@@ -28,7 +28,7 @@ from securevfl.launch.torchrun import detect_torchrun
 from securevfl.runtime import (
     entry,
     launching,
-    run_figures,
+    metrics_file,
     run_folder,
     run_options,
     run_settings,
@@ -133,7 +133,7 @@ class ThisParty:
                 **run_settings.estimators_of(settings),
             )
             figures = launching.run_party(job, identity=own.trusting(certificates))
-        if not isinstance(figures, run_figures.RunFigures):
+        if not isinstance(figures, metrics_file.RunFigures):
             return None
         run_folder.write_figures(folder, figures)
         result = entry.result_of(config, job, figures.as_json(), losses)

@@ -28,7 +28,7 @@ from securevfl.lab.contribution import contribution
 from securevfl.ledger.ledger import Ledger
 from securevfl.mpc.codec import RingFormat
 from securevfl.runtime import remaining_budget
-from securevfl.runtime.run_figures import UNTESTED
+from securevfl.runtime.metrics_file import UNTESTED
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
