@@ -171,9 +171,9 @@ def main() -> None:
         )
         return
     for name, frames in depths.items():
-        files = {frame.partition("::")[0] for frame in frames}
+        places = {frame.partition("::")[0] for frame in frames}
         names = " > ".join(frame.partition("::")[2] for frame in frames)
-        sys.stdout.write(f"{name}: {len(frames)} frames in {len(files)} files: {names}\n")
+        sys.stdout.write(f"{name}: {len(frames)} frames in {len(places)} files: {names}\n")
     sys.stdout.write(
         "| walk | files | functions | files that are entered most |\n|---|---|---|---|\n"
     )
