@@ -17,9 +17,7 @@ import securevfl as sv
 from securevfl.config.reading import parse_federation
 from securevfl.desk.report.page import write_report
 from securevfl.lab.digits import digits_federation, digits_tables, write_tables
-from securevfl.runtime.entry import simulate_from_file
-from securevfl.runtime.kept_run import Estimate
-from securevfl.runtime.run_options import RunOptions
+from securevfl.runtime.paired_estimates import Estimate
 
 _NUMBERS = {"none": 6, "24": 3, "8": 2}
 """Numbers a secondary: with noise few that are seen, without it as many as say something."""
@@ -74,7 +72,7 @@ def _measured(epsilon: str, seed: int, out: Path) -> sv.Contribution:
     config = parse_federation(copy.deepcopy(source), file="research/contribution/partners.py")
     folder = out / f"epsilon-{epsilon}-seed-{seed}"
 
-    simulate_from_file(config, RunOptions(run_folder=folder, data_root=out))
+    sv.simulate(config, out=folder, data_root=out, progress=False)
     found = sv.contribution(folder, data_root=out)
     write_report(folder)
     return found

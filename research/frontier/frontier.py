@@ -51,7 +51,6 @@ from securevfl.federation.base import Base
 from securevfl.lab.datasets import load_builtin, load_full, split_table
 from securevfl.lab.digits import train_on_all_features
 from securevfl.runtime.launching import train_in_processes
-from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
@@ -345,8 +344,7 @@ class Joint:
         result = simulate_federation(
             config,
             self._tables,
-            RunOptions(run_folder=folder),
-            own=OwnModels(fitted=self._base),
+            RunOptions(run_folder=folder, fitted_base=self._base),
             with_placebo=True,
         )
         self._base = result.base

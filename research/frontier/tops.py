@@ -31,7 +31,6 @@ sys.path.append(str(Path(__file__).parents[2]))
 from research.frontier.frontier import SETS, Joint, Store, federation_of
 from securevfl.config.reading import parse_federation
 from securevfl.federation.base import Base
-from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
@@ -112,8 +111,7 @@ def _measured(tables: Any, source: dict[str, Any], bases: list[Base]) -> dict[st
         result = simulate_federation(
             parse_federation(source, file="tops"),
             {table.name: table for table in tables.parties},
-            RunOptions(run_folder=Path(folder)),
-            own=OwnModels(fitted=bases[0] if bases else None),
+            RunOptions(run_folder=Path(folder), fitted_base=bases[0] if bases else None),
             kept=False,
         )
     if result.base is not None:

@@ -29,7 +29,6 @@ from research.common.figure_files import keep
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
-from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
@@ -122,9 +121,8 @@ def run(method: str, partner: str, *, rows: int, test: float, seed: int) -> dict
         result = simulate_federation(
             config,
             {table.name: table for table in parties},
-            RunOptions(run_folder=Path(folder)),
+            RunOptions(run_folder=Path(folder), fitted_base=_bases.get(known)),
             with_placebo=True,
-            own=OwnModels(fitted=_bases.get(known)),
         )
     _bases[known] = result.base
     metrics = result.metrics

@@ -22,7 +22,6 @@ from research.common.figure_files import keep
 from securevfl.config.reading import parse_federation
 from securevfl.federation.base import Base
 from securevfl.lab.digits import demo_federation, digits_tables, train_on_all_features
-from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
@@ -50,9 +49,8 @@ class Seed:
             result = simulate_federation(
                 config,
                 {table.name: table for table in self._tables},
-                RunOptions(run_folder=Path(folder)),
+                RunOptions(run_folder=Path(folder), fitted_base=self._base),
                 with_placebo=True,
-                own=OwnModels(fitted=self._base),
             )
         self._base = result.base
         if self._combine is None:

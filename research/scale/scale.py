@@ -39,7 +39,7 @@ from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
 from securevfl.data.tables import PartyTable
 from securevfl.federation.messages import RoundKind, Share
-from securevfl.federation.rounds import primaries, primary, secondary
+from securevfl.federation.rounds import network_primary, primary, secondary
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunFacts
 from securevfl.ledger.chain import ChainedFile
 from securevfl.linkage.stage import linking
@@ -47,7 +47,7 @@ from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.mpc.codec import RingFormat, decode_sum
-from securevfl.runtime import primary_run, simulation
+from securevfl.runtime import final_figures, primary_run, simulation
 from securevfl.transport.identity import Identity, provision
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
@@ -207,12 +207,12 @@ class Clock:
 
 
 WATCHED: Final = {
-    "answer": (secondary.Secondary, "answer"),
+    "answer": (secondary.Secondary, "hear_round"),
     "learn": (secondary.Secondary, "learn"),
-    "step": (primaries.NetworkPrimary, "_train_batch"),
+    "epoch": (network_primary.NetworkPrimary, "_train_epoch"),
     "forward": (primary.Primary, "_forward"),
     "link": (linking.Linker, "__call__"),
-    "alone": (primary_run, "train_alone"),
+    "alone": (final_figures, "train_alone"),
     "evaluate": (primary_run, "evaluate"),
 }
 
@@ -241,9 +241,10 @@ def run(size: Size, *, with_alone: bool = False) -> tuple[dict[str, float], dict
         }
     took = {name: statistics.median(values) for name, values in clock.seconds.items()}
     secondary_step = took["answer train"] + took["learn train"]
+    rounds = len(clock.seconds["learn train"]) / (size.secondaries * size.epochs)
     return {
         "secondary": secondary_step,
-        "primary": took["step"] - size.secondaries * secondary_step,
+        "primary": took["epoch"] / rounds - size.secondaries * secondary_step,
         "secondary forward": took["answer validation"],
         "link": took["link"],
         **{name: took[name] for name in ("alone", "evaluate") if name in took},

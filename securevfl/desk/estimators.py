@@ -18,8 +18,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.methods import require_own_fields
 from securevfl.config.presets import PresetSettings, preset
+from securevfl.config.reading import require_own_fields
 from securevfl.config.sections import BaseSettings, PredictionSettings, TrainingSettings
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
@@ -42,7 +42,7 @@ from securevfl.models.family import Family, FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.new_rows import NamedRows
 from securevfl.runtime.predictions import Predictions, predictions_of
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run

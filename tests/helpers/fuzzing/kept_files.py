@@ -22,7 +22,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.checkpoint import PRESENCE, Checkpoints, StateFolder
-from securevfl.federation.rounds.exchanges import CachedRows
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.saved_model import SavedModel, load_model
 from securevfl.federation.session.membership import Presence, absences_in_words

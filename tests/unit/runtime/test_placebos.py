@@ -13,8 +13,8 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import stream
 from securevfl.data.tables import PartyTable
+from securevfl.federation.base import Base
 from securevfl.federation.rounds.primary import Primary
-from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -29,9 +29,15 @@ def federation(
 
 
 def simulated(
-    config: FederationConfig, tables: dict[str, PartyTable], out: Path, **options: Any
+    config: FederationConfig,
+    tables: dict[str, PartyTable],
+    out: Path,
+    *,
+    fitted_base: Base | None = None,
+    **how: Any,
 ) -> RunResult:
-    return simulate_federation(config, tables, RunOptions(run_folder=out), **options)
+    options = RunOptions(run_folder=out, fitted_base=fitted_base)
+    return simulate_federation(config, tables, options, **how)
 
 
 def test_a_network_that_gains_without_partners_does_not_answer(
@@ -98,7 +104,7 @@ def test_a_base_of_other_rows_is_not_taken(tmp_path: Path) -> None:
     other = replace(config, federation=replace(config.federation, seed=9))
     fitted = simulated(other, tables, tmp_path / "other").base
     own = simulated(config, tables, tmp_path / "own")
-    again = simulated(config, tables, tmp_path / "again", own=OwnModels(fitted=fitted))
+    again = simulated(config, tables, tmp_path / "again", fitted_base=fitted)
 
     assert again.base is not None
     assert own.base is not None
