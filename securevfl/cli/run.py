@@ -110,10 +110,10 @@ def _pretrain_encoders(
         from securevfl.runtime.run_options import RunOptions, device_named
         from securevfl.runtime.run_tables import read_tables
         from securevfl.runtime.simulation import simulate_federation
-        from securevfl.stages.pretraining import pretraining_stage
+        from securevfl.stages.pretraining.policy import nothing_to_pretrain, wants_pretraining
 
-    if not pretraining_stage.wants_pretraining(config):
-        raise pretraining_stage.nothing_to_pretrain()
+    if not wants_pretraining(config):
+        raise nothing_to_pretrain()
     folder = run_folder_for(config, out, resume=resume)
     with RunProgress(metric="") as progress:
         options = RunOptions(
@@ -128,7 +128,9 @@ def _pretrain_encoders(
         keep_freed_memory()
         files.require_writable_folder(folder)
         tables = read_tables(config, root)
-        return folder, simulate_federation(config, tables, options, pretrain_only=True).metrics
+        return folder, simulate_federation(
+            config, tables, options, ends_after="pretraining"
+        ).metrics
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -210,7 +212,7 @@ def party(
             resume=resume,
             listen=listen,
             record_mib=record_views,
-            pretrain_only=pretrain,
+            ends_after="pretraining" if pretrain else None,
             serves=serve,
             serves_on=serve and not once,
             in_memory=in_memory,

@@ -30,8 +30,14 @@ class Stage:
     sources: Mapping[str, str] = field(default_factory=dict)
     """Readers of tables by kind of source."""
 
+    policy: str | None = None
+    """Rules and disclosure (:class:`~securevfl.config.stage_policy.StagePolicy`); None for none."""
+
     run: str | None = None
-    """Part of a run between linking and the first round; None for a stage without one."""
+    """Part of a run (:class:`~securevfl.federation.stage.RunStage`), where the policy applies."""
+
+    session: str | None = None
+    """Function that runs a party's session in place of a run; None for a stage without one."""
 
 
 @cache
@@ -40,7 +46,8 @@ def stages() -> Mapping[str, Stage]:
     names = sorted(
         module.name for module in pkgutil.iter_modules(importlib.import_module(_FOLDER).__path__)
     )
-    return {name: importlib.import_module(f"{_FOLDER}.{name}").STAGE for name in names}
+    folders = {name: importlib.import_module(f"{_FOLDER}.{name}") for name in names}
+    return {name: getattr(folder, "STAGE", Stage()) for name, folder in folders.items()}
 
 
 def load_part(stage: str, reference: str) -> Any:

@@ -309,12 +309,6 @@ class RunPlan:
         return self.config.family.assisted
 
     @property
-    def fits_class_means(self) -> bool:
-        """Whether encoders are fitted to class sums, which takes the primary's labels."""
-        encoder = self.config.encoder
-        return encoder is not None and encoder.method == "class-means" and not self.facts.predicts
-
-    @property
     def single_pass(self) -> Purpose | None:
         """What every row is released once for, if that is all that happens."""
         if self.facts.predicts:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from securevfl.models.pairs import Top1SimConfig as Top1Sim
     from securevfl.models.registry import register
     from securevfl.models.split import split_model
-    from securevfl.stages.assist.assist import AssistConfig as Assist
+    from securevfl.stages.assist.settings import AssistConfig as Assist
 
 __all__ = [
     "Assist",

@@ -26,6 +26,7 @@ from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.handshake import Joined, join_session
 from securevfl.federation.session.membership import absent_names, idle_helpers
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
+from securevfl.federation.stage import run_stages
 from securevfl.ledger.countersigning import Countersigner, Occasion
 from securevfl.linkage.protections.protection import Take, take_nothing
 from securevfl.linkage.stage.link_cache import LinkCache
@@ -33,7 +34,6 @@ from securevfl.linkage.stage.linking import LinkageInput, help_to_link, reveals_
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_folder import write_federation
 from securevfl.runtime.run_options import PartyJob, require_precision
-from securevfl.stages.class_means.class_means_stage import deal_over_star
 from securevfl.transport.identity import Identity, expiring
 from securevfl.transport.message import StarKind
 
@@ -384,7 +384,7 @@ _DONE: Final = {"coordinator": "coordinated", "dealer": "dealt"}
 
 
 def run_helper(party: PartySession) -> None:
-    """Take part in linkage as the coordinator or the dealer, and deal masks for class means.
+    """Take part in linkage and in stages as the coordinator or the dealer.
 
     Where a session that is lost is followed by another one, stay until the run is over.
 
@@ -392,8 +392,7 @@ def run_helper(party: PartySession) -> None:
         SecureVflError: Any failure, here or at another party.
 
     Reveals:
-        What :func:`securevfl.linkage.stage.linking.help_to_link` and
-        :func:`securevfl.stages.class_means.class_means_stage.deal_class_sums` say.
+        What :func:`securevfl.linkage.stage.linking.help_to_link` and :meth:`RunStage.help` say.
     """
     config, name, files = party.config, party.job.name, party.files
     party.require_no_listen()
@@ -415,8 +414,10 @@ def run_helper(party: PartySession) -> None:
                     take=take,
                 )
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
-        if role == "dealer" and config.deals_class_sums:
-            files.log("dealt for class means", secondaries=deal_over_star(star, config))
+        for stage in run_stages(config):
+            if (helped := stage.help(config, role, star)) is not None:
+                event, figures = helped
+                files.log(event, **figures)
         if config.helpers_stay:
             # A session that is lost is followed by another, which links with this party's help.
             star.transport.receive(

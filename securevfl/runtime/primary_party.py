@@ -33,8 +33,7 @@ from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
 from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import RejoinDue
-from securevfl.stages.class_means.class_means_stage import ClassMeansPrimary
-from securevfl.stages.pretraining.pretraining_stage import pretrain_as_primary, write_pretraining
+from securevfl.transport.channels import Kinds, PrimaryChannels
 from securevfl.transport.message import Done, Message, public_reason
 from securevfl.transport.star import PrimaryTransport, new_session
 
@@ -120,6 +119,12 @@ class PrimarySession:
             work_s=work_s,
         )
 
+    def open_channels(self, names: Collection[str], kinds: Kinds) -> PrimaryChannels:
+        """Return channels to some parties, between which sealed messages are relayed."""
+        ranks = {name: rank for name, rank in self.party.config.ranks.items() if name in names}
+        deadline_s = self._waits.work.primary_s
+        return PrimaryChannels(self.transport, ranks, kinds=kinds, deadline_s=deadline_s)
+
     def end(self, callers: Collection[str]) -> None:
         """Countersign the ledgers, and let the parties go.
 
@@ -180,8 +185,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         SecureVflError: Any failure, here or at another party.
 
     Reveals:
-        What the messages of joining, countersigning, linking, pretraining, class means and
-        rounds say.
+        What the messages of joining, countersigning, linking, stages and rounds say.
     """
     config, job = party.config, party.job
     require_estimator(config, job.in_memory.base, job.in_memory.top)
@@ -206,24 +210,10 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         session.countersign()
         linked = _link(session, plan, table)
         linked_rows = _count_links(session, plan)
-        class_means = (
-            ClassMeansPrimary.over(session.transport, plan) if plan.fits_class_means else None
-        )
-        run = _build(session, plan, table, split, linked, presence, class_means, recorder)
+        run = _build(session, plan, table, split, linked, presence, recorder)
         run.linked_rows = linked_rows
-        run.pretraining = pretrain_as_primary(
-            plan,
-            table,
-            run.primary,
-            # Between two messages a secondary may go through all of its records.
-            PeersOverStar(session.transport, plan.secondaries, wait=config.waits.work),
-            party.files,
-            alignment=linked.alignment,
-            run_folder=job.run_folder,
-            data_root=job.data_root,
-            observe=party.observe,
-        )
-        if not job.pretrain_only:
+        run.prepare()
+        if job.ends_after is None:
             try:
                 run.train()
             except membership.SecondariesBackError as back:
@@ -231,14 +221,11 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
                 session.transport.broadcast(secondaries, messages.Rejoin(ranks=ranks).to_message())
                 return RejoinDue(parties=back.names)
             run.keep()
-        if class_means is not None:
-            class_means.end()
+        run.end_stages()
         staying = [p.name for p in config.callers if config.stays(p)]
         session.end([*secondaries, *staying])
-    if job.pretrain_only:
-        return write_pretraining(
-            job.run_folder, run.pretraining, session.traffic(), alignment=run.alignment
-        )
+    if job.ends_after is not None:
+        return run.conclude(job.ends_after, session.traffic())
     return run.finish(
         job.run_folder,
         mode="federated",
@@ -292,7 +279,6 @@ def _build(
     split: RowSplit,
     linked: LinkedPrimary,
     presence: membership.Presence,
-    class_means: ClassMeansPrimary | None,
     recorder: Recorder | None,
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
@@ -323,10 +309,15 @@ def _build(
             ),
             traffic=lambda: sum(session.traffic()[name].values()),
             countersigning=session.countersigning,
-            fit_class_means=class_means,
+            # Between two messages a secondary may go through all of its records.
+            stage_peers=lambda _stage: PeersOverStar(
+                session.transport, plan.secondaries, wait=config.waits.work
+            ),
+            open_channels=session.open_channels,
             presence=presence,
             recorder=recorder,
         ),
+        data_root=party.job.data_root,
         observe=party.observe,
         own=OwnModels(base=party.job.in_memory.base, top=party.job.in_memory.top),
     )

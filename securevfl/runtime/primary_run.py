@@ -9,8 +9,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.core import progress
-from securevfl.core.errors import BudgetExceededError
+from securevfl.core.errors import BudgetExceededError, ConfigError
 from securevfl.core.formatting import finite_or_none
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
@@ -39,6 +38,7 @@ from securevfl.federation.base import (
 from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.messages import EpochMark, RoundPlan
+from securevfl.federation.released_labels import drawn_labels
 from securevfl.federation.rounds import exchanges
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.primaries import NetworkPrimary
@@ -47,6 +47,8 @@ from securevfl.federation.rounds.recording import AVERAGE, Recorder
 from securevfl.federation.run_plan import RoundCounter, RunPlan
 from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
+from securevfl.federation.session.peers import Peers
+from securevfl.federation.stage import OpenChannels, PrimaryContext, SecondaryPart, run_stages
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import Countersigning, epoch_point
 from securevfl.ledger.ledger import Ledger
@@ -61,8 +63,6 @@ from securevfl.models.tasks import Evaluation, Metrics, evaluate
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
-from securevfl.stages.assist.assisted_boosting import AssistPrimary, release_labels
-from securevfl.stages.class_means.class_labels import ClassLabels, class_labels_of, drawn_labels
 from securevfl.version import __version__
 
 
@@ -313,8 +313,12 @@ class OtherParties:
     """Returns the bytes that the primary has sent and received so far."""
     countersigning: Countersigning | None = None
     """Where ledger heads are exchanged; None in a simulation."""
-    fit_class_means: Callable[[Callable[[Sequence[str]], ClassLabels]], None] | None = None
-    """Lets secondaries fit class means, where their encoders are such."""
+    stage_peers: Callable[[str], Peers]
+    """Returns the secondaries' parts of a stage, by its name."""
+    stage_parts: Mapping[str, Sequence[SecondaryPart]] = field(default_factory=dict)
+    """Parts of stages, by name, at the secondaries of this process."""
+    open_channels: OpenChannels | None = None
+    """Way to every party; None where all parties are in one process."""
     presence: Presence | None = None
     """Record of which secondaries took part, and when; None where all always do."""
     recorder: Recorder | None = None
@@ -333,10 +337,11 @@ class PrimaryRun:
         files: PartyFiles,
         others: OtherParties,
         *,
+        data_root: Path,
         observe: progress.Observer,
         own: OwnModels = OwnModels(),
     ) -> None:
-        """Build the primary's half of the network.
+        """Build the primary's half of the network, and its parts of stages.
 
         Args:
             plan: The run, with where it starts.
@@ -345,6 +350,7 @@ class PrimaryRun:
             linked: How its keys were linked.
             files: The primary's own; its ledger is open.
             others: The other parties.
+            data_root: Folder that relative paths of the federation file start from.
             observe: Called with progress.
             own: Models from Python.
         """
@@ -372,6 +378,10 @@ class PrimaryRun:
         self.primary = build_primary(
             plan, table, data, self.exchange, observe=self._tell, estimator=own.top
         )
+        self._stages = {
+            stage.name: stage.primary(self._context(stage.name, data_root))
+            for stage in run_stages(plan.config)
+        }
         self.choice: Choice | None = None
         """Who answers, once the model is trained; None where there is no base."""
         self.tested: Evaluation | None = None
@@ -382,14 +392,54 @@ class PrimaryRun:
         """The same of a simulation in which partners' rows were permuted; None: there was none."""
         self.is_placebo = False
         """Whether its outputs for test rows are all that is wanted."""
-        self.pretraining: dict[str, Any] | None = None
-        """The figures of pretraining, which become part of the run's."""
         self.alignment: dict[str, Any] | None = None
         """How many rows are linked where, which becomes part of the run's figures too."""
         self.links: dict[str, Any] | None = None
         """In a simulation, each secondary's counts of links, which do too."""
         self.linked_rows: dict[str, Any] | None = None
         """What each secondary has said of the rows that are linked there, likewise."""
+
+    def _context(self, stage: str, data_root: Path) -> PrimaryContext:
+        """Return what the primary's part of a stage works with."""
+        others = self._others
+        return PrimaryContext(
+            plan=self.plan,
+            table=self.table,
+            primary=self.primary,
+            linked=self.linked,
+            files=self.files,
+            peers=others.stage_peers(stage),
+            run_folder=self.files.folder.parent.parent,
+            data_root=data_root,
+            observe=self._tell,
+            estimator=self._own.base,
+            open_channels=others.open_channels,
+            here=others.stage_parts.get(stage, ()),
+        )
+
+    def prepare(self) -> None:
+        """Do what stages do between linking and training.
+
+        Reveals:
+            What the stages' messages say.
+        """
+        for part in self._stages.values():
+            part.prepare()
+
+    def end_stages(self) -> None:
+        """Let helpers of stages go, once nothing more is asked for."""
+        for part in self._stages.values():
+            part.end()
+
+    def conclude(self, stage: str, traffic: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+        """Return the figures of a run that ends when a stage is prepared.
+
+        Raises:
+            ConfigError: If runs of this federation file have nothing of that stage.
+        """
+        if stage not in self._stages:
+            raise ConfigError(f"{stage}: runs of this federation file have no such stage")
+        return self._stages[stage].conclude(traffic, self.alignment)
 
     def _note_epsilon(self, epsilon: float) -> None:
         self._epsilon = epsilon
@@ -448,17 +498,8 @@ class PrimaryRun:
             self.primary.drawn = drawn_labels(
                 self.plan, self.data, ledger=self.ledger, files=self.checkpoints.files
             )
-        if not isinstance(self.primary, AssistPrimary):
-            return
-        labels = release_labels(
-            self.plan,
-            self.table,
-            self.data,
-            ledger=self.ledger,
-            files=self.checkpoints.files,
-            estimator=self._own.base,
-        )
-        self.primary.use_released_labels(labels)
+        for part in self._stages.values():
+            part.begin()
 
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
@@ -471,12 +512,8 @@ class PrimaryRun:
             if self.plan.releases.fitting and not self.ledger.encoder_fitted:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._note_epsilon(self.ledger.charge_fitting())
-            if self._others.fit_class_means is not None:
-                self._tell(progress.Stage(text="fitting class means"))
-                files = self.checkpoints.files
-                self._others.fit_class_means(
-                    partial(class_labels_of, self.plan, self.data, self.table, self.ledger, files)
-                )
+            for part in self._stages.values():
+                part.before_release()
             self.ledger.require_same_release(self._release_digest(rows))
         aggregates = exchanges.release_once(self.exchange, kept, observe=self._tell)
         if released and self._others.countersigning is not None:
@@ -661,7 +698,11 @@ class PrimaryRun:
             bytes={name: dict(row) for name, row in traffic.items()},
             mode=mode,
             privacy=run_folder.privacy_figures(self.plan, self.ledger),
-            pretraining=self.pretraining,
+            stages={
+                name: part.figures
+                for name, part in self._stages.items()
+                if part.figures is not None
+            },
             alignment=self.alignment,
             links=self.links,
             announced_keys=self.linked.announced,

@@ -30,6 +30,7 @@ from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
+from securevfl.federation.stage import SecondaryContext, run_stages, secondary_parts
 from securevfl.ledger.ledger import lines_of_run
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker, protection_of
@@ -41,8 +42,6 @@ from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, r
 from securevfl.runtime.run_options import RunOptions, require_precision
 from securevfl.runtime.run_tables import table_warnings
 from securevfl.runtime.trained_run import TrainedRun
-from securevfl.stages.class_means.class_means_stage import class_means_in_process
-from securevfl.stages.pretraining import pretraining_stage
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -168,7 +167,7 @@ def simulate_federation(
     own: OwnModels = OwnModels(),  # noqa: B008 - frozen
     with_alone: bool = True,
     with_placebo: bool | Literal["joint"] = False,
-    pretrain_only: bool = False,
+    ends_after: str | None = None,
     kept: bool = True,
 ) -> RunResult:
     """Run all parties of a federation in this process.
@@ -182,7 +181,7 @@ def simulate_federation(
         with_placebo: Train once more with each partner's rows permuted against its keys, and report
             how much of the gain comes from the partners. ``"joint"``: only where the joint model
             answers.
-        pretrain_only: End when pretraining is done; the metrics are its figures.
+        ends_after: Stage that the run ends with; the metrics are its figures. None: it trains.
         kept: Save every party's part of the model, to predict with later.
 
     Raises:
@@ -204,11 +203,9 @@ def simulate_federation(
             held.enter_context(few_threads(numbers * config.model.neighbours))
         simulation = _Simulation(config, tables, options, held)
         run = simulation.begin(own)
-        run.pretraining = simulation.pretrain(run)
-        if pretrain_only:
-            figures = pretraining_stage.write_pretraining(
-                options.run_folder, run.pretraining, {}, alignment=run.alignment
-            )
+        run.prepare()
+        if ends_after is not None:
+            figures = run.conclude(ends_after, {})
             return RunResult(metrics=figures, history=[], losses=[], ledger=[])
         run.train()
         if kept:
@@ -328,16 +325,21 @@ class _Simulation:
                 self._recorders[party.name].attend(secondary, samples=samples)
         if options.resume:
             saved = [file.checkpoints.pretraining_iterations() for file in self._files.values()]
-            epoch, pretraining = (
-                self._resume_epoch(plan),
-                pretraining_stage.common_start(config, saved),
+            common = set[int].intersection(*map(set, saved))
+            facts = replace(
+                plan.facts,
+                resume_epoch=self._resume_epoch(plan),
+                resume_pretraining=max(common, default=0),
             )
-            facts = replace(plan.facts, resume_epoch=epoch, resume_pretraining=pretraining)
             plan = replace(plan, facts=facts)
         else:
             for file in self._files.values():
                 file.checkpoints.begin(plan.facts.run)
         run_folder.write_federation(options.run_folder, config)
+        parts = {
+            plan.ranks[name]: secondary_parts(self._context(plan, name, links))
+            for name in self._secondaries
+        }
         by_rank = {plan.ranks[party]: partner for party, partner in self._secondaries.items()}
         run = PrimaryRun(
             plan,
@@ -356,48 +358,37 @@ class _Simulation:
                     links=config.model.neighbours,
                 ),
                 recorder=self._recorders.get(name),
-                fit_class_means=partial(class_means_in_process, list(by_rank.values()))
-                if plan.fits_class_means
-                else None,
+                stage_peers=lambda stage: PeersHere(
+                    {
+                        rank: {**own_parts[stage].opening, **own_parts[stage].beside_rounds}
+                        for rank, own_parts in parts.items()
+                        if stage in own_parts
+                    }
+                ),
+                stage_parts={
+                    stage.name: [own[stage.name] for own in parts.values() if stage.name in own]
+                    for stage in run_stages(config)
+                },
             ),
+            data_root=options.data_root,
             observe=options.observe,
             own=own,
         )
         run.alignment, run.links, run.linked_rows = alignment, links.counts, links.linked_rows
         return run
 
-    def pretrain(self, run: PrimaryRun) -> dict[str, Any] | None:
-        """Pretrain all parties' encoders, where the family has such; return the run's figures."""
-        plan, observe, parts = run.plan, self._options.observe, {}
-        assert self._links is not None, "a run begins by linking"
-        for name, secondary in self._secondaries.items():
-            part = pretraining_stage.pretraining_secondary(
-                plan,
-                self._tables[name],
-                secondary,
-                self._files[name],
-                linked=self._links.secondaries[name],
-                data_root=self._options.data_root,
-                observe=observe,
-            )
-            if part is not None:
-                parts[name] = part
-        figures = pretraining_stage.pretrain_as_primary(
-            plan,
-            run.table,
-            run.primary,
-            PeersHere({plan.ranks[name]: part.handlers for name, part in parts.items()}),
-            run.files,
-            alignment=run.linked.alignment,
-            run_folder=self._options.run_folder,
+    def _context(self, plan: RunPlan, name: str, links: "_Links") -> SecondaryContext:
+        """Return what a secondary's parts of stages work with."""
+        return SecondaryContext(
+            plan=plan,
+            party=self._config.party(name),
+            table=self._tables[name],
+            secondary=self._secondaries[name],
+            linked=links.secondaries[name],
+            files=self._files[name],
             data_root=self._options.data_root,
-            observe=observe,
-            simulated=tuple(parts.values()),
+            observe=self._options.observe,
         )
-        for name, part in parts.items():
-            bottom, folder = self._secondaries[name].bottom, self._files[name].folder
-            pretraining_stage.finish_pretraining(plan.config, bottom, part.learning, folder)
-        return figures
 
     def _record(self, run: str) -> None:
         """Record what every party receives until the simulation ends, where that is asked for."""
@@ -467,7 +458,7 @@ class _Simulation:
             again._links = self._links
             run = again.begin(own)
             run.is_placebo = True
-            run.pretraining = again.pretrain(run)
+            run.prepare()
             run.train()
             return run.joint_outputs
 

@@ -43,18 +43,18 @@ RUN_STREAM = "securevfl.core.conventions.stream"
 STREAM_ORDER = (RUN_STREAM, ".permutation")
 # What of it may be drawn again by whoever knows the run's seed, which all parties do; or by a test.
 LISTED = {
-    "federation/assisted_boosting.py AssistSecondary._fit": ("folds and trees", RUN_SEED),
+    "stages/assist/secondary.py AssistSecondary._fit": ("folds and trees", RUN_SEED),
     "federation/build.py _initialise_model": ("first weights", RUN_SEED, "torch.random.fork_rng"),
-    "federation/encoder_fitting.py _projection_of": ("a public projection", RUN_SEED),
-    "federation/pretraining/pretraining_secondary.py LearnerWithRecords.learn_local": (
+    "federation/encoder_fitting.py projection_of": ("a public projection", RUN_SEED),
+    "stages/pretraining/learning.py LearnerWithRecords.learn_local": (
         "order of batches",
         *STREAM_ORDER,
     ),
-    "federation/pretraining/pretraining_secondary.py pretraining_rows": (
+    "stages/pretraining/rows.py pretraining_rows": (
         "rows that are held out, which all parties know",
         *STREAM_ORDER,
     ),
-    "federation/pretraining/pretraining_stage.py PretrainingRun._cross": (
+    "stages/pretraining/primary.py PretrainingRun._cross": (
         "order of batches, which secondaries are told",
         *STREAM_ORDER,
     ),

@@ -1,5 +1,6 @@
 """Handshake of a session: same file, same parties, fresh keys that the relay cannot swap."""
 
+import hashlib
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from securevfl.federation.session.membership import (
     require_active,
 )
 from securevfl.mpc.masks import KeyOffer, SessionKey
-from securevfl.transport.channels import SealedChannel
+from securevfl.transport.channels import CallerChannels, Kinds, SealedChannel
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify
 from securevfl.transport.message import Message
@@ -268,6 +269,11 @@ def open_welcome(
     return opened.facts, key.agree(offers, agreed=agreed)
 
 
+def context_of(config: FederationConfig, facts: RunFacts, session: bytes) -> bytes:
+    """Return a hash of what runs: the session, the file with its program, and the facts."""
+    return hashlib.sha256(session + config.digest.encode() + facts.statement()).digest()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Joined:
     """A caller's place in a session."""
@@ -290,6 +296,30 @@ class Joined:
 
     rank: int
     """This party's own rank."""
+
+    def context(self, config: FederationConfig) -> bytes:
+        """Return a hash of what runs; see :func:`context_of`."""
+        return context_of(config, self.facts, self.transport.session)
+
+    def channels(
+        self, config: FederationConfig, names: Collection[str], kinds: Kinds
+    ) -> CallerChannels:
+        """Return this party's channels to the primary and, sealed, to some other callers.
+
+        Args:
+            config: The federation file.
+            names: Names of the parties, the primary among them.
+            kinds: Kinds of messages that may come.
+        """
+        wait = config.waits.work
+        return CallerChannels(
+            self.transport,
+            {name: rank for name, rank in config.ranks.items() if name in names},
+            self.sealed,
+            kinds=kinds,
+            deadline_s=wait.for_primary_s,
+            between_s=wait.secondary_s,
+        )
 
 
 @contextmanager

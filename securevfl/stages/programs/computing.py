@@ -1,6 +1,5 @@
 """Parties that compute together on shares: their messages over the star, and the dealer's part."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -9,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Int64
 
-from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.run_plan import RunFacts
 from securevfl.mpc.dealt_sums import SEED_BYTES
 from securevfl.mpc.dealt_tuples import TupleDealer, TupleRequest
 from securevfl.transport.channels import CallerChannels, Channels, Kinds, receive_from
@@ -279,11 +276,6 @@ class LineToDealer:
         if dealt.number != number:
             raise ProtocolError(f"{self.dealer}: dealt {dealt.number} where {number} was due")
         return dealt.words
-
-
-def context_of(config: FederationConfig, facts: RunFacts, session: bytes) -> bytes:
-    """Return a hash of what runs: the session, the file with its program, and the facts."""
-    return hashlib.sha256(session + config.digest.encode() + facts.statement()).digest()
 
 
 def key_from(channels: Channels, secondary: str) -> bytes:

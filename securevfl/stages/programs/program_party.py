@@ -169,7 +169,7 @@ def _as_dealer(party: PartySession) -> None:
             deadline_s=config.waits.work.for_primary_s,
             between_s=config.waits.work.helper_s,
         )
-        context = computing.context_of(config, star.facts, star.transport.session)
+        context = handshake.context_of(config, star.facts, star.transport.session)
         names = {
             config.ranks[table_party.name]: table_party.name for table_party in config.table_parties
         }
@@ -194,7 +194,7 @@ def _compute(
     names = {
         config.ranks[table_party.name]: table_party.name for table_party in config.table_parties
     }
-    context = computing.context_of(config, facts, star.transport.session)
+    context = handshake.context_of(config, facts, star.transport.session)
     member = on_shares.Seat(
         rank=config.ranks[name],
         world=tuple(sorted(names)),

@@ -41,9 +41,9 @@ from securevfl.linkage.stage.messages import (
 )
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.mpc.dealt_tuples import TupleRequest
-from securevfl.stages.assist.assisted_boosting import ModelFitted, Residuals, Step
+from securevfl.stages.assist.messages import ModelFitted, Residuals, Step
 from securevfl.stages.bloom.hashes import Codes
-from securevfl.stages.class_means.class_means_stage import (
+from securevfl.stages.class_means.messages import (
     ClassMeansCall,
     ClassMeansDealing,
     ClassMeansDone,
@@ -71,7 +71,7 @@ from securevfl.stages.encrypted_linkage.paillier import (
     PackedRows,
 )
 from securevfl.stages.encrypted_linkage.shares import DealerTurn, Dealt, MaskedKeys
-from securevfl.stages.pretraining.pretraining_secondary import (
+from securevfl.stages.pretraining.messages import (
     CrossBatch,
     IterationBegin,
     IterationEnd,

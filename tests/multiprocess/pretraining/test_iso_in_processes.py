@@ -18,7 +18,7 @@ from securevfl.runtime.launching import pretrain_in_processes, train_in_processe
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining.pretraining_stage import load_encoders
+from securevfl.stages.pretraining.saved import load_encoders
 
 pytestmark = pytest.mark.multiprocess
 
@@ -59,7 +59,7 @@ def pretrained(
 ) -> dict[str, tuple[Encoders, Encoders]]:
     """Return each party's encoders: without noise, simulated; and with it, between processes."""
     silent, noised = folder / "silent", folder / "noised"
-    simulated(federation(silent, family), silent / "run", pretrain_only=True)
+    simulated(federation(silent, family), silent / "run", ends_after="pretraining")
     path = federation(noised, family, pretraining={setting: scale, **more})
     pretrain_in_processes(
         read_federation(path),

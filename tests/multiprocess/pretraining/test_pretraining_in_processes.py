@@ -20,7 +20,7 @@ from securevfl.runtime.launching import pretrain_in_processes, train_in_processe
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining.pretraining_stage import load_encoders
+from securevfl.stages.pretraining.saved import load_encoders
 
 pytestmark = pytest.mark.multiprocess
 
@@ -69,7 +69,7 @@ def test_processes_pretrain_the_encoders_that_the_simulator_does(tmp_path: Path)
         read_federation(path),
         RunOptions(run_folder=tmp_path / "federated", data_root=path.parent, observe=unheard),
     )
-    simulated(path, tmp_path / "simulated", pretrain_only=True)
+    simulated(path, tmp_path / "simulated", ends_after="pretraining")
     assert figures["steps"] == ["cross", "local", "aggregate"]
     assert figures["bytes"]["bank-1"]["sent"] > 0
     assert not (tmp_path / "federated" / "metrics.json").exists()

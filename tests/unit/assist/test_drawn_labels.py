@@ -23,9 +23,10 @@ from securevfl.models.alone import choice
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.assist import assist, assisted_boosting
-from securevfl.stages.assist.assist import best_step
-from securevfl.stages.assist.assisted_boosting import AssistKind
+from securevfl.stages.assist import labels as assist_labels
+from securevfl.stages.assist import primary as assist_primary
+from securevfl.stages.assist.messages import AssistKind
+from securevfl.stages.assist.steps import best_step
 
 Tables = dict[str, PartyTable]
 
@@ -115,9 +116,10 @@ def test_what_is_sent_is_made_of_drawn_labels_alone(
     # Labels as they are choose lambda too: in the second run the correction counts for nothing.
     scales = iter([1.0, 0.0])
     monkeypatch.setattr(choice, "choose_scale", lambda *_, **__: next(scales))
-    monkeypatch.setattr(assist, "best_step", never_zero)
-    monkeypatch.setattr(assisted_boosting, "randomised_labels", the_same_again)
-    monkeypatch.setattr(assisted_boosting, "noised_labels", the_same_again)
+    for module in (assist_labels, assist_primary):
+        monkeypatch.setattr(module, "best_step", never_zero)
+    monkeypatch.setattr(assist_labels, "randomised_labels", the_same_again)
+    monkeypatch.setattr(assist_labels, "noised_labels", the_same_again)
     first = run(config, tables, tmp_path / "first")
     seen = list(sent)
     sent.clear()
@@ -142,7 +144,7 @@ def test_drawn_once_and_charged_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         draws.append(mechanisms.randomised_labels(bins, classes, epsilon))
         return draws[-1]
 
-    monkeypatch.setattr(assisted_boosting, "randomised_labels", watched)
+    monkeypatch.setattr(assist_labels, "randomised_labels", watched)
 
     class PowerCutError(Exception):
         """The simulated crash."""

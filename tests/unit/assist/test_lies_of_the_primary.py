@@ -13,7 +13,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import EpochMark
 from securevfl.federation.rounds.secondary import Secondary, save_nothing
 from securevfl.federation.session.peers import HandlerTable, ReplyHere
-from securevfl.stages.assist.assisted_boosting import AssistKind, ModelFitted, Residuals, Step
+from securevfl.stages.assist.messages import AssistKind, ModelFitted, Residuals, Step
 from securevfl.transport.message import Message
 
 

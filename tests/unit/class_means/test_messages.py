@@ -7,7 +7,7 @@ import pytest
 
 from securevfl.core.errors import ProtocolError
 from securevfl.mpc.dealt_sums import DealtFor, deal, rows_of_piece
-from securevfl.stages.class_means.class_means_stage import (
+from securevfl.stages.class_means.messages import (
     ClassMeansDealing,
     ClassMeansLabels,
     ClassMeansMasked,

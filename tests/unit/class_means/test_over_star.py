@@ -6,20 +6,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.built import Built, built
-from helpers.class_means import class_labels, write_class_means
+from helpers.class_means import (
+    class_labels,
+    fittings,
+    primary_part,
+    secondary_part,
+    write_class_means,
+)
 from helpers.star import make_star, together
 
 from securevfl.core.errors import ProtocolError
+from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.session.handshake import Joined
-from securevfl.stages.class_means.class_means_stage import (
-    ClassMeansKind,
-    ClassMeansPrimary,
-    ClassMeansSecondary,
-    ClassMeansState,
-    deal_over_star,
-)
-from securevfl.transport.channels import SealedChannel
-from securevfl.transport.star import SecondaryTransport
+from securevfl.federation.session.peers import HandlerTable
+from securevfl.lab.audit.threads import ThreadReply
+from securevfl.stages.class_means.class_labels import ClassLabels
+from securevfl.stages.class_means.dealer import AT_DEALER, deal_class_sums, parties_of
+from securevfl.stages.class_means.messages import ClassMeansState
+from securevfl.stages.class_means.primary import AT_PRIMARY, ClassMeansPrimary
+from securevfl.stages.class_means.secondary import AT_SECONDARY
+from securevfl.transport.channels import PrimaryChannels, SealedChannel
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 
 def place(one: Built, name: str, transport: SecondaryTransport) -> Joined:
@@ -46,6 +53,22 @@ def place(one: Built, name: str, transport: SecondaryTransport) -> Joined:
     )
 
 
+def part_over_star(one: Built, told: ClassLabels, primary: PrimaryTransport) -> ClassMeansPrimary:
+    """Return the primary's part, with secondaries and a dealer over the star."""
+    config = one.plan.config
+    ranks = {name: config.ranks[name] for name in parties_of(config)}
+    lines = PrimaryChannels(primary, ranks, kinds=AT_PRIMARY, deadline_s=60)
+    peers = PeersOverStar(primary, one.plan.secondaries, wait=config.waits.work)
+    return primary_part(one, told, lines, peers=peers)
+
+
+def deal_over_star(one: Built, end: SecondaryTransport) -> int:
+    """Take the dealer's part."""
+    config = one.plan.config
+    lines = place(one, "dealer", end).channels(config, parties_of(config), AT_DEALER)
+    return deal_class_sums(config, lines, one.plan.facts)
+
+
 @contextmanager
 def federation(folder: Path):
     with (
@@ -64,22 +87,23 @@ def test_class_means_are_fitted_over_the_star(tmp_path: Path) -> None:
 
         def secondary(rank: int) -> None:
             name = one.plan.secondaries[rank]
-            class_means = one.secondaries[rank].class_means
-            class_means.finish = lambda sums: found.update({rank: sums})
-            ends[name].receive(ClassMeansKind.CLASS_MEANS_CALL, round_number=0, deadline_s=60)
-            ClassMeansSecondary.over(place(one, name, ends[name]), one.plan, class_means)()
+            fittings(one)[rank].finish = lambda sums: found.update({rank: sums})
+            lines = place(one, name, ends[name]).channels(config, parties_of(config), AT_SECONDARY)
+            table = HandlerTable(secondary_part(one, rank, lines).beside_rounds)
+            call = ends[name].receive(table.kinds, round_number=0, deadline_s=60)
+            table.handle(table.read(call), ThreadReply(lines, "agency"))
 
         results = together(
             [
-                lambda: ClassMeansPrimary.over(primary, one.plan)(lambda _due: told),
+                part_over_star(one, told, primary).before_release,
                 lambda: secondary(1),
                 lambda: secondary(2),
-                lambda: deal_over_star(place(one, "dealer", ends["dealer"]), config),
+                lambda: deal_over_star(one, ends["dealer"]),
             ]
         )
         assert results == [None, None, None, 2]
-        for rank, own in one.secondaries.items():
-            plain = own.class_means.format.by_bins(own.class_means.vectors(), told.bins_of_rows)
+        for rank, own in fittings(one).items():
+            plain = own.format.by_bins(own.vectors(), told.bins_of_rows)
             np.testing.assert_array_equal(found[rank], plain)
 
 
@@ -95,5 +119,5 @@ def test_a_dealer_that_leaves_is_named(tmp_path: Path, politely: bool) -> None:
         else:
             ends["dealer"].abort("fell over")
         with pytest.raises(ProtocolError, match="dealer") as error:
-            ClassMeansPrimary.over(primary, one.plan)(lambda _due: told)
+            part_over_star(one, told, primary).before_release()
         assert "\n" not in str(error.value)

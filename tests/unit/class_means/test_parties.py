@@ -6,19 +6,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.built import Built, built
-from helpers.class_means import BINS, class_labels, fit_as_threads, write_class_means
+from helpers.class_means import (
+    BINS,
+    class_labels,
+    fit_as_threads,
+    fittings,
+    secondary_part,
+    write_class_means,
+)
+from helpers.lines import Wires
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, ProtocolError
 from securevfl.dp.labels import keep_probability
-from securevfl.federation.encoder_fitting import ClassMeansFitting
+from securevfl.federation.session.peers import HandlerTable
+from securevfl.lab.audit.threads import ThreadReply
 from securevfl.mpc.dealt_sums import DealtFor, SumDealing, deal
-from securevfl.stages.class_means.class_means_stage import (
+from securevfl.stages.class_means.fitting import ClassMeansFitting
+from securevfl.stages.class_means.messages import (
     ClassMeansCall,
     ClassMeansDealing,
     ClassMeansKind,
     ClassMeansMasked,
     ClassMeansNoise,
-    ClassMeansSecondary,
     ClassMeansSeed,
     ClassMeansShifted,
     ClassMeansState,
@@ -40,9 +49,7 @@ def one(tmp_path: Path):
 def finished(made: Built) -> dict[int, list[np.ndarray]]:
     """Record the sums that each secondary fits its class means to."""
     found: dict[int, list[np.ndarray]] = {}
-    for rank, secondary in made.secondaries.items():
-        class_means = secondary.class_means
-        assert class_means is not None
+    for rank, class_means in fittings(made).items():
 
         def finish(sums, rank=rank, fit=class_means.finish):
             found.setdefault(rank, []).append(sums.copy())
@@ -54,8 +61,8 @@ def finished(made: Built) -> dict[int, list[np.ndarray]]:
 
 def bins_by_rank(made: Built, told) -> dict[int, np.ndarray]:
     return {
-        rank: one.class_means.format.by_bins(one.class_means.vectors(), told.bins_of_rows)
-        for rank, one in made.secondaries.items()
+        rank: one.format.by_bins(one.vectors(), told.bins_of_rows)
+        for rank, one in fittings(made).items()
     }
 
 
@@ -63,8 +70,8 @@ def test_sums_under_masks_are_the_plain_sums_with_both_noises(one: Built) -> Non
     """Every secondary fits to its class sums, its noise and the primary's, and no label travels."""
     noise = np.arange(BINS * NUMBERS).reshape(BINS, NUMBERS) - 5
     told = class_labels(ROWS, label_noise=lambda sums: np.full(sums.shape, 1000))
-    for secondary in one.secondaries.values():
-        secondary.class_means.noise = lambda: noise
+    for class_means in fittings(one).values():
+        class_means.noise = lambda: noise
     found = finished(one)
     results, wires = fit_as_threads(one, told)
     assert results == {"agency": None, "bank-1": None, "bank-2": None, "dealer": 2}
@@ -115,7 +122,7 @@ def test_a_budget_that_forbids_it_lets_nothing_out(one: Built) -> None:
         assert leaves
         raise BudgetExceededError("no room")
 
-    one.secondaries[1].class_means.begin = begin
+    fittings(one)[1].begin = begin
     results, wires = fit_as_threads(
         one, class_labels(ROWS, label_noise=lambda sums: sums.noise(0.0))
     )
@@ -149,11 +156,11 @@ def test_labels_that_travel_are_those_of_the_primary(
 ) -> None:
     """Every secondary gets the same bins, and corrects for what the file says of them."""
     path = write_class_means(tmp_path, labels=labels, dealer=False, federation={"task": task})
-    told = class_labels(ROWS, keep=keep)
+    told = class_labels(ROWS)
     with built(path, tmp_path / "run") as made:
         expected = {
-            rank: one.class_means.by_labels(told.bins_of_rows, keep=keep)
-            for rank, one in made.secondaries.items()
+            rank: one.by_labels(told.bins_of_rows, keep=keep)
+            for rank, one in fittings(made).items()
         }
         found = finished(made)
         results, wires = fit_as_threads(made, told)
@@ -238,14 +245,17 @@ class TestLies:
         told = self.quiet()
         results: list[Exception] = []
 
-        def bank(wires) -> None:
-            part = ClassMeansSecondary(one.plan, one.secondaries[1].class_means, wires.of("bank-1"))
-            wires.queue("agency", "bank-1").get(timeout=60)
-            part()
+        def bank(wires: Wires) -> None:
+            lines = wires.of("bank-1")
+            part = secondary_part(one, 1, lines)
+            table = HandlerTable(part.beside_rounds)
+            call = table.read(lines.receive("agency", *table.kinds))
+            reply = ThreadReply(lines, "agency")
+            table.handle(call, reply)
             with pytest.raises(
                 ProtocolError, match="calls for class means twice in one session"
             ) as told:
-                part()
+                table.handle(call, reply)
             results.append(told.value)
 
         fit_as_threads(one, told, instead={"bank-1": bank})
@@ -253,8 +263,11 @@ class TestLies:
 
     def test_rows_before_class_means_are_refused(self, one: Built) -> None:
         """A primary that leaves class means out gets no row of an encoder that is only drawn."""
-        with pytest.raises(PrivacyError, match="before it has let class means be fitted"):
+        with pytest.raises(PrivacyError, match="before it has let their encoder be fitted"):
             one.answer(one.passed()[0])
+        fittings(one)
+        with pytest.raises(PrivacyError, match="before it has let class means be fitted"):
+            one.answer(one.passed()[1])
 
     @pytest.mark.parametrize(
         ("turns", "line"),

@@ -6,19 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.built import Built, built
-from helpers.class_means import fit_as_threads, write_class_means
+from helpers.built import built
+from helpers.class_means import fit_as_threads, fit_here, write_class_means
 from helpers.federations import save
 
 from securevfl.models.frozen import ScoreBottom
 from securevfl.stages.class_means.class_labels import ClassLabels
-from securevfl.stages.class_means.class_means_stage import class_means_in_process
 
 ROWS = 120
-
-
-def in_process(made: Built, told: ClassLabels) -> None:
-    class_means_in_process(list(made.secondaries.values()), lambda _due: told)
 
 
 def encoders(folder: Path, fit, *, labels: str, told: ClassLabels) -> list[dict[str, torch.Tensor]]:
@@ -42,7 +37,7 @@ def test_encoders_are_those_of_one_process(labels: str, tmp_path: Path) -> None:
     noise = (lambda sums: sums.noise(0.0)) if labels == "shares" else None
     told = ClassLabels(bins_of_rows=bins, bins=3, label_noise=noise)
     found = []
-    for name, fit in (("between", fit_as_threads), ("here", in_process)):
+    for name, fit in (("between", fit_as_threads), ("here", fit_here)):
         (tmp_path / name).mkdir()
         found.append(encoders(tmp_path / name, fit, labels=labels, told=told))
     for between, here in zip(*found, strict=True):

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.federations import FROZEN, save, write_federation
-from helpers.removal import world
+from helpers.removal import World, world
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
-from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.stages.class_means.fitting import ClassMeansFitting
 
 MODEL = {"release": "pooled", "hidden": 3, "heads": 1, "top": "tied"}
 CLASS_MEANS = {"method": "class-means", "labels": "plaintext", "share": 0.1}
@@ -48,6 +48,13 @@ def run(path: Path, out: Path, *, resume: bool = False, with_alone: bool = False
     tables = read_tables(config, path.parent)
     options = RunOptions(run_folder=out, resume=resume)
     return simulate_federation(config, tables, options, with_alone=with_alone)
+
+
+def fitting_of(one: World) -> ClassMeansFitting:
+    """Return what fits a secondary's encoder."""
+    kept = one.secondary.kept
+    assert kept is not None
+    return ClassMeansFitting(one.plan, one.plan.config.party(one.secondary.name), kept)
 
 
 def booked(folder: Path, party: str) -> list[dict[str, Any]]:
@@ -130,14 +137,12 @@ def test_a_secondary_that_had_its_class_sums_gets_no_others(
 def test_no_record_moves_what_is_summed_by_more_than_is_charged(cap: int, tmp_path: Path) -> None:
     """Every tenth record of a table is taken away, as a run links and scales it."""
     path = write_means(tmp_path, privacy={**FROZEN, "links_per_record": cap})
-    whole = world(path).secondary.class_means
-    assert whole is not None
+    whole = fitting_of(world(path))
     bins = np.random.default_rng(0).integers(0, 4, 90)
     sums = whole.format.by_bins(whole.vectors(), bins)
     changes = []
     for gone in range(0, 90, 10):
-        without = world(path, gone=gone).secondary.class_means
-        assert without is not None
+        without = fitting_of(world(path, gone=gone))
         assert without.format == whole.format
         rest = without.format.by_bins(without.vectors(), bins)
         changes.append(float(np.linalg.norm(sums - rest)))
@@ -146,14 +151,13 @@ def test_no_record_moves_what_is_summed_by_more_than_is_charged(cap: int, tmp_pa
 
 def test_rows_are_refused_before_class_means_are_fitted(tmp_path: Path) -> None:
     """A primary that leaves the step out would get rows of an encoder that nobody has fitted."""
-    with pytest.raises(PrivacyError, match="before it has let class means be fitted"):
+    with pytest.raises(PrivacyError, match="before it has let their encoder be fitted"):
         world(write_means(tmp_path)).release(range(4), number=1)
 
 
 def test_sums_that_left_and_were_lost_are_not_made_again(tmp_path: Path) -> None:
     """With other noise they would be a second release, which nobody has paid for."""
-    class_means = world(write_means(tmp_path)).secondary.class_means
-    assert class_means is not None
+    class_means = fitting_of(world(write_means(tmp_path)))
     class_means.begin(leaves=True)
     with pytest.raises(PrivacyError, match="start another run"):
         class_means.begin(leaves=True)

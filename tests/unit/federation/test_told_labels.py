@@ -10,8 +10,8 @@ from securevfl.core.errors import PrivacyError
 from securevfl.dp.labels import LabelRelease, labels_together
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.released_labels import charge_labels
 from securevfl.ledger.ledger import Ledger, summary_of
-from securevfl.stages.class_means.class_labels import charge_labels
 
 DRAWN = LabelRelease(mechanism="randomised", epsilon=2.0, delta=0.0, parties=3, digest="a" * 64)
 SUMS = LabelRelease(mechanism="shares", epsilon=1.0, delta=1e-5, parties=3)

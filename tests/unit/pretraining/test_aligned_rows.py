@@ -31,14 +31,11 @@ from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining.pretraining_secondary import (
-    CrossBatch,
-    IterationBegin,
-    LearnerWithRecords,
-    PretrainingSecondary,
-    PretrainingValidator,
-    pretraining_rows,
-)
+from securevfl.stages.pretraining.learning import LearnerWithRecords
+from securevfl.stages.pretraining.messages import CrossBatch, IterationBegin
+from securevfl.stages.pretraining.rows import pretraining_rows
+from securevfl.stages.pretraining.secondary import PretrainingSecondary
+from securevfl.stages.pretraining.validator import PretrainingValidator
 from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport
 
@@ -153,7 +150,7 @@ def test_equal_keys_need_no_largest_distance(tmp_path: Path) -> None:
         frame = pd.read_csv(tmp_path / f"{name}.csv")
         frame["id"] = np.random.default_rng(1).permutation(ROWS).astype(np.float64)
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    metrics = simulate(path, tmp_path / "run", events, pretrain_only=True).metrics
+    metrics = simulate(path, tmp_path / "run", events, ends_after="pretraining").metrics
     assert metrics["alignment"]["aligned"] == ROWS
     assert not [event for event in events if isinstance(event, Warned)]
 
@@ -285,13 +282,14 @@ def test_a_secondary_refuses_rows_that_it_did_not_call_aligned(tmp_path: Path) -
         parties=2,
         build=lambda _own: cast(LearnerWithRecords, Silent()),
         save=lambda *_state: None,
+        finish=lambda _learning: None,
         observe=lambda _event: None,
         log=lambda *_words, **_figures: None,
         restore=None,
     )
     with pytest.raises(ProtocolError, match="round 1: the primary names 1 rows that have no link"):
         serve(
-            secondary.handlers,
+            secondary.opening,
             Wire(begin.to_message(), batch.to_message()),
             Unsaid(),
             ranks=(1, 2),

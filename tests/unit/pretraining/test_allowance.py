@@ -10,13 +10,13 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
-from securevfl.stages.pretraining.pretraining_secondary import (
+from securevfl.stages.pretraining.messages import (
     CrossBatch,
     IterationBegin,
     IterationEnd,
     LearnLocally,
-    PretrainingValidator,
 )
+from securevfl.stages.pretraining.validator import PretrainingValidator
 
 HELD_OUT = np.array([8, 9, 10, 11], dtype=np.int64)
 EVERYWHERE = np.ones(12, dtype=np.bool_)

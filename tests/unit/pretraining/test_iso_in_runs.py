@@ -24,8 +24,9 @@ from securevfl.models.fedhssl.learner import unit
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining import pretraining_stage
-from securevfl.stages.pretraining.pretraining_stage import PretrainingRun, load_encoders
+from securevfl.stages.pretraining import primary
+from securevfl.stages.pretraining.primary import PretrainingRun
+from securevfl.stages.pretraining.saved import load_encoders
 
 SCALE = 0.5
 PLACES = ("projections", "weights", "gradients")
@@ -78,7 +79,7 @@ class Seen:
 
             return projected
 
-        cross, average = PretrainingRun.exchange_projections, pretraining_stage.average_weights
+        cross, average = PretrainingRun.exchange_projections, primary.average_weights
         back = Exchange.return_gradient
 
         def crossed(itself: Any, rows: Any, sent: Tensor, **kwargs: Any) -> Any:
@@ -97,7 +98,7 @@ class Seen:
 
         patch.setattr(PretrainingRun, "__init__", built)
         patch.setattr(PretrainingRun, "exchange_projections", crossed)
-        patch.setattr(pretraining_stage, "average_weights", averaged)
+        patch.setattr(primary, "average_weights", averaged)
         patch.setattr(Exchange, "return_gradient", returned)
 
 

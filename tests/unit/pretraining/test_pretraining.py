@@ -22,17 +22,11 @@ from securevfl.models.family import PretrainingSettings
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining.pretraining_secondary import (
-    CollapseWatch,
-    IterationFigures,
-    even_batches,
-    pretraining_rows,
-)
-from securevfl.stages.pretraining.pretraining_stage import (
-    build_learner,
-    load_encoders,
-    projection_mechanism,
-)
+from securevfl.stages.pretraining.learning import CollapseWatch, IterationFigures
+from securevfl.stages.pretraining.projections import projection_mechanism
+from securevfl.stages.pretraining.rows import even_batches, pretraining_rows
+from securevfl.stages.pretraining.saved import load_encoders
+from securevfl.stages.pretraining.stage import build_learner
 
 MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8, "neighbours": 1}
 PRETRAINING = {"iterations": 2, "batch_size": 64, "projector": [8, 8, 8], "predictor": 8}
@@ -55,7 +49,7 @@ def simulate(
     out: Path,
     *,
     resume: bool = False,
-    pretrain_only: bool = False,
+    ends_after: str | None = None,
     events: list[Any] | None = None,
 ) -> RunResult:
     config = read_federation(path)
@@ -68,7 +62,7 @@ def simulate(
             resume=resume,
             observe=(events if events is not None else []).append,
         ),
-        pretrain_only=pretrain_only,
+        ends_after=ends_after,
         with_alone=False,
     )
 
@@ -171,10 +165,10 @@ def test_resumed_pretraining_ends_where_an_unbroken_one_does(
 def test_resuming_what_has_ended_changes_nothing(tmp_path: Path) -> None:
     """Neither pretraining by itself, nor what a resumed fine-tuning says of its pretraining."""
     path = federation(tmp_path)
-    first = simulate(path, tmp_path / "run", pretrain_only=True).metrics
+    first = simulate(path, tmp_path / "run", ends_after="pretraining").metrics
     file = tmp_path / "run" / "pretraining.json"
     written, encoders = file.read_bytes(), load_encoders(tmp_path / "run", "bank-1")
-    again = simulate(path, tmp_path / "run", resume=True, pretrain_only=True).metrics
+    again = simulate(path, tmp_path / "run", resume=True, ends_after="pretraining").metrics
     assert again == first
     assert file.read_bytes() == written
     for name, weights in load_encoders(tmp_path / "run", "bank-1").items():

@@ -6,9 +6,9 @@ from securevfl.desk.setup.before_run import CheckKind
 from securevfl.federation.messages import RoundKind
 from securevfl.ledger.countersigning import LedgerKind
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.stages.assist.assisted_boosting import AssistKind
-from securevfl.stages.class_means.class_means_stage import ClassMeansKind
-from securevfl.stages.pretraining.pretraining_secondary import PretrainingKind
+from securevfl.stages.assist.messages import AssistKind
+from securevfl.stages.class_means.messages import ClassMeansKind
+from securevfl.stages.pretraining.messages import PretrainingKind
 from securevfl.stages.programs.computing import ComputingKind
 from securevfl.transport.message import Message, MessageKind, StarKind, kind_of
 
