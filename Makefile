@@ -29,8 +29,8 @@ test: install      ## every test but the slow ones; about 8 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Types of calls are left to mypy and to `make test`, where checking them costs as much as a test.
-test-fast: install ## unit and property tests, without types of calls checked; minutes
-	$(BIN)/python -m pytest tests/unit tests/property -n 2 --dist loadfile --jaxtyping-packages= \
+test-fast: install ## unit and property tests, those of stages too, without types of calls checked; minutes
+	$(BIN)/python -m pytest tests/unit tests/property tests/stages -n 2 --dist loadfile --jaxtyping-packages= \
 		-m 'not bench and not slow and not multiprocess'
 
 test-all: install  ## the slow tests too

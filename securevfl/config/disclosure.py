@@ -107,9 +107,9 @@ def require_covered_channels(config: FederationConfig) -> None:
         PrivacyError: Saying which setting opens it, what it shows, and what to write instead.
     """
     privacy = config.privacy
-    # Scores of assisted boosting have no noise, so nothing could be shown as published.
+    # What is not learned by gradients has no noise, so nothing could be shown as published.
     if privacy.mechanism == "none" or (
-        privacy.accounting == "as-published" and not config.family.assisted
+        privacy.accounting == "as-published" and config.family.learns_by_gradients
     ):
         return
     config.family.require_separate_rows(config.model)
@@ -166,8 +166,8 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
 
 def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
     """Yield what rounds return to secondaries: gradients, residuals, averages of weights."""
-    encoder, assisted = config.privacy.encoder, config.family.assisted
-    if encoder == "frozen" or assisted:
+    encoder = config.privacy.encoder
+    if encoder == "frozen" or not config.family.learns_by_gradients:
         why = (
             "bottom models are frozen"
             if encoder == "frozen"

@@ -130,7 +130,7 @@ def _require_defensible(config: FederationConfig) -> None:
     heuristics = ("iso_gradients", "clip_gradients", "marvell", "distance_correlation")
     asked = [name for name in (*heuristics, "label_epsilon") if getattr(training, name)]
     for name in asked:
-        if config.family.assisted:
+        if not config.family.learns_by_gradients:
             raise ConfigError(
                 f"training.{name}: {config.family.name!r} returns no gradients; leave it out"
             )
@@ -275,8 +275,9 @@ def _require_fitted(config: FederationConfig) -> None:
 
 def _require_products(config: FederationConfig) -> None:
     """Refuse a precision of networks where none trains."""
-    if config.training.precision != "float32" and (config.family.assisted or config.top):
-        what = repr(config.family.name) if config.family.assisted else "model.top"
+    trains = config.family.learns_by_gradients
+    if config.training.precision != "float32" and (config.top or not trains):
+        what = "model.top" if trains else repr(config.family.name)
         raise ConfigError(f"training.precision: {what} trains no network; leave it out")
 
 

@@ -56,6 +56,17 @@ def load_part(stage: str, reference: str) -> Any:
     return getattr(importlib.import_module(f"{_FOLDER}.{stage}.{module}"), name)
 
 
+def part_names(kind: str) -> set[str]:
+    """Return the names of all parts of one kind, such as ``"families"``, without loading any."""
+    return {name for manifest in stages().values() for name in getattr(manifest, kind)}
+
+
+def load_session() -> Any:
+    """Return the function that runs a party's session in place of a run."""
+    sessions = {name: manifest.session for name, manifest in stages().items()}
+    return next(load_part(name, session) for name, session in sessions.items() if session)
+
+
 def load_parts(kind: str) -> dict[str, Any]:
     """Return all parts of one kind, such as ``"metrics"``, by their names."""
     return {

@@ -301,12 +301,8 @@ class RunPlan:
     @property
     def learns(self) -> bool:
         """Whether secondaries get gradients."""
-        return not (self.frozen or self.is_assisted or self.facts.predicts)
-
-    @property
-    def is_assisted(self) -> bool:
-        """Whether secondaries fit models of their own to residuals, in this run or before it."""
-        return self.config.family.assisted
+        by_gradients = self.config.family.learns_by_gradients
+        return by_gradients and not (self.frozen or self.facts.predicts)
 
     @property
     def single_pass(self) -> Purpose | None:

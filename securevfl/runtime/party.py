@@ -448,7 +448,7 @@ def serve_as_helper(party: PartySession) -> None:
     """Help to link the rows of one request for predictions after another.
 
     Raises:
-        ConfigError: If the party deals for class means alone, which predictions do not need.
+        ConfigError: If the party helps stages of training alone, which predictions do not need.
         SecureVflError: Any failure here; where the party serves on, a primary that goes away is
             waited for instead.
 

@@ -17,7 +17,7 @@ class AssistFamily(family.Family[AssistConfig]):
 
     name = "assist"
     settings_class = AssistConfig
-    assisted = True
+    learns_by_gradients = False
 
     def build_bottom(self, settings: AssistConfig, **_: object) -> nn.Module:
         """Return a bottom model before the first round: every score is zero."""
