@@ -193,7 +193,7 @@ def party(
         agreed = None
         if program is not None:
             with loading():
-                from securevfl.stages.programs.programs import with_program
+                from securevfl.stages.programs.run import with_program
             agreed = Program.of(program, function)
             config = with_program(config, agreed)
         if serve and out is None:
@@ -291,12 +291,12 @@ def mpc(
         from securevfl.config.reading import read_federation
         from securevfl.core.shown_progress import RunProgress
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.stages.programs import programs
+        from securevfl.stages.programs.run import run as run_program
 
     config = read_federation(federation, only_linkage=True)
     folder = run_folder_for(config, out, resume=False)
     with RunProgress(metric="") as progress:
-        results = programs.run(
+        results = run_program(
             config, program, out=folder, data_root=data_root or federation.parent, observe=progress
         )
     if as_json:

@@ -2,4 +2,4 @@
 
 from securevfl.core.stages import Stage
 
-STAGE = Stage(session="program_party:run_program")
+STAGE = Stage(session="session:run_program")

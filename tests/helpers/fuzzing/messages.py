@@ -79,7 +79,7 @@ from securevfl.stages.pretraining.messages import (
     Projections,
     TopsRequest,
 )
-from securevfl.stages.programs.computing import (
+from securevfl.stages.programs.messages import (
     ComputingBegin,
     ComputingDealing,
     ComputingDone,

@@ -13,7 +13,9 @@ from jaxtyping import UInt8
 from securevfl.core.errors import AuthenticationError, ProtocolError
 from securevfl.mpc import on_shares
 from securevfl.mpc.crypten_bridge import crypten
-from securevfl.stages.programs import computing
+from securevfl.stages.programs import messages
+from securevfl.stages.programs.dealer import DealingParty
+from securevfl.stages.programs.lines import ComputingLines, LineToDealer
 from securevfl.transport.channels import (
     CallerChannels,
     PrimaryChannels,
@@ -76,14 +78,14 @@ def run(star: Star, lies: Callable[[list[Letter]], list[Letter]], *, quick: bool
             )
 
         def compute(name: str) -> Any:
-            lines, rank = channels(name, computing.AT_SECONDARY), RANKS[name]
+            lines, rank = channels(name, messages.AT_SECONDARY), RANKS[name]
             member = on_shares.Seat(
                 rank=rank,
                 world=(1, 2),
                 pair_keys={3 - rank: keys[frozenset((1, 2))]},
                 context=CONTEXT,
-                lines=computing.ComputingLines(lines, NAMES),
-                dealer=computing.LineToDealer(lines, "dealer", CONTEXT),
+                lines=ComputingLines(lines, NAMES),
+                dealer=LineToDealer(lines, "dealer", CONTEXT),
             )
             try:
                 with on_shares.computing(member):
@@ -92,19 +94,19 @@ def run(star: Star, lies: Callable[[list[Letter]], list[Letter]], *, quick: bool
             except ProtocolError:
                 ends[name].close()  # as a party that fails does; the others need not wait for it
                 raise
-            lines.send(computing.ComputingDone().to_message(), "agency")
+            lines.send(messages.ComputingDone().to_message(), "agency")
             return opened
 
         def deal() -> Any:
-            lines = channels("dealer", computing.AT_DEALER)
-            computing.DealingParty(lines, NAMES, CONTEXT).deal()
+            lines = channels("dealer", messages.AT_DEALER)
+            DealingParty(lines, NAMES, CONTEXT).deal()
 
         def relay() -> Any:
-            lines = Relay(primary, RANKS, kinds=computing.AT_PRIMARY, deadline_s=wait_s)
+            lines = Relay(primary, RANKS, kinds=messages.AT_PRIMARY, deadline_s=wait_s)
             lines.lies = lies
             try:
                 for name in NAMES.values():
-                    lines.receive(name, computing.ComputingKind.COMPUTING_DONE)
+                    lines.receive(name, messages.ComputingKind.COMPUTING_DONE)
             finally:
                 lines.send(Done().to_message(), "dealer")
 
@@ -157,8 +159,8 @@ def test_a_primary_that_relays_other_bytes_is_found_out(star: Star, lies: Any) -
 
 
 def test_a_step_of_another_program_is_refused() -> None:
-    message = computing.ComputingTensor(step=2, values=np.zeros(3)).to_message()
+    message = messages.ComputingTensor(step=2, values=np.zeros(3)).to_message()
     with pytest.raises(ProtocolError, match="sent step 2 of a program that is at 3 here"):
-        computing.ComputingTensor.from_message(message, step=3, dtype=np.float64, shape=(3,))
+        messages.ComputingTensor.from_message(message, step=3, dtype=np.float64, shape=(3,))
     with pytest.raises(ProtocolError, match=r"must have shape \[4\]"):
-        computing.ComputingTensor.from_message(message, step=2, dtype=np.float64, shape=(4,))
+        messages.ComputingTensor.from_message(message, step=2, dtype=np.float64, shape=(4,))

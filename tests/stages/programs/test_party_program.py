@@ -16,7 +16,7 @@ from helpers.warm import Program
 import securevfl as sv
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.launch.torchrun import detect_torchrun
-from securevfl.stages.programs.party_program import ThisParty, launch
+from securevfl.stages.programs.scripts import ThisParty, launch
 
 pytestmark = pytest.mark.multiprocess
 

@@ -18,7 +18,7 @@ from securevfl.federation.messages import RoundKind
 from securevfl.federation.session.handshake import read_hello
 from securevfl.ledger.ledger import summary_of
 from securevfl.runtime.run_options import Program
-from securevfl.stages.programs.programs import with_program
+from securevfl.stages.programs.run import with_program
 from securevfl.transport.message import Message
 
 THREE = """

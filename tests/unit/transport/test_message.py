@@ -9,7 +9,7 @@ from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.stages.assist.messages import AssistKind
 from securevfl.stages.class_means.messages import ClassMeansKind
 from securevfl.stages.pretraining.messages import PretrainingKind
-from securevfl.stages.programs.computing import ComputingKind
+from securevfl.stages.programs.messages import ComputingKind
 from securevfl.transport.message import Message, MessageKind, StarKind, kind_of
 
 SHARE = Message(

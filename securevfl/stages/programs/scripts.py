@@ -31,8 +31,8 @@ from securevfl.transport import identity as identities
 
 T = TypeVar("T")
 
-# How long processes wait for one another before a training, and how often they look.
 _MEETING_S: Final = 120.0
+"""Seconds that processes wait for one another before a training."""
 _POLL_S: Final = 0.02
 _OF_FILES: Final = ("resume", "data_root", "progress", "extra_figures")
 
@@ -170,8 +170,6 @@ class ThisParty:
             )
         return cards, certificates
 
-
-# One call for all: it starts the processes, or is one of them.
 
 _RETURNED: Final = "returned"
 _LONGEST_S: Final = 7 * 24 * 3600.0

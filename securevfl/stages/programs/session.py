@@ -1,18 +1,17 @@
-"""A party of a program: what its function gets, and the session in which all of them run it."""
+"""The session in which all parties run a program."""
 
 import os
 import runpy
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.conventions import PRIMARY_RANK
-from securevfl.core.errors import ConfigError, DataError, SecureVflError
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import Stage
 from securevfl.federation.run_plan import RunFacts, new_run, prediction_facts
 from securevfl.federation.session import handshake
@@ -22,8 +21,19 @@ from securevfl.mpc import on_shares
 from securevfl.runtime.party import PartySession, join
 from securevfl.runtime.primary_party import PrimarySession, primary_session
 from securevfl.runtime.run_options import Program
-from securevfl.stages.programs import computing
-from securevfl.transport.channels import CallerChannels, Channels, PrimaryChannels
+from securevfl.stages.programs.dealer import DealingParty
+from securevfl.stages.programs.lines import ComputingLines, LineToDealer, key_from
+from securevfl.stages.programs.messages import (
+    AT_DEALER,
+    AT_PRIMARY,
+    AT_SECONDARY,
+    KEY_BYTES,
+    ComputingDone,
+    ComputingKey,
+    ComputingKind,
+)
+from securevfl.stages.programs.party import ProgramParty
+from securevfl.transport.channels import CallerChannels, Channels
 from securevfl.transport.message import StarKind
 
 if TYPE_CHECKING:
@@ -35,51 +45,6 @@ RESULT_FILE: Final = "result.json"
 
 # A program's own name for itself: what stands under ``if __name__ == "__main__"`` is not run.
 _MODULE: Final = "securevfl_program"
-
-
-# What a program gets.
-
-
-@dataclass(frozen=True, eq=False)
-class ProgramParty:
-    """One party, as its program sees it."""
-
-    name: str
-    """The party's name."""
-    _: KW_ONLY
-    names: tuple[str, ...]
-    """All that compute, the primary first; CrypTen's ranks are their places."""
-    table: "pd.DataFrame"
-    """This party's own table, whole."""
-
-    @property
-    def rank(self) -> int:
-        """CrypTen's rank of this party."""
-        return self.names.index(self.name)
-
-    def column(self, name: str, *, of: str | None = None) -> Tensor:
-        """Return a column of numbers, as ``crypten.cryptensor`` takes it.
-
-        Args:
-            name: Of the column.
-            of: Whose column it is; at others zeros stand in for it, of as many rows as this party
-                has. None: this party's own.
-
-        Raises:
-            DataError: If there is no such column, or it is not of numbers.
-        """
-        if of not in (None, self.name):
-            return torch.zeros(len(self.table))
-        try:
-            values = self.table[name].to_numpy(dtype=np.float32)
-        except KeyError:
-            raise DataError(f"table of {self.name!r}: has no column {name!r}") from None
-        except (TypeError, ValueError):
-            raise DataError(f"table of {self.name!r}: {name!r} is not of numbers") from None
-        return torch.from_numpy(values)
-
-
-# A session in which the parties run a program.
 
 
 def run_program(party: PartySession) -> None:
@@ -114,16 +79,11 @@ def _as_primary(party: PartySession) -> None:
         came = session.greetings(callers)
         hellos = {name: handshake.read_hello(config, came[name]) for name in callers}
         session.welcome(hellos, facts)
-        channels = PrimaryChannels(
-            session.transport,
-            config.ranks,
-            kinds=computing.AT_PRIMARY,
-            deadline_s=config.waits.work.primary_s,
-        )
+        channels = session.open_channels(config.ranks, AT_PRIMARY)
         _compute(party, table, channels, _keys_of_primary(channels, session), facts, session)
         for secondary in config.secondaries:
             # What secondaries still send one another is relayed meanwhile.
-            channels.receive(secondary.name, computing.ComputingKind.COMPUTING_DONE)
+            channels.receive(secondary.name, ComputingKind.COMPUTING_DONE)
         session.end(callers)
 
 
@@ -131,7 +91,7 @@ def _keys_of_primary(channels: Channels, session: PrimarySession) -> dict[int, b
     """Return the keys that secondaries have drawn for streams with the primary."""
     config = session.party.config
     return {
-        config.ranks[secondary.name]: computing.key_from(channels, secondary.name)
+        config.ranks[secondary.name]: key_from(channels, secondary.name)
         for secondary in config.secondaries
     }
 
@@ -140,19 +100,12 @@ def _as_secondary(party: PartySession) -> None:
     config, table = party.config, _read(party)
     party.require_no_listen()
     with join(party, predicts=True) as star:
-        channels = CallerChannels(
-            star.transport,
-            config.ranks,
-            star.sealed,
-            kinds=computing.AT_SECONDARY,
-            deadline_s=config.waits.work.for_primary_s,
-            between_s=config.waits.work.secondary_s,
-        )
-        own = computing.ComputingKey(key=os.urandom(computing.KEY_BYTES))
+        channels = star.channels(config, config.ranks, AT_SECONDARY)
+        own = ComputingKey(key=os.urandom(KEY_BYTES))
         channels.send(own.to_message(), config.primary.name)
         keys = {**star.pair_keys, PRIMARY_RANK: own.key}
         _compute(party, table, channels, keys, star.facts, star)
-        channels.send(computing.ComputingDone().to_message(), config.primary.name)
+        channels.send(ComputingDone().to_message(), config.primary.name)
         channels.receive(config.primary.name, StarKind.DONE)
 
 
@@ -165,15 +118,11 @@ def _as_dealer(party: PartySession) -> None:
             star.transport,
             config.ranks,
             star.sealed,
-            kinds=computing.AT_DEALER,
+            kinds=AT_DEALER,
             deadline_s=config.waits.work.for_primary_s,
             between_s=config.waits.work.helper_s,
         )
-        context = handshake.context_of(config, star.facts, star.transport.session)
-        names = {
-            config.ranks[table_party.name]: table_party.name for table_party in config.table_parties
-        }
-        dealing = computing.DealingParty(channels, names, context)
+        dealing = DealingParty(channels, _names_of(config), star.context(config))
         dealing.deal()
         party.files.log("dealt", requests=dealing.dealt)
 
@@ -188,20 +137,17 @@ def _compute(
 ) -> None:
     """Book the program in the table's ledger, and run it."""
     config, name, program = party.config, party.job.name, party.job.program
-    dealer = config.helper("dealer")
-    assert program is not None, "it is the job"
-    assert dealer is not None, "checked with the program"
-    names = {
-        config.ranks[table_party.name]: table_party.name for table_party in config.table_parties
-    }
+    dealer, names = config.helper("dealer"), _names_of(config)
+    if program is None or dealer is None:
+        raise ConfigError("program: needs a function in a file, and a party that deals")
     context = handshake.context_of(config, facts, star.transport.session)
     member = on_shares.Seat(
         rank=config.ranks[name],
         world=tuple(sorted(names)),
         pair_keys={rank: key for rank, key in pair_keys.items() if rank in names},
         context=context,
-        lines=computing.ComputingLines(channels, names),
-        dealer=computing.LineToDealer(channels, dealer.name, context),
+        lines=ComputingLines(channels, names),
+        dealer=LineToDealer(channels, dealer.name, context),
     )
     others = [*config.table_parties, dealer]
     use = ProgramUse(
@@ -220,6 +166,11 @@ def _compute(
         result = function(seen)
         party.files.log("computed", rounds=link.comm_rounds, bytes_sent=link.comm_bytes)
     files.write_json(party.job.folder / RESULT_FILE, {"result": _plain(result)})
+
+
+def _names_of(config: FederationConfig) -> dict[int, str]:
+    """Return the names of the parties that may compute, by rank."""
+    return {config.ranks[party.name]: party.name for party in config.table_parties}
 
 
 def _function_of(program: Program) -> Callable[[ProgramParty], Any]:

@@ -26,7 +26,7 @@ from securevfl.runtime.run_options import (
     RunOptions,
     resolve_federation,
 )
-from securevfl.stages.programs.program_party import RESULT_FILE
+from securevfl.stages.programs.session import RESULT_FILE
 
 
 def program_of(source: str | Path | Callable[..., Any]) -> Program:
@@ -71,9 +71,6 @@ def with_program(config: FederationConfig, program: Program) -> FederationConfig
         )
     source = {**config.source, "mpc": {**config.source.get("mpc", {}), "program": program.digest}}
     return parse_federation(source, file="federation file", only_linkage=True)
-
-
-# All parties on this machine, each in its own process.
 
 
 def run(
