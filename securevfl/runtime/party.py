@@ -256,6 +256,8 @@ def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterato
                 require_covered_channels(config)
                 require_helpers(config)
                 require_precision(config, job.device)
+                # Before anything comes: what was never loaded is no known kind of message.
+                run_stages(config)
                 session = PartySession(
                     job=job,
                     identity=identity or Identity.load(job.identity_folder, job.name),
