@@ -157,8 +157,8 @@ class RunFacts:
     active: tuple[int, ...] | None = None
     """Ranks of the secondaries that take part in this session, ascending; None: all."""
 
-    resume_pretraining: int = 0
-    """Iterations of pretraining that are done already."""
+    resume_stage: int = 0
+    """Steps that are done already of the stage before rounds."""
 
     resume_epoch: int = 0
     """Epoch to go on from; 0 starts afresh."""

@@ -177,7 +177,7 @@ def primary_session(
 
 
 def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
-    """Run the primary to the end and return the run's figures, or those of pretraining alone.
+    """Run the primary to the end and return figures: of the run, or of the stage that it ends with.
 
     Where a lost secondary is back between two epochs, this session ends there.
 
@@ -348,15 +348,15 @@ def _greet(
     stayed = presence.continuing_parties
     present = [secondary.name for secondary in config.secondaries if secondary.name in hellos]
     active = tuple(config.ranks[name] for name in present)
-    pretrained = set(checkpoints.pretraining_iterations()) if resume else set()
+    stage_steps = set(checkpoints.stage_steps()) if resume else set()
     for name in present:
-        pretrained &= set(hellos[name].pretrained)
+        stage_steps &= set(hellos[name].stage_steps)
     saved = [hellos[name].epochs for name in present if name in stayed]
     facts = replace(
         facts,
         active=None if len(present) == len(config.secondaries) else active,
         resume_epoch=last_common(config, checkpoints, saved) if resume else 0,
-        resume_pretraining=max(pretrained, default=0),
+        resume_stage=max(stage_steps, default=0),
     )
     if not resume:
         # Before any party hears of the run: one that resumes it must find it here.

@@ -67,7 +67,7 @@ class RunResult(Summarised):
     """The joint model's for the test rows of a simulation, as the task reads them."""
 
     trained: TrainedRun | None = field(default=None, repr=False)
-    """Where the models are; None of a run that has only pretrained."""
+    """Where the models are; None of a run that ends with a stage."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
         """Return a heading and the main figures."""
@@ -324,12 +324,12 @@ class _Simulation:
                 samples = config.privacy.sampling_rate < 1
                 self._recorders[party.name].attend(secondary, samples=samples)
         if options.resume:
-            saved = [file.checkpoints.pretraining_iterations() for file in self._files.values()]
+            saved = [file.checkpoints.stage_steps() for file in self._files.values()]
             common = set[int].intersection(*map(set, saved))
             facts = replace(
                 plan.facts,
                 resume_epoch=self._resume_epoch(plan),
-                resume_pretraining=max(common, default=0),
+                resume_stage=max(common, default=0),
             )
             plan = replace(plan, facts=facts)
         else:

@@ -53,7 +53,7 @@ class PretrainingStage(RunStage):
             ConfigError: If the checkpoint is missing, or of another model.
         """
         plan, files, secondary = context.plan, context.files, context.secondary
-        config, start = plan.config, plan.facts.resume_pretraining
+        config, start = plan.config, plan.facts.resume_stage
         if plan.facts.resume_epoch:
             return None
         load_checkpoint(config, context.table.name, secondary.bottom, data_root=context.data_root)
@@ -86,11 +86,11 @@ class PretrainingStage(RunStage):
             config.pretraining,
             parties=len(plan.secondaries),
             build=build,
-            save=checkpoints.save_pretraining,
+            save=checkpoints.save_stage,
             finish=finish,
             observe=warn,
             log=files.log,
-            restore=partial(checkpoints.load_pretraining, start) if start else None,
+            restore=partial(checkpoints.load_stage, start) if start else None,
         )
 
 
@@ -131,7 +131,7 @@ class PretrainingPrimary(PrimaryPart):
 
     def _pretrain(self, config: FederationConfig) -> dict[str, Any]:
         context, settings, data = self._context, config.pretraining, self._context.primary.data
-        start, files = context.plan.facts.resume_pretraining, context.files
+        start, files = context.plan.facts.resume_stage, context.files
         context.observe(progress.Stage(text="pretraining", of=settings.iterations))
         _warn(config, context.table, context.observe)
         alignment = context.linked.alignment
@@ -155,12 +155,12 @@ class PretrainingPrimary(PrimaryPart):
                 party=config.primary.name,
             ),
             rounds=context.primary.exchange.rounds,
-            save=files.checkpoints.save_pretraining,
+            save=files.checkpoints.save_stage,
             observe=context.observe,
             simulated=[part for part in context.here if isinstance(part, PretrainingSecondary)],
         )
         if start:
-            files.checkpoints.load_pretraining(start, run.load_state)
+            files.checkpoints.load_stage(start, run.load_state)
         try:
             run.run(start=start)
         finally:

@@ -134,7 +134,7 @@ READS: Final = (
             public=bytes(32),
             signature=bytes(64),
             epochs=(1,),
-            pretrained=(),
+            stage_steps=(),
             run="",
         ),
     ),

@@ -47,7 +47,7 @@ class Pretraining:
             validation_rows=2,
             test_rows=2,
             unlabelled_rows=2,
-            resume_pretraining=done,
+            resume_stage=done,
         )
         plan = plan_run(config, facts)
         session = RequestValidator(SessionLimits.of(plan, party="bank-1"))
