@@ -6,9 +6,10 @@ field of each message names the channel that it belongs to
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Final, Literal
+from dataclasses import asdict
+from typing import Final
 
+from securevfl.config.channel import ISO, NOT_COVERED, Channel
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.sections import TrainingSettings
 from securevfl.config.stage_policy import policies
@@ -17,40 +18,10 @@ from securevfl.linkage.stage.linking import PROTECTIONS, reveals_of
 from securevfl.transport.message import Cover, TypedMessage
 
 _NOTHING: Final = "nothing is sent"
-NOT_COVERED: Final = "not covered"
 KEPT_STATISTICS: Final = (
     "no one: each secondary's noised statistics stay with it, and speak through the aggregates"
 )
 """Who learns what of encoders that secondaries fit by themselves."""
-ISO: Final = "heuristic: ISO noise promises nothing, and its size shows"
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """One way in which a party learns something."""
-
-    channel: Cover
-    """Its name, by which fields of messages refer to it."""
-
-    reveals: str
-    """Who learns what."""
-
-    guarantee: str
-    """Statement of the promise that covers it, if any does."""
-
-    whose: Literal["secondaries", "primary", "all"]
-    """Whose rows, records or weights are learned about."""
-
-    to: Literal["primary", "secondaries", "all", "recipients", "nobody"]
-    """Who learns it; ``recipients`` are those who get the model."""
-
-    stated: bool = False
-    """True for a channel that no epsilon covers and no promise refuses; the promise's statement and
-    docs/privacy.md name it."""
-
-    refusal: str = ""
-    """Sentence that refuses a promise with this channel: the setting, what it shows, and what to
-    write instead."""
 
 
 def coverage(channel: Mapping[str, str]) -> str:

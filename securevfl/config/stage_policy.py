@@ -2,14 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
 
+from securevfl.config.channel import Channel
 from securevfl.config.federation import FederationConfig
 from securevfl.core.stages import load_part, stages
 from securevfl.dp.labels import LabelRelease
-
-if TYPE_CHECKING:
-    from securevfl.config.disclosure import Channel
 
 
 class StagePolicy:
@@ -38,7 +35,7 @@ class StagePolicy:
         """Return the roles of third parties that the stage needs between processes."""
         return ()
 
-    def channels(self, config: FederationConfig) -> "Iterator[Channel]":
+    def channels(self, config: FederationConfig) -> Iterator[Channel]:
         """Yield the ways in which a party learns something."""
         yield from ()
 

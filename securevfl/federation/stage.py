@@ -35,7 +35,7 @@ OpenChannels = Callable[[Sequence[str], Kinds], Channels]
 """Opens a party's channels to others, by name, for messages of some kinds."""
 
 
-class SecondaryPart:
+class StageAtSecondary:
     """A secondary's part of a stage in one session: how it handles the stage's messages."""
 
     @property
@@ -49,7 +49,7 @@ class SecondaryPart:
         return {}
 
 
-class PrimaryPart:
+class StageAtPrimary:
     """The primary's part of a stage in one session; a step does nothing unless a stage has it."""
 
     @property
@@ -131,7 +131,7 @@ class PrimaryContext:
     """Base from Python, an estimator of scikit-learn; None for the federation file's."""
     open_channels: OpenChannels | None = None
     """Way to every party; None where all parties are in one process."""
-    here: Sequence[SecondaryPart] = ()
+    here: Sequence[StageAtSecondary] = ()
     """The secondaries' parts, where all parties are in one process."""
 
 
@@ -157,11 +157,11 @@ class RunStage:
     name: str
     """Name of the stage's folder, and of its figures."""
 
-    def primary(self, context: PrimaryContext) -> PrimaryPart:
+    def primary(self, context: PrimaryContext) -> StageAtPrimary:
         """Return the primary's part in a session of training."""
-        return PrimaryPart()
+        return StageAtPrimary()
 
-    def secondary(self, context: SecondaryContext) -> SecondaryPart | None:
+    def secondary(self, context: SecondaryContext) -> StageAtSecondary | None:
         """Return a secondary's part in a session of training; None where it has nothing to do."""
         return None
 
@@ -200,7 +200,7 @@ def run_stages(config: FederationConfig) -> tuple[RunStage, ...]:
     )
 
 
-def secondary_parts(context: SecondaryContext) -> dict[str, SecondaryPart]:
+def secondary_parts(context: SecondaryContext) -> dict[str, StageAtSecondary]:
     """Return a secondary's parts of all stages that have some, by the stages' names."""
     parts = {stage.name: stage.secondary(context) for stage in run_stages(context.plan.config)}
     return {name: part for name, part in parts.items() if part is not None}

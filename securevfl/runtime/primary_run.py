@@ -48,7 +48,7 @@ from securevfl.federation.run_plan import RoundCounter, RunPlan
 from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import Peers
-from securevfl.federation.stage import OpenChannels, PrimaryContext, SecondaryPart, run_stages
+from securevfl.federation.stage import OpenChannels, PrimaryContext, StageAtSecondary, run_stages
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import Countersigning, epoch_point
 from securevfl.ledger.ledger import Ledger
@@ -315,7 +315,7 @@ class OtherParties:
     """Where ledger heads are exchanged; None in a simulation."""
     stage_peers: Callable[[str], Peers]
     """Returns the secondaries' parts of a stage, by its name."""
-    stage_parts: Mapping[str, Sequence[SecondaryPart]] = field(default_factory=dict)
+    stage_parts: Mapping[str, Sequence[StageAtSecondary]] = field(default_factory=dict)
     """Parts of stages, by name, at the secondaries of this process."""
     open_channels: OpenChannels | None = None
     """Way to every party; None where all parties are in one process."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from securevfl.config.disclosure import NOT_COVERED, Channel
+from securevfl.config.channel import NOT_COVERED, Channel
 from securevfl.config.federation import FederationConfig
 from securevfl.config.stage_policy import StagePolicy
 from securevfl.core.errors import ConfigError

@@ -6,7 +6,7 @@ from securevfl.core.progress import Observer
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.stage import PrimaryContext, PrimaryPart, RunStage, SecondaryBuild
+from securevfl.federation.stage import PrimaryContext, RunStage, SecondaryBuild, StageAtPrimary
 from securevfl.stages.assist.halves import AssistBottom, AssistTop
 from securevfl.stages.assist.labels import release_labels
 from securevfl.stages.assist.primary import AssistPrimary
@@ -14,7 +14,7 @@ from securevfl.stages.assist.secondary import AssistSecondary
 from securevfl.stages.assist.validator import AssistValidator
 
 
-class _LabelRelease(PrimaryPart):
+class _LabelRelease(StageAtPrimary):
     """The primary's part: charge for labels before the first residuals are made of them."""
 
     def __init__(self, context: PrimaryContext, primary: AssistPrimary) -> None:
@@ -38,7 +38,7 @@ class _LabelRelease(PrimaryPart):
 class AssistStage(RunStage):
     """Rounds in which secondaries fit models of their own to residuals."""
 
-    def primary(self, context: PrimaryContext) -> PrimaryPart:
+    def primary(self, context: PrimaryContext) -> StageAtPrimary:
         """Return the primary's part, which releases labels."""
         if not isinstance(context.primary, AssistPrimary):
             raise TypeError(f"the primary of assisted boosting is no {type(context.primary)}")

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from securevfl.config.disclosure import KEPT_STATISTICS, NOT_COVERED, Channel, covered_by_noise
+from securevfl.config.channel import NOT_COVERED, Channel
+from securevfl.config.disclosure import KEPT_STATISTICS, covered_by_noise
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.stage_policy import StagePolicy

@@ -12,7 +12,7 @@ from jaxtyping import UInt64
 from securevfl.core.progress import Observer, Stage
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import Peers
-from securevfl.federation.stage import PrimaryPart
+from securevfl.federation.stage import StageAtPrimary
 from securevfl.mpc import dealt_sums
 from securevfl.stages.class_means.class_labels import ClassLabels, LabelNoise
 from securevfl.stages.class_means.fitting import sum_format_of
@@ -167,7 +167,7 @@ class SumsUnderMasks(HiddenSums):
 
 
 @dataclass(eq=False)
-class ClassMeansPrimary(PrimaryPart):
+class ClassMeansPrimary(StageAtPrimary):
     """The primary's part: call for class means once, before the first release."""
 
     plan: RunPlan

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import Handler, Handlers, Reply
-from securevfl.federation.stage import SecondaryPart
+from securevfl.federation.stage import StageAtSecondary
 from securevfl.mpc import dealt_sums
 from securevfl.stages.class_means.class_labels import bins_of, keep_of
 from securevfl.stages.class_means.fitting import ClassMeansFitting
@@ -48,7 +48,7 @@ class MaskedLines:
 
 
 @dataclass(eq=False)
-class ClassMeansSecondary(SecondaryPart):
+class ClassMeansSecondary(StageAtSecondary):
     """A secondary's part: answer the primary's call, once in a session."""
 
     plan: RunPlan

@@ -5,7 +5,7 @@ from functools import partial
 
 from securevfl.config.federation import FederationConfig
 from securevfl.federation.session.handshake import Joined
-from securevfl.federation.stage import PrimaryContext, RunStage, SecondaryContext, SecondaryPart
+from securevfl.federation.stage import PrimaryContext, RunStage, SecondaryContext, StageAtSecondary
 from securevfl.stages.class_means.class_labels import class_labels_of
 from securevfl.stages.class_means.dealer import AT_DEALER, deal_class_sums, parties_of
 from securevfl.stages.class_means.fitting import ClassMeansFitting
@@ -38,7 +38,7 @@ class ClassMeansStage(RunStage):
             plan, context.peers, make, sums=_hidden_sums(context), observe=context.observe
         )
 
-    def secondary(self, context: SecondaryContext) -> SecondaryPart | None:
+    def secondary(self, context: SecondaryContext) -> StageAtSecondary | None:
         """Return a secondary's part, which fits its encoder; None where none is kept."""
         plan, kept, lines = context.plan, context.secondary.kept, None
         if kept is None:

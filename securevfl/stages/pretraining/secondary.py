@@ -15,7 +15,7 @@ from securevfl.core.progress import Observer
 from securevfl.federation.messages import Mean
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
-from securevfl.federation.stage import SecondaryPart
+from securevfl.federation.stage import StageAtSecondary
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
 from securevfl.mpc.sum_to import encode_weighted, words_needed
@@ -40,7 +40,7 @@ BuildLearner = Callable[[npt.NDArray[np.int64]], LearnerWithRecords]
 
 
 @dataclass(eq=False)
-class PretrainingSecondary(SecondaryPart):
+class PretrainingSecondary(StageAtSecondary):
     """Handles the primary's messages of pretraining, with the records linked to its rows."""
 
     data: SecondaryData

@@ -15,10 +15,10 @@ from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.stage import (
     PrimaryContext,
-    PrimaryPart,
     RunStage,
     SecondaryContext,
-    SecondaryPart,
+    StageAtPrimary,
+    StageAtSecondary,
 )
 from securevfl.stages.pretraining.learning import LearnerWithRecords
 from securevfl.stages.pretraining.policy import wants_pretraining
@@ -39,11 +39,11 @@ from securevfl.stages.pretraining.validator import PretrainingValidator
 class PretrainingStage(RunStage):
     """Encoders that learn without labels, before supervised rounds."""
 
-    def primary(self, context: PrimaryContext) -> PrimaryPart:
+    def primary(self, context: PrimaryContext) -> StageAtPrimary:
         """Return the primary's part; its top model starts from a checkpoint that the file names."""
         return PretrainingPrimary(context)
 
-    def secondary(self, context: SecondaryContext) -> SecondaryPart | None:
+    def secondary(self, context: SecondaryContext) -> StageAtSecondary | None:
         """Return a secondary's part; its bottom model starts from a checkpoint that the file names.
 
         Returns:
@@ -94,7 +94,7 @@ class PretrainingStage(RunStage):
         )
 
 
-class PretrainingPrimary(PrimaryPart):
+class PretrainingPrimary(StageAtPrimary):
     """The primary's part: pretrain with the secondaries, or take what an earlier run has left."""
 
     def __init__(self, context: PrimaryContext) -> None:
@@ -174,7 +174,7 @@ class PretrainingPrimary(PrimaryPart):
     def conclude(
         self, traffic: Mapping[str, Mapping[str, int]], alignment: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """Return the figures of pretraining alone; see :meth:`PrimaryPart.conclude`."""
+        """Return the figures of pretraining alone; see :meth:`StageAtPrimary.conclude`."""
         return conclude_figures(
             self._context.run_folder, self._figures, traffic, alignment=alignment
         )
