@@ -41,13 +41,12 @@ from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
-from securevfl.stages.pretraining.pretraining_secondary import (
-    LearnerWithRecords,
-    PretrainingRows,
-    PretrainingSecondary,
-    PretrainingValidator,
-)
-from securevfl.stages.pretraining.pretraining_stage import PretrainingRun, projection_mechanism
+from securevfl.stages.pretraining.learning import LearnerWithRecords
+from securevfl.stages.pretraining.primary import PretrainingRun
+from securevfl.stages.pretraining.projections import projection_mechanism
+from securevfl.stages.pretraining.rows import PretrainingRows
+from securevfl.stages.pretraining.secondary import PretrainingSecondary
+from securevfl.stages.pretraining.validator import PretrainingValidator
 
 PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
 SUPERVISED = ("boosting", "fedsplitnn", "untrained")
@@ -158,6 +157,7 @@ def pretrain(
             parties=len(prepared.views) - 1,
             build=lambda own: learning(party, fewer(own) if setting.share < 1 else own),
             save=nothing,
+            finish=nothing,
             observe=nothing,
             log=nothing,
             restore=None,
@@ -166,7 +166,7 @@ def pretrain(
     secondaries = [secondary(party) for party in range(1, len(prepared.views))]
     run = PretrainingRun(
         learning(0, np.sort(rows.local)),
-        PeersHere({rank: one.handlers for rank, one in enumerate(secondaries, 1)}),
+        PeersHere({rank: one.opening for rank, one in enumerate(secondaries, 1)}),
         PretrainingRows(
             aligned=np.sort(rows.aligned),
             own=np.sort(rows.local),

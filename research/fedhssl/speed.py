@@ -29,7 +29,7 @@ from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.augment import CorruptedFeatures
 from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fedhssl.learner import PartyLearner, simsiam_loss, unit
-from securevfl.stages.pretraining.pretraining_secondary import even_batches
+from securevfl.stages.pretraining.rows import even_batches
 
 CORRUPTION = 0.3
 

@@ -124,7 +124,7 @@ class WiredRun:
             "digest": _DIGEST,
             "protocol": PROTOCOL_VERSION,
             "epochs": [],
-            "pretrained": [],
+            "stage_steps": [],
             "run": "",
         }
         public, signature = _KEY

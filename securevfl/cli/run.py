@@ -110,10 +110,10 @@ def _pretrain_encoders(
         from securevfl.runtime.run_options import RunOptions, device_named
         from securevfl.runtime.run_tables import read_tables
         from securevfl.runtime.simulation import simulate_federation
-        from securevfl.stages.pretraining import pretraining_stage
+        from securevfl.stages.pretraining.policy import nothing_to_pretrain, wants_pretraining
 
-    if not pretraining_stage.wants_pretraining(config):
-        raise pretraining_stage.nothing_to_pretrain()
+    if not wants_pretraining(config):
+        raise nothing_to_pretrain()
     folder = run_folder_for(config, out, resume=resume)
     with RunProgress(metric="") as progress:
         options = RunOptions(
@@ -128,7 +128,9 @@ def _pretrain_encoders(
         keep_freed_memory()
         files.require_writable_folder(folder)
         tables = read_tables(config, root)
-        return folder, simulate_federation(config, tables, options, pretrain_only=True).metrics
+        return folder, simulate_federation(
+            config, tables, options, ends_after="pretraining"
+        ).metrics
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -191,7 +193,7 @@ def party(
         agreed = None
         if program is not None:
             with loading():
-                from securevfl.stages.programs.programs import with_program
+                from securevfl.stages.programs.run import with_program
             agreed = Program.of(program, function)
             config = with_program(config, agreed)
         if serve and out is None:
@@ -210,7 +212,7 @@ def party(
             resume=resume,
             listen=listen,
             record_mib=record_views,
-            pretrain_only=pretrain,
+            ends_after="pretraining" if pretrain else None,
             serves=serve,
             serves_on=serve and not once,
             program=agreed,
@@ -290,12 +292,12 @@ def mpc(
         from securevfl.config.reading import read_federation
         from securevfl.core.shown_progress import RunProgress
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.stages.programs import programs
+        from securevfl.stages.programs.run import run as run_program
 
     config = read_federation(federation, only_linkage=True)
     folder = run_folder_for(config, out, resume=False)
     with RunProgress(metric="") as progress:
-        results = programs.run(
+        results = run_program(
             config, program, out=folder, data_root=data_root or federation.parent, observe=progress
         )
     if as_json:

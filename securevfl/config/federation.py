@@ -83,9 +83,9 @@ class FederationConfig:
         }
 
     @property
-    def deals_class_sums(self) -> bool:
-        """Whether class means use labels under masks of a dealer."""
-        return self.encoder is not None and self.encoder.labels == "shares"
+    def encoder_reads_labels(self) -> bool:
+        """Whether frozen encoders are fitted to the primary's labels too."""
+        return self.encoder is not None and self.encoder.labels is not None
 
     def party(self, name: str) -> sections.PartySettings:
         """Return the settings of one party.
@@ -119,13 +119,8 @@ class FederationConfig:
 
     @property
     def scores(self) -> bool:
-        """Whether class-mean encoders send one score as an angle: where there are two classes."""
-        encoder = self.encoder
-        if (
-            encoder is None
-            or encoder.method != "class-means"
-            or self.federation.task == "multiclass"
-        ):
+        """Whether encoders send one score as an angle: fitted to labels of two classes."""
+        if not self.encoder_reads_labels or self.federation.task == "multiclass":
             return False
         return self.family.cut_shape(self.model)[1] == 2
 

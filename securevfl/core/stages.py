@@ -27,7 +27,7 @@ class Stage:
     """Protections of linkage by name (:mod:`~securevfl.linkage.protections.protection`)."""
 
     families: Mapping[str, str] = field(default_factory=dict)
-    """Model families by name (:class:`~securevfl.models.family.ModelFamily`)."""
+    """Model families by name (:class:`~securevfl.models.family.Family`)."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     """Readers of tables (:class:`~securevfl.data.sources.table_source.TableSource`) by suffix of a
@@ -36,8 +36,14 @@ class Stage:
     rows: Mapping[str, str] = field(default_factory=dict)
     """Functions by library that return its rows in memory as a frame, and None of anything else."""
 
+    policy: str | None = None
+    """Rules and disclosure (:class:`~securevfl.config.stage_policy.StagePolicy`); None for none."""
+
     run: str | None = None
-    """Part of a run between linking and the first round; None for a stage without one."""
+    """Part of a run (:class:`~securevfl.federation.stage.RunStage`), where the policy applies."""
+
+    session: str | None = None
+    """Function that runs a party's session in place of a run; None for a stage without one."""
 
 
 @cache
@@ -54,6 +60,17 @@ def load_part(stage: str, reference: str) -> Any:
     """Return what a manifest's ``module:object`` names."""
     module, name = reference.split(":")
     return getattr(importlib.import_module(f"{_FOLDER}.{stage}.{module}"), name)
+
+
+def part_names(kind: str) -> set[str]:
+    """Return the names of all parts of one kind, such as ``"families"``, without loading any."""
+    return {name for manifest in stages().values() for name in getattr(manifest, kind)}
+
+
+def load_session() -> Any:
+    """Return the function that runs a party's session in place of a run."""
+    sessions = {name: manifest.session for name, manifest in stages().items()}
+    return next(load_part(name, session) for name, session in sessions.items() if session)
 
 
 def load_parts(kind: str) -> dict[str, Any]:

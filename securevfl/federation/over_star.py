@@ -153,22 +153,29 @@ class PeersOverStar(Peers):
         names = [self._names[rank] for rank in (self.ranks if ranks is None else ranks)]
         self._transport.broadcast(names, message.to_message(), deadline_s=self._wait_s)
 
-    def ask(self, message: TypedMessage, answer: type[M], **known: Any) -> list[M]:
-        """Send a message to every secondary, and wait for their answers.
+    def ask(
+        self,
+        message: TypedMessage,
+        answer: type[M],
+        ranks: Sequence[int] | None = None,
+        **known: Any,
+    ) -> list[M]:
+        """Send a message to secondaries, and wait for their answers.
 
         Reveals:
             What :meth:`Peers.ask` reveals.
         """
-        self.tell(message)
+        self.tell(message, ranks)
+        names = [self._names[rank] for rank in (self.ranks if ranks is None else ranks)]
         received = self._transport.receive_each(
-            list(self._names.values()),
+            names,
             answer.KIND,
             round_number=getattr(message, "round_number", 0),
             deadline_s=self._work_s,
         )
         answers = {reply.sender: answer.from_message(reply, **known) for reply in received}
         # By rank, not by arrival: a sum of floats depends on its order.
-        return [answers[name] for name in self._names.values()]
+        return [answers[name] for name in names]
 
     def add_up(self, own: Words, ranks: Sequence[int], *, round_number: int) -> Words:
         """Add up the masked words of secondaries as they arrive.
@@ -258,7 +265,8 @@ def serve(
         if not waits:
             # What follows goes to the same parties.
             active = read.active if isinstance(read, RoundPlan) else ranks
-        sum_to.bind(message.digest(), active)
+        if table.is_to_all(read):
+            sum_to.bind(message.digest(), active)
         # The primary may announce so many rounds before it has this one's answer.
         if isinstance(read, RoundPlan) and (waiting := transport.waiting) >= ROUNDS_AHEAD:
             raise ProtocolError(

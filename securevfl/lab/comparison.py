@@ -444,7 +444,7 @@ def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> F
     methods = dict(config.source.get("methods", {}))
     for name in comparison.trained_methods:
         family = method_family(config.source, name)
-        if family not in IN_ONE_PLACE and family_named(family).assisted:
+        if family not in IN_ONE_PLACE and not family_named(family).learns_by_gradients:
             methods[name] = {"outputs": outputs, **methods.get(name, {})}
     return replace(config, source={**config.source, "methods": methods})
 

@@ -637,7 +637,7 @@ def _refusal(run: TrainedRun, figures: Mapping[str, Any]) -> str:
     )
     epsilon = several.epsilon(plan.noise_share_std)
     own_numbers = '[encoder] layout = "blocks"'
-    if config.encoder is not None and config.encoder.method == "class-means":
+    if config.encoder_reads_labels:
         own_numbers = f'{own_numbers} (method = "principal"; class means share their numbers)'
     return (
         f"contribution: this run's releases are sums over the secondaries, and leaving out each "

@@ -354,7 +354,7 @@ def _fitting_width(config: FederationConfig, cast: Cast) -> int | None:
 
 def _numbers(config: FederationConfig) -> tuple[int, bool]:
     """Return how many features a secondary must have, and whether each has a block of its own."""
-    if config.encoder is None or config.encoder.method == "class-means":
+    if config.encoder is None or config.encoder_reads_labels:
         return 0, False
     _, width = config.family.cut_shape(config.model)
     blocks = config.encoder.in_blocks

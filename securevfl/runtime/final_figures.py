@@ -87,7 +87,7 @@ def measure_run(
         bytes={name: dict(row) for name, row in traffic.items()},
         mode=mode,
         privacy=metrics_file.privacy_figures(run.plan, run.ledger),
-        pretraining=run.pretraining,
+        stages=run.stage_figures(),
         alignment=run.alignment,
         links=run.links,
         announced_keys=run.linked.announced,

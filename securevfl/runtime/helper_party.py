@@ -13,13 +13,13 @@ from securevfl.core.memory import loading
 from securevfl.core.progress import Stage
 from securevfl.federation.messages import PredictRequest, Ready, RoundKind
 from securevfl.federation.session.membership import absent_names, idle_helpers
+from securevfl.federation.stage import run_stages
 from securevfl.linkage.protections.protection import Take, take_nothing
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import reveals_of
 from securevfl.linkage.stage.linking import help_to_link
 from securevfl.runtime.joining import join, require_same_parties, serve_sessions
 from securevfl.runtime.party import PartySession
-from securevfl.stages.class_means.class_means_stage import deal_over_star
 from securevfl.transport.message import StarKind
 
 _LONGER_THAN_A_RUN_S: Final = 365 * 24 * 3600.0
@@ -29,7 +29,7 @@ _DONE: Final = {"coordinator": "coordinated", "dealer": "dealt"}
 
 
 def run_helper(party: PartySession) -> None:
-    """Take part in linkage as the coordinator or the dealer, and deal masks for class means.
+    """Take part in linkage and in stages as the coordinator or the dealer.
 
     Where a session that is lost is followed by another one, stay until the run is over.
 
@@ -37,8 +37,7 @@ def run_helper(party: PartySession) -> None:
         SecureVflError: Any failure, here or at another party.
 
     Reveals:
-        What :func:`securevfl.linkage.stage.linking.help_to_link` and
-        :func:`securevfl.stages.class_means.class_means_stage.deal_class_sums` say.
+        What :func:`securevfl.linkage.stage.linking.help_to_link` and :meth:`RunStage.help` say.
     """
     config, name, files = party.config, party.job.name, party.files
     party.require_no_listen()
@@ -60,8 +59,10 @@ def run_helper(party: PartySession) -> None:
                     take=take,
                 )
             files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
-        if role == "dealer" and config.deals_class_sums:
-            files.log("dealt for class means", secondaries=deal_over_star(star, config))
+        for stage in run_stages(config):
+            if (helped := stage.help(config, role, star)) is not None:
+                event, figures = helped
+                files.log(event, **figures)
         if config.helpers_stay:
             # A session that is lost is followed by another, which links with this party's help.
             star.transport.receive(
@@ -91,7 +92,7 @@ def serve_as_helper(party: PartySession) -> None:
     """Help to link the rows of one request for predictions after another.
 
     Raises:
-        ConfigError: If the party deals for class means alone, which predictions do not need.
+        ConfigError: If the party helps stages of training alone, which predictions do not need.
         SecureVflError: Any failure here; where the party serves on, a primary that goes away is
             waited for instead.
 

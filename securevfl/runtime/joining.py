@@ -30,7 +30,7 @@ def join(party: PartySession, *, run: str = "", predicts: bool = False) -> Itera
         party.identity,
         party.pinned,
         epochs=files.checkpoints.epochs() if resumes else [],
-        pretrained=files.checkpoints.pretraining_iterations() if resumes else [],
+        stage_steps=files.checkpoints.stage_steps() if resumes else [],
         run=run,
         predicts=predicts,
         patience_s=None if predicts else job.join_timeout_s,

@@ -18,6 +18,7 @@ from securevfl.config.sections import parse_address
 from securevfl.core import errors, files, progress
 from securevfl.core.formatting import toml_text
 from securevfl.core.memory import give_back_memory, loading
+from securevfl.core.stages import load_session
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import has_begun
 from securevfl.federation.session.membership import idle_helpers
@@ -513,9 +514,8 @@ def _role_of(job: PartyJob) -> Callable[[PartySession], _Ended]:
     """
     role, serves = job.config.party(job.name).role, job.serves
     if job.program is not None:
-        from securevfl.stages.programs.program_party import run_program
-
-        return run_program
+        session: Callable[[PartySession], None] = load_session()
+        return session
     if role == "primary" and serves:
         from securevfl.runtime.primary_party import predict_once
 

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from securevfl.config.disclosure import channels
 from securevfl.core import progress
 from securevfl.core.formatting import finite_or_none, format_figure
+from securevfl.core.stages import stages
 from securevfl.dp.statement import of_labels
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger, label_figures, labels_spent
@@ -127,8 +128,8 @@ class RunFigures:
     """``sent`` and ``received`` by party; empty for a simulation."""
     mode: str
     privacy: PrivacyFigures
-    pretraining: Mapping[str, Any] | None = None
-    """Figures of pretraining, if there was any."""
+    stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Figures of each stage that has some; ``metrics.json`` has them under the stage's name."""
     alignment: Mapping[str, Any] | None = None
     """How many rows are linked, at each secondary and at all; None where they are not counted."""
     links: Mapping[str, Mapping[str, Any]] | None = None
@@ -173,7 +174,8 @@ class RunFigures:
         """Return what ``metrics.json`` holds."""
         figures = _known_fields(self)
         figures["privacy"] = self.privacy.as_json()
-        return figures
+        of_stages = figures.pop("stages")
+        return {**figures, **of_stages}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RunFigures":
@@ -182,7 +184,10 @@ class RunFigures:
         Raises:
             TypeError: If they are not those of a run.
         """
-        return cls(**{**content, "privacy": PrivacyFigures(**content["privacy"])})
+        of_stages = {name: content[name] for name in stages() if name in content}
+        others = {name: value for name, value in content.items() if name not in of_stages}
+        privacy = PrivacyFigures(**content["privacy"])
+        return cls(**{**others, "privacy": privacy, "stages": of_stages})
 
 
 def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:

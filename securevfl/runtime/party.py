@@ -20,6 +20,7 @@ from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
+from securevfl.federation.stage import run_stages
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput
 from securevfl.linkage.stage.party_keys import keys_of
@@ -174,6 +175,8 @@ def party_session(job: PartyJob, *, identity: Identity | None = None) -> Iterato
                 require_covered_channels(config)
                 require_helpers(config)
                 require_precision(config, job.device)
+                # Before anything comes: what was never loaded is no known kind of message.
+                run_stages(config)
                 session = PartySession(
                     job=job,
                     identity=identity or Identity.load(job.identity_folder, job.name),

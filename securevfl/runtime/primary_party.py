@@ -37,8 +37,7 @@ from securevfl.runtime.prediction_session import LinkedRequest, SessionWithPartn
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_options import RejoinDue
-from securevfl.stages.class_means.class_means_stage import ClassMeansPrimary
-from securevfl.stages.pretraining.pretraining_stage import pretrain_as_primary, write_pretraining
+from securevfl.transport.channels import Kinds, PrimaryChannels
 from securevfl.transport.message import Done, Message, public_reason
 from securevfl.transport.star import PrimaryTransport, new_session
 
@@ -133,6 +132,12 @@ class PrimarySession:
             work_s=work_s,
         )
 
+    def open_channels(self, names: Collection[str], kinds: Kinds) -> PrimaryChannels:
+        """Return channels to some parties, between which sealed messages are relayed."""
+        ranks = {name: rank for name, rank in self.party.config.ranks.items() if name in names}
+        deadline_s = self._waits.work.primary_s
+        return PrimaryChannels(self.transport, ranks, kinds=kinds, deadline_s=deadline_s)
+
     def end(self, callers: Collection[str]) -> None:
         """Countersign the ledgers, and let the parties go.
 
@@ -184,7 +189,7 @@ def primary_session(
 
 
 def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
-    """Run the primary to the end and return the run's figures, or those of pretraining alone.
+    """Run the primary to the end and return figures: of the run, or of the stage that it ends with.
 
     Where a lost secondary is back between two epochs, this session ends there.
 
@@ -192,8 +197,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         SecureVflError: Any failure, here or at another party.
 
     Reveals:
-        What the messages of joining, countersigning, linking, pretraining, class means and
-        rounds say.
+        What the messages of joining, countersigning, linking, stages and rounds say.
     """
     config, job = party.config, party.job
     require_estimator(config, job.base, job.top)
@@ -218,24 +222,10 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         session.countersign()
         linked = _link(session, plan, table)
         linked_rows = _count_links(session, plan)
-        class_means = (
-            ClassMeansPrimary.over(session.transport, plan) if plan.fits_class_means else None
-        )
-        run = _begin(session, plan, table, split, linked, presence, class_means, recorder)
+        run = _begin(session, plan, table, split, linked, presence, recorder)
         run.linked_rows = linked_rows
-        run.pretraining = pretrain_as_primary(
-            plan,
-            table,
-            run.primary,
-            # Between two messages a secondary may go through all of its records.
-            PeersOverStar(session.transport, plan.secondaries, wait=config.waits.work),
-            party.files,
-            alignment=linked.alignment,
-            run_folder=job.run_folder,
-            data_root=job.data_root,
-            observe=party.observe,
-        )
-        if not job.pretrain_only:
+        run.prepare()
+        if job.ends_after is None:
             try:
                 run.train()
             except membership.SecondariesBackError as back:
@@ -243,14 +233,11 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
                 session.transport.broadcast(secondaries, messages.Rejoin(ranks=ranks).to_message())
                 return RejoinDue(parties=back.names)
             run.keep()
-        if class_means is not None:
-            class_means.end()
+        run.end_stages()
         staying = [p.name for p in config.callers if config.stays(p)]
         session.end([*secondaries, *staying])
-    if job.pretrain_only:
-        return write_pretraining(
-            job.run_folder, run.pretraining, session.traffic(), alignment=run.alignment
-        )
+    if job.ends_after is not None:
+        return run.conclude(job.ends_after, session.traffic())
     return measure_run(
         run,
         job.run_folder,
@@ -305,7 +292,6 @@ def _begin(
     split: RowSplit,
     linked: LinkedPrimary,
     presence: membership.Presence,
-    class_means: ClassMeansPrimary | None,
     recorder: Recorder | None,
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
@@ -331,7 +317,11 @@ def _begin(
         party.job,
         countersigning=session.countersigning,
         presence=presence,
-        fit_class_means=class_means,
+        # Between two messages a secondary may go through all of its records.
+        stage_peers=lambda _stage: PeersOverStar(
+            session.transport, plan.secondaries, wait=config.waits.work
+        ),
+        open_channels=session.open_channels,
     )
 
 
@@ -358,15 +348,15 @@ def _greet(
     stayed = presence.continuing_parties
     present = [secondary.name for secondary in config.secondaries if secondary.name in hellos]
     active = tuple(config.ranks[name] for name in present)
-    pretrained = set(checkpoints.pretraining_iterations()) if resume else set()
+    stage_steps = set(checkpoints.stage_steps()) if resume else set()
     for name in present:
-        pretrained &= set(hellos[name].pretrained)
+        stage_steps &= set(hellos[name].stage_steps)
     saved = [hellos[name].epochs for name in present if name in stayed]
     facts = replace(
         facts,
         active=None if len(present) == len(config.secondaries) else active,
         resume_epoch=last_common(config, checkpoints, saved) if resume else 0,
-        resume_pretraining=max(pretrained, default=0),
+        resume_stage=max(stage_steps, default=0),
     )
     if not resume:
         # Before any party hears of the run: one that resumes it must find it here.

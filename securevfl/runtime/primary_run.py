@@ -3,9 +3,9 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from securevfl.config.federation import key_spec
 from securevfl.core import progress
+from securevfl.core.errors import ConfigError
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import (
@@ -27,6 +28,7 @@ from securevfl.federation.base import (
 )
 from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.messages import EpochMark
+from securevfl.federation.released_labels import drawn_labels
 from securevfl.federation.rounds.exchanges import ReleasedRows, RoundExchange, release_once
 from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.rounds.network_primary import NetworkPrimary
@@ -35,6 +37,8 @@ from securevfl.federation.rounds.recording import Recorder
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
+from securevfl.federation.session.peers import Peers
+from securevfl.federation.stage import OpenChannels, PrimaryContext, StageAtSecondary, run_stages
 from securevfl.ledger.countersigning import Countersigning, epoch_point
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.party_keys import keys_of
@@ -47,8 +51,6 @@ from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
 from securevfl.runtime.remaining_budget import covers_epoch, covers_test_rows
 from securevfl.runtime.run_options import RunOptions
-from securevfl.stages.assist.assisted_boosting import AssistPrimary, release_labels
-from securevfl.stages.class_means.class_labels import ClassLabels, class_labels_of, drawn_labels
 
 
 class PrimaryRun:
@@ -66,7 +68,9 @@ class PrimaryRun:
         *,
         countersigning: Countersigning | None = None,
         presence: Presence | None = None,
-        fit_class_means: Callable[[Callable[[Sequence[str]], ClassLabels]], None] | None = None,
+        stage_peers: Callable[[str], Peers],
+        stage_parts: Mapping[str, Sequence[StageAtSecondary]] = MappingProxyType({}),
+        open_channels: OpenChannels | None = None,
     ) -> None:
         """Build the primary's half of the network, and report how many rows are aligned.
 
@@ -80,7 +84,9 @@ class PrimaryRun:
             options: Where and how; an observer, and models from Python.
             countersigning: Where ledger heads are exchanged; None in a simulation.
             presence: Record of which secondaries took part, and when; None where all always do.
-            fit_class_means: Lets secondaries fit class means, where their encoders are such.
+            stage_peers: Returns the secondaries' parts of a stage, by its name.
+            stage_parts: Parts of stages, by name, at the secondaries of this process.
+            open_channels: Way to every party; None where all parties are in one process.
         """
         self.started = time.monotonic()
         self.plan = plan
@@ -96,7 +102,6 @@ class PrimaryRun:
         self.presence = presence
         self.is_placebo = False
         """Whether its outputs for test rows are all that is wanted."""
-        self._fit_class_means = fit_class_means
         self.alignment = report_alignment(
             plan.config,
             linked.alignment,
@@ -115,6 +120,25 @@ class PrimaryRun:
         self.primary = build_primary(
             plan, table, data, exchange, observe=self._observe, estimator=options.top
         )
+        self._stages = {
+            stage.name: stage.primary(
+                PrimaryContext(
+                    plan=plan,
+                    table=table,
+                    primary=self.primary,
+                    linked=linked,
+                    files=files,
+                    peers=stage_peers(stage.name),
+                    run_folder=options.run_folder,
+                    data_root=options.data_root,
+                    observe=self._observe,
+                    estimator=options.base,
+                    open_channels=open_channels,
+                    here=stage_parts.get(stage.name, ()),
+                )
+            )
+            for stage in run_stages(plan.config)
+        }
         self.choice: Choice | None = None
         """Who answers, once the model is trained; None where there is no base."""
         self.tested: Evaluation | None = None
@@ -123,12 +147,39 @@ class PrimaryRun:
         """Of the joint model for the test rows."""
         self.placebo: Tensor | None = None
         """The same of a simulation in which partners' rows were permuted; None: there was none."""
-        self.pretraining: dict[str, Any] | None = None
-        """The figures of pretraining, for the run's."""
         self.links: dict[str, Any] | None = None
         """In a simulation, each secondary's counts of links, for the run's figures."""
         self.linked_rows: dict[str, Any] | None = None
         """Linked-row count that each secondary has reported, for the run's figures."""
+
+    def prepare(self) -> None:
+        """Do what stages do between linking and training.
+
+        Reveals:
+            What the stages' messages say.
+        """
+        for part in self._stages.values():
+            part.prepare()
+
+    def end_stages(self) -> None:
+        """Let helpers of stages go, once nothing more is asked for."""
+        for part in self._stages.values():
+            part.end()
+
+    def stage_figures(self) -> dict[str, Mapping[str, Any]]:
+        """Return the figures of each stage that has some, by its name."""
+        figures = {name: part.figures for name, part in self._stages.items()}
+        return {name: content for name, content in figures.items() if content is not None}
+
+    def conclude(self, stage: str, traffic: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+        """Return the figures of a run that ends when a stage is prepared.
+
+        Raises:
+            ConfigError: If runs of this federation file have nothing of that stage.
+        """
+        if stage not in self._stages:
+            raise ConfigError(f"{stage}: runs of this federation file have no such stage")
+        return self._stages[stage].conclude(traffic, self.alignment)
 
     def _spending(self) -> dict[str, Any]:
         """Return the bytes and the epsilon so far, for an event and an epoch's line."""
@@ -192,17 +243,8 @@ class PrimaryRun:
             self.primary.drawn = drawn_labels(
                 self.plan, self.data, ledger=self.ledger, files=self.checkpoints.files
             )
-        if not isinstance(self.primary, AssistPrimary):
-            return
-        labels = release_labels(
-            self.plan,
-            self.table,
-            self.data,
-            ledger=self.ledger,
-            files=self.checkpoints.files,
-            estimator=self.options.base,
-        )
-        self.primary.use_released_labels(labels)
+        for part in self._stages.values():
+            part.begin()
 
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
@@ -215,12 +257,8 @@ class PrimaryRun:
             if self.plan.releases.fitting and not self.ledger.encoder_fitted:
                 # Secondaries fit, each for itself, when the first row is asked for.
                 self._epsilon = self.ledger.charge_fitting()
-            if self._fit_class_means is not None:
-                self._observe(progress.Stage(text="fitting class means"))
-                files = self.checkpoints.files
-                self._fit_class_means(
-                    partial(class_labels_of, self.plan, self.data, self.table, self.ledger, files)
-                )
+            for part in self._stages.values():
+                part.before_release()
             self.ledger.require_same_release(self._release_digest(rows))
         aggregates = release_once(self.exchange, kept, observe=self._observe)
         if released and self.countersigning is not None:

@@ -202,7 +202,7 @@ def _parts_of(split: RowSplit, rows: int) -> np.ndarray:
 def _names(config: FederationConfig, table: PartyTable, numbers: int) -> list[str]:
     if config.scores:
         return ["score_sin", "score_cos"]
-    if config.encoder is not None and config.encoder.method == "class-means":
+    if config.encoder_reads_labels:
         # Each class has its number (federation.class_means); a regression's have no names.
         return [f"class_means_{label}" for label in table.classes or range(numbers)]
     if config.encoder is None or not config.encoder.in_blocks:

@@ -208,8 +208,8 @@ class PartyJob(RunOptions):
     identity_folder: Path
     listen: str | None = None
     """Where the primary listens, if not at the address of the federation file."""
-    pretrain_only: bool = False
-    """End the run at the primary when pretraining is done; secondaries follow."""
+    ends_after: str | None = None
+    """Stage that the run ends with at the primary; secondaries follow. None: it trains."""
     serves: bool = False
     """Answer requests with the model that this party has kept, and do not train."""
     serves_on: bool = False

@@ -23,6 +23,7 @@ from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.handshake import Joined, own_epoch
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import Handler, Next, Reply, StageEnd
+from securevfl.federation.stage import SecondaryContext, secondary_parts
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import (
     Countersigning,
@@ -44,9 +45,6 @@ from securevfl.runtime.prediction_request import KeptSecondary, prediction_spec
 from securevfl.runtime.run_folder import OWN_FACTS
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.runtime.secondary_run import begin_secondary, keep_secondary
-from securevfl.stages.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
-from securevfl.stages.pretraining.pretraining_stage import finish_pretraining, pretraining_secondary
-from securevfl.stages.programs.computing import context_of
 from securevfl.transport.message import Done, StarKind
 from securevfl.version import __version__
 
@@ -89,7 +87,7 @@ class SecondarySession:
         """Return this party's end of secure sums, the same for the whole session."""
         if self._sum is None:
             star = self.star
-            context = context_of(plan.config, star.facts, star.transport.session)
+            context = star.context(plan.config)
             self._sum, self._masks = sum_from_secondary(
                 star.transport,
                 plan,
@@ -132,8 +130,7 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         SecureVflError: Any failure, here or at another party.
 
     Reveals:
-        What the messages of joining, countersigning, linking, pretraining, class means and
-        rounds say.
+        What the messages of joining, countersigning, linking, stages and rounds say.
     """
     config, files = party.config, party.files
     party.require_no_listen()
@@ -307,7 +304,7 @@ def _serve(
     *,
     came_back: int,
 ) -> bool:
-    """Pretrain, and answer the primary's rounds; return whether the run is done.
+    """Answer stages and rounds of the primary; return whether the run is done.
 
     It is not where all parties join another session.
     """
@@ -334,28 +331,30 @@ def _serve(
         ranks=ranks,
         deadline_s=waits.work.for_primary_s,
     )
-    part = pretraining_secondary(
-        plan,
-        table,
-        secondary,
-        party.files,
-        linked=linked,
-        data_root=party.job.data_root,
-        observe=party.observe,
+    parts = secondary_parts(
+        SecondaryContext(
+            plan=plan,
+            party=plan.config.party(party.job.name),
+            table=table,
+            secondary=secondary,
+            linked=linked,
+            files=party.files,
+            data_root=party.job.data_root,
+            observe=party.observe,
+            open_channels=partial(star.channels, plan.config),
+        )
     )
-    if part is not None:
-        answering(part.handlers)
-        finish_pretraining(plan.config, secondary.bottom, part.learning, party.files.folder)
     handlers = dict(secondary.handlers(end_epoch))
+    for part in parts.values():
+        if part.opening:
+            answering(part.opening)
+        handlers |= part.beside_rounds
     # DONE is due after the end's heads and at no other time.
     handlers[CountersignRequest] = Handler(answer)
     handlers[Done] = replace(handlers[Done], follows=True)
     if plan.config.continues_on_loss:
         absent = sorted(set(plan.ranks.values()) - {PRIMARY_RANK, *ranks})
         handlers[messages.Rejoin] = Handler(end_session, lambda: {"absent": absent})
-    if secondary.class_means is not None:
-        fit = ClassMeansSecondary.over(star, plan, secondary.class_means)
-        handlers[ClassMeansCall] = Handler(lambda _call, _reply: fit())
     ended = answering(handlers, follow_s=waits.answer.for_primary_s)
     return not isinstance(ended, messages.Rejoin)
 

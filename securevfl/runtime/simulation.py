@@ -4,7 +4,6 @@ import contextlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -30,6 +29,7 @@ from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
+from securevfl.federation.stage import SecondaryContext, run_stages, secondary_parts
 from securevfl.ledger.ledger import lines_of_run
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linkage_parts import protection_of
@@ -44,8 +44,6 @@ from securevfl.runtime.run_options import RunOptions, require_precision
 from securevfl.runtime.run_tables import table_warnings
 from securevfl.runtime.secondary_run import begin_secondary, keep_secondary
 from securevfl.runtime.trained_run import RequestSettings, TrainedRun
-from securevfl.stages.class_means.class_means_stage import class_means_in_process
-from securevfl.stages.pretraining import pretraining_stage
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -71,7 +69,7 @@ class RunResult(Summarised):
     """The joint model's for the test rows of a simulation, as the task reads them."""
 
     trained: TrainedRun | None = field(default=None, repr=False)
-    """Where the models are; None of a run that has only pretrained."""
+    """Where the models are; None of a run that ends with a stage."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
         """Return a heading and the main figures."""
@@ -143,7 +141,7 @@ def simulate_federation(
     *,
     with_alone: bool = True,
     with_placebo: bool | Literal["joint"] = False,
-    pretrain_only: bool = False,
+    ends_after: str | None = None,
     kept: bool = True,
 ) -> RunResult:
     """Run all parties of a federation in this process.
@@ -156,7 +154,7 @@ def simulate_federation(
         with_placebo: Train once more with each partner's rows permuted against its keys, and report
             how much of the gain comes from the partners. ``"joint"``: only where the joint model
             answers.
-        pretrain_only: End when pretraining is done; the metrics are its figures.
+        ends_after: Stage that the run ends with; the metrics are its figures. None: it trains.
         kept: Save every party's part of the model, to predict with later.
 
     Raises:
@@ -178,11 +176,9 @@ def simulate_federation(
             held.enter_context(few_threads(numbers * config.model.neighbours))
         simulation = _Simulation(config, tables, options, held)
         run = simulation.begin()
-        run.pretraining = simulation.pretrain(run)
-        if pretrain_only:
-            figures = pretraining_stage.write_pretraining(
-                options.run_folder, run.pretraining, {}, alignment=run.alignment
-            )
+        run.prepare()
+        if ends_after is not None:
+            figures = run.conclude(ends_after, {})
             return RunResult(metrics=figures, history=[], losses=[], ledger=[])
         run.train()
         if kept:
@@ -310,7 +306,10 @@ class _Simulation:
             ledger=own.ledger,
             recorder=self._recorders.get(name),
         )
-        fit_class_means = partial(class_means_in_process, list(by_rank.values()))
+        parts = {
+            plan.ranks[party]: secondary_parts(self._context(plan, party))
+            for party in self._secondaries
+        }
         run = PrimaryRun(
             plan,
             table,
@@ -319,57 +318,48 @@ class _Simulation:
             own,
             exchange,
             options,
-            fit_class_means=fit_class_means if plan.fits_class_means else None,
+            stage_peers=lambda stage: PeersHere(
+                {
+                    rank: {**own_parts[stage].opening, **own_parts[stage].beside_rounds}
+                    for rank, own_parts in parts.items()
+                    if stage in own_parts
+                }
+            ),
+            stage_parts={
+                stage.name: [own[stage.name] for own in parts.values() if stage.name in own]
+                for stage in run_stages(config)
+            },
         )
         run.links, run.linked_rows = links.counts, links.linked_rows
         return run
 
     def _start(self, facts: RunFacts) -> RunFacts:
-        """Return the facts with the epoch and the pretraining that all parties go on from."""
+        """Return the facts with the epoch and the step of a stage that all parties go on from."""
         if not self._options.resume:
             return facts
         own = [party_files.checkpoints for party_files in self._files.values()]
         primary, *others = own
-        pretrained = [checkpoints.pretraining_iterations() for checkpoints in own]
+        common = set[int].intersection(*(set(checkpoints.stage_steps()) for checkpoints in own))
         return replace(
             facts,
             resume_epoch=last_common(
                 self._config, primary, [checkpoints.epochs() for checkpoints in others]
             ),
-            resume_pretraining=pretraining_stage.common_start(self._config, pretrained),
+            resume_stage=max(common, default=0),
         )
 
-    def pretrain(self, run: PrimaryRun) -> dict[str, Any] | None:
-        """Pretrain all parties' encoders, where the family has such; return the run's figures."""
-        plan, observe, parts = run.plan, self._options.observe, {}
-        for name, secondary in self._secondaries.items():
-            part = pretraining_stage.pretraining_secondary(
-                plan,
-                self._tables[name],
-                secondary,
-                self._files[name],
-                linked=self._links.secondaries[name],
-                data_root=self._options.data_root,
-                observe=observe,
-            )
-            if part is not None:
-                parts[name] = part
-        figures = pretraining_stage.pretrain_as_primary(
-            plan,
-            run.table,
-            run.primary,
-            PeersHere({plan.ranks[name]: part.handlers for name, part in parts.items()}),
-            run.files,
-            alignment=run.linked.alignment,
-            run_folder=self._options.run_folder,
+    def _context(self, plan: RunPlan, name: str) -> SecondaryContext:
+        """Return what a secondary's parts of stages work with."""
+        return SecondaryContext(
+            plan=plan,
+            party=self._config.party(name),
+            table=self._tables[name],
+            secondary=self._secondaries[name],
+            linked=self._links.secondaries[name],
+            files=self._files[name],
             data_root=self._options.data_root,
-            observe=observe,
-            simulated=tuple(parts.values()),
+            observe=self._options.observe,
         )
-        for name, part in parts.items():
-            bottom, folder = self._secondaries[name].bottom, self._files[name].folder
-            pretraining_stage.finish_pretraining(plan.config, bottom, part.learning, folder)
-        return figures
 
     def _record(self, run: str) -> None:
         """Record what every party receives until the simulation ends, where that is asked for."""
@@ -438,7 +428,7 @@ class _Simulation:
             again = _Simulation(self._config, permuted, there, held, links=self._links)
             run = again.begin()
             run.is_placebo = True
-            run.pretraining = again.pretrain(run)
+            run.prepare()
             run.train()
             return run.joint_outputs
 

@@ -54,14 +54,14 @@ from securevfl.runtime import (
     prediction_request,
     prediction_session,
     secondary_run,
-    simulation,
     trained_run,
 )
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.stages.assist import assisted_boosting
-from securevfl.stages.class_means import class_labels
+from securevfl.stages.assist import labels as assist_labels
+from securevfl.stages.class_means import class_labels, fitting
+from securevfl.stages.class_means.messages import ClassMeansKind
 from securevfl.transport.message import failure_kind, public_reason
 
 
@@ -213,7 +213,7 @@ def mechanisms_overheard(say: Say) -> Iterator[None]:
 
     with (
         mock.patch.object(encoder_fitting, "noised_moments", statistics),
-        mock.patch.object(encoder_fitting, "noised_ranks", ranks),
+        mock.patch.object(fitting, "noised_ranks", ranks),
         mock.patch.object(link_counts, "noised_rows", linked_rows),
         mock.patch.object(updates.GradientNoise, "add_noise", update),
     ):
@@ -485,16 +485,6 @@ class Listener:
 
         return one
 
-    def fitted(self, fit: Any) -> Any:
-        def one(secondaries: Any, make: Any) -> None:
-            due = [one.class_means for one in secondaries if not one.class_means.encoder_fixed]
-            made = make([one.name for one in due])
-            if made.label_noise is None:
-                self.hear("labels", made.bins_of_rows.tobytes())
-            fit(secondaries, lambda _due: made)
-
-        return one
-
     def released(self, method: Any) -> Any:
         def one(exchange: Any, plan: Any) -> Tensor:
             self.hear("round", plan.round_number, plan.purpose, plan.active, plan.rows.tobytes())
@@ -514,6 +504,9 @@ class Listener:
     def told(self, method: Any) -> Any:
         def one(peers: Any, message: Any, *more: Any, **known: Any) -> Any:
             made = message.to_message()
+            if made.kind is ClassMeansKind.CLASS_MEANS_SHIFTED:
+                # Between processes it is moved on by uniform numbers.
+                return method(peers, message, *more, **known)
             tensors = {name: value.tobytes() for name, value in made.tensors.items()}
             self.hear("message", made.kind, dict(made.meta), tensors)
             return method(peers, message, *more, **known)
@@ -571,14 +564,13 @@ def whole_run(
             (prediction_request, "build_secondary", listener.built),
             (Secondary, "hear_round", listener.spoken),
             (Secondary, "learn", listener.spoken),
-            (encoder_fitting.ClassMeansFitting, "vectors", listener.spoken),
-            (encoder_fitting.ClassMeansFitting, "finish", listener.finished),
+            (fitting.ClassMeansFitting, "vectors", listener.spoken),
+            (fitting.ClassMeansFitting, "finish", listener.finished),
             (SecondaryRelease, "units", listener.units),
             (class_sums.SumFormat, "by_bins", listener.by_bins),
-            (simulation, "class_means_in_process", listener.fitted),
             (class_labels, "randomised_labels", listener.drawn),
-            (assisted_boosting, "randomised_labels", listener.drawn),
-            (assisted_boosting, "noised_labels", listener.drawn),
+            (assist_labels, "randomised_labels", listener.drawn),
+            (assist_labels, "noised_labels", listener.drawn),
             (RoundExchange, "average", listener.released),
             (Exchange, "return_gradient", listener.returned),
             (linking, "linked_primary", listener.linked),

@@ -35,6 +35,7 @@ from securevfl.desk.setup.estimates import Costs, ExpectedLinks, estimate_costs,
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
 from securevfl.federation.encoder_fitting import build_encoder
+from securevfl.federation.released_labels import label_release
 from securevfl.federation.run_plan import (
     RunFacts,
     RunPlan,
@@ -47,7 +48,6 @@ from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
 from securevfl.models.registry import family_names
 from securevfl.runtime.run_options import warnings_about
 from securevfl.runtime.run_tables import column_settings, table_warnings
-from securevfl.stages.class_means.class_labels import label_release
 
 # A federation file with all that is wrong with it, not only what is met first.
 

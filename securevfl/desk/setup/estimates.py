@@ -28,7 +28,8 @@ from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.text import Spelling
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.tasks import TaskHead
-from securevfl.stages.assist.assist import AssistConfig, cross_fit
+from securevfl.stages.assist.local_models import cross_fit
+from securevfl.stages.assist.settings import AssistConfig
 
 # How many rows one record serves, and what a limit on that leaves of the links.
 

@@ -370,7 +370,7 @@ class Primary(TopModel, ABC):
         Asks nobody: what the validation rows got at the best epoch decides. Where training rows
         have outputs out of fold they choose lambda too, and, where those of the primary alone are
         known, who answers. Then the metric that training goes by must not say otherwise, and, where
-        encoders are class means, validation rows must say so by themselves as well.
+        encoders were fitted to labels, validation rows must say so by themselves as well.
 
         Outputs, and the threshold of a binary task, are those of the choice from now on.
 
@@ -401,7 +401,7 @@ class Primary(TopModel, ABC):
             )
 
         decision = decide_on(known, seen)
-        if self.plan.fits_class_means and decision.used == "joint":
+        if self.plan.config.encoder_reads_labels and decision.used == "joint":
             # Encoders were fitted to training rows' labels, so of these the joint model knows more
             # than it should: validation rows must agree.
             by_validation = decide_on(rows, outputs)

@@ -21,7 +21,6 @@ from securevfl.core.devices import (
 )
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.checkpoint import Checkpoints
-from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds import cut
 from securevfl.federation.rounds.label_defences import distance_correlation
@@ -123,8 +122,6 @@ class Secondary:
     """Protection of each update, if the encoder is dp-trained."""
     kept: CachedRelease | None = None
     """A frozen encoder's cached release: what it rests on, and its last answers."""
-    class_means: ClassMeansFitting | None = None
-    """Its part in the class-means stage, where its encoder is fitted by it."""
     row_by_row: bool = False
     """True if :attr:`bottom` sees each row alone: a module that is not the package's own may not
     mix rows where something is promised."""
@@ -152,10 +149,6 @@ class Secondary:
     _settled: bool = field(default=False, init=False)
     _unread: DeviceReads = field(default_factory=DeviceReads, init=False)
     """Checks of the last step that its device has not been asked for."""
-
-    def __post_init__(self) -> None:
-        if self.kept is not None and self.class_means is not None:
-            self.class_means.keeps(self.kept)
 
     @property
     def name(self) -> str:

@@ -74,6 +74,9 @@ class Handler:
     follows: bool = False
     """True if the message comes where another one's handler asks for it, and at no other time."""
 
+    to_all: bool = True
+    """True if all secondaries of a session get the message, so that their masks depend on it."""
+
 
 Handlers = Mapping[type[TypedMessage], Handler]
 
@@ -108,6 +111,10 @@ class HandlerTable:
             raise self._not_due(message.kind, message.round_number)
         read: TypedMessage = kind.from_message(message, **self._handlers[kind].known())
         return read
+
+    def is_to_all(self, message: TypedMessage) -> bool:
+        """Return whether all secondaries of the session, or of the round, get a message."""
+        return self._handlers[type(message)].to_all
 
     def handle(self, message: TypedMessage, reply: Reply) -> bool:
         """Handle a message, and return whether the stage ends with it.
@@ -164,16 +171,23 @@ class Peers(ABC):
         """
 
     @abstractmethod
-    def ask(self, message: TypedMessage, answer: type[M], **known: Any) -> list[M]:
-        """Send a message to every secondary, and return their answers by rank.
+    def ask(
+        self,
+        message: TypedMessage,
+        answer: type[M],
+        ranks: Sequence[int] | None = None,
+        **known: Any,
+    ) -> list[M]:
+        """Send a message to every secondary, or to some, and return their answers by rank.
 
         Args:
             message: What is sent.
             answer: The answers' type.
+            ranks: Who gets it; None: every secondary.
             known: Lengths and shapes that answers are checked against.
 
         Reveals:
-            To every secondary: the message. To the primary: the answers.
+            To every one of them: the message. To the primary: the answers.
         """
 
     @abstractmethod
@@ -234,16 +248,23 @@ class PeersHere(Peers):
         if reply.words:
             self._words[getattr(message, "round_number", 0)] = reply.words
 
-    def ask(self, message: TypedMessage, answer: type[M], **_known: Any) -> list[M]:
-        """Let every secondary handle a message, and return their answers.
+    def ask(
+        self,
+        message: TypedMessage,
+        answer: type[M],
+        ranks: Sequence[int] | None = None,
+        **_known: Any,
+    ) -> list[M]:
+        """Let secondaries handle a message, and return their answers.
 
         Reveals:
             What :meth:`Peers.ask` reveals.
         """
-        self.tell(message)
+        asked = self.ranks if ranks is None else ranks
+        self.tell(message, asked)
         answers = self._answers
         assert all(type(reply) is answer for reply in answers), "handlers answer with one type"
-        assert len(answers) == len(self._secondaries), "every secondary answers once"
+        assert len(answers) == len(asked), "every secondary answers once"
         return answers
 
     def add_up(self, own: Words, ranks: Sequence[int], *, round_number: int) -> Words:  # noqa: ARG002

@@ -140,13 +140,11 @@ class Evidence:
     @property
     def taught_by(self) -> str | None:
         """The channel from which encoders have learned something of labels; None if from none."""
-        if self.config.family.assisted:
+        if not self.config.family.learns_by_gradients:
             return "residuals"
         if self.privacy["encoder"] != "frozen":
             return "gradients"
-        encoder = self.config.encoder
-        named = encoder is not None and encoder.method == "class-means"
-        return "labels that class means are fitted to" if named else None
+        return "labels that class means are fitted to" if self.config.encoder_reads_labels else None
 
     def gradients(self, view: PartyView) -> list[EpochGradients]:
         """Return the gradients that a secondary received, by epoch."""

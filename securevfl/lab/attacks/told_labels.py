@@ -58,8 +58,7 @@ class ClassSums:
         """Return why it cannot be tried."""
         if (why := attack.needs_labels(evidence)) is not None:
             return why
-        encoder = evidence.config.encoder
-        if encoder is None or encoder.method != "class-means" or encoder.in_blocks:
+        if not evidence.config.encoder_reads_labels:
             return "encoders are no class means"
         width = evidence.config.family.cut_shape(evidence.config.model)[-1]
         if evidence.config.scores or width != evidence.classes:

@@ -13,13 +13,10 @@ view of the sums is that of somebody who knows its own.
 
 import math
 import tempfile
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from queue import Empty, Queue
 from typing import Any, Final
 
 import numpy as np
@@ -31,14 +28,14 @@ from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import stream
-from securevfl.core.errors import ProtocolError
+from securevfl.core.progress import unheard
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.federation.build import bottom_at_work
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.encoder_fitting import ClassMeansFitting, FittedBottom
 from securevfl.federation.rounds.primary import PrimaryData
+from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.lab.audit.audit_statistics import (
     AuditTest,
@@ -52,18 +49,17 @@ from securevfl.lab.audit.audit_statistics import (
 )
 from securevfl.lab.audit.audit_worlds import table_at
 from securevfl.lab.audit.settings import DELTA, Audited, AuditSettings
+from securevfl.lab.audit.threads import ThreadPeers, Wires, answer_messages, run_lives
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.tasks import TaskHead
 from securevfl.stages.class_means.class_labels import ClassLabels, LabelNoise, class_labels_of
-from securevfl.stages.class_means.class_means_stage import (
-    ClassMeansPrimary,
-    ClassMeansSecondary,
-    deal_class_sums,
-)
-from securevfl.transport.message import Message, MessageKind
+from securevfl.stages.class_means.dealer import deal_class_sums
+from securevfl.stages.class_means.fitting import ClassMeansFitting
+from securevfl.stages.class_means.primary import ClassMeansPrimary, SumsUnderMasks
+from securevfl.stages.class_means.secondary import ClassMeansSecondary, MaskedLines
 
 # Are class sums noised, and labels drawn, as promised? Tests on what each side gets to see.
 
@@ -200,95 +196,6 @@ def _caught(epsilon: float, classes: int, rows: int) -> bool:
     taken = int(stats.binom.isf(_UNLIKELY, rows, (1 - kept) / (classes - 1)))
     lower, upper = 1 - float(error_bound(turned, rows)), float(error_bound(taken, rows))
     return lower > upper * math.exp(epsilon)
-
-
-# Lines between parties that are threads of one process: messages without a network.
-
-
-class Wires:
-    """All messages on their way, by sender and receiver."""
-
-    def __init__(self, deadline_s: float) -> None:
-        """Make them.
-
-        Args:
-            deadline_s: Seconds that a party waits for a message.
-        """
-        self.deadline_s = deadline_s
-        self._queues: dict[tuple[str, str], Queue[Message]] = defaultdict(Queue)
-        self._lock = threading.Lock()
-
-    def queue(self, sender: str, receiver: str) -> Queue[Message]:
-        """Return one line; two threads that use it first at the same time get the same one."""
-        with self._lock:
-            return self._queues[sender, receiver]
-
-    def put(self, sender: str, receiver: str, message: Message) -> None:
-        """Send a message: the receiver gets arrays of its own."""
-        tensors = {key: value.copy() for key, value in message.tensors.items()}
-        self.queue(sender, receiver).put(replace(message, tensors=tensors, sender=sender))
-
-    def of(self, own: str) -> "ThreadLines":
-        """Return one party's end."""
-        return ThreadLines(self, own)
-
-
-class ThreadLines:
-    """One party's way to all others."""
-
-    def __init__(self, wires: Wires, own: str) -> None:
-        self._wires = wires
-        self._own = own
-
-    def send(self, message: Message, *names: str) -> None:
-        """Send a message to one party or several.
-
-        Reveals:
-            To these parties: the message.
-        """
-        for name in names:
-            self._wires.put(self._own, name, message)
-
-    def receive(self, name: str, *kinds: MessageKind) -> Message:
-        """Return the next message of a party, which must be of one of the kinds.
-
-        Raises:
-            ProtocolError: If it is of another one, or none comes in time.
-        """
-        try:
-            message = self._wires.queue(name, self._own).get(timeout=self._wires.deadline_s)
-        except Empty:
-            raise ProtocolError(f"{name}: sent nothing") from None
-        if message.kind not in kinds:
-            raise ProtocolError(f"{name}: sent {message.kind.name}")
-        return message
-
-    def check(self) -> None:
-        """Do nothing: a party that has failed sends no message in time, which ends all waits."""
-
-
-def run_lives(lives: Mapping[str, Callable[[], object]]) -> None:
-    """Run every party in a thread of its own; the first failure ends the wait for the others.
-
-    Raises:
-        Exception: What the first party to fail has raised.
-    """
-    ended: Queue[Exception | None] = Queue()
-
-    def run(life: Callable[[], object]) -> None:
-        try:
-            life()
-        except Exception as error:  # noqa: BLE001 - told to whoever waits
-            ended.put(error)
-        else:
-            ended.put(None)
-
-    for life in lives.values():
-        threading.Thread(target=run, args=(life,), daemon=True).start()
-    for _ in lives:
-        error = ended.get()
-        if error is not None:
-            raise error
 
 
 # An audit of class means: made-up records and labels go through the class
@@ -431,17 +338,22 @@ class _SumsStage:
         assert dealer is not None, "in the federation file"
 
         def fit(name: str, class_means: ClassMeansFitting) -> None:
-            part = ClassMeansSecondary(plan, class_means, wires.of(name))
-            wires.queue(primary, name).get(timeout=wires.deadline_s)
-            part()
+            lines = MaskedLines(wires.of(name), dealer.name)
+            part = ClassMeansSecondary(plan, class_means, lines)
+            answer_messages(part.beside_rounds, lines.channels, primary, count=1)
 
         lives: dict[str, Callable[[], object]] = {
             name: partial(fit, name, class_means)
             for name, class_means in zip(plan.secondaries.values(), fittings, strict=True)
         }
-        lives[primary] = partial(
-            ClassMeansPrimary(plan, wires.of(primary)), lambda _due: class_labels
-        )
+        lines = wires.of(primary)
+        lives[primary] = ClassMeansPrimary(
+            plan,
+            ThreadPeers(lines, plan.secondaries),
+            lambda _due: class_labels,
+            sums=SumsUnderMasks(plan, lines, dealer.name),
+            observe=unheard,
+        ).before_release
         lives[dealer.name] = partial(deal_class_sums, config, wires.of(dealer.name), plan.facts)
         run_lives(lives)
         seen = []
@@ -463,16 +375,15 @@ class _SumsStage:
     def _overheard(self, party: PartySettings) -> _Overheard:
         """Return a secondary's part in one round; class sums leave it once."""
         at_work = bottom_at_work(self._plan, party, self._records, device=torch.device("cpu"))
-        assert isinstance(at_work.bottom, FittedBottom), "encoders are class means"
-        ledger = _ledger(self._plan, party.name)
-        return _Overheard(
-            self._plan,
-            party,
-            at_work.bottom,
-            at_work.features,
-            self._linked_secondary.source,
-            ledger,
+        kept = CachedRelease(
+            None,
+            _ledger(self._plan, party.name),
+            bottom=at_work.bottom,
+            links=self._linked_secondary.source,
+            records={"features": torch.from_numpy(at_work.features)},
+            fit=None,
         )
+        return _Overheard(self._plan, party, kept)
 
     @cached_property
     def _direction(self) -> Float64[np.ndarray, " features"]:
