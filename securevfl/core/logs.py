@@ -1,9 +1,9 @@
-"""What a run does, for Python's ``logging``: events with their figures, never a row or a record.
+"""A run's events for Python's ``logging``: figures and words, never a row or a record.
 
-The logger is ``securevfl``. It has no handler of its own, so a program that sets up ``logging``
-receives a line for each stage, epoch, link count, warning and refusal, and with ``DEBUG`` one for
-each round. ``record.event`` and ``record.figures`` hold what the line says. OpenTelemetry's
-``LoggingHandler`` takes them as any other handler does.
+The logger ``securevfl`` has only a null handler. A program that sets up ``logging`` receives a line
+for each stage, epoch, link count, warning and refusal, and with ``DEBUG`` one for each round.
+``record.event`` and ``record.figures`` hold the line's content, for OpenTelemetry's
+``LoggingHandler`` or any other handler.
 """
 
 import datetime
@@ -33,12 +33,12 @@ def log(event: str, figures: Mapping[str, Any], *, level: int = logging.INFO) ->
     """Log an event.
 
     Args:
-        event: What has happened, in a word.
+        event: The event, in one word.
         figures: Figures and words, by name.
-        level: As ``logging`` counts them.
+        level: Level of ``logging``.
 
     Raises:
-        SecureVflError: If a figure is anything but plain data, such as an array.
+        SecureVflError: If a figure is not plain data, for example an array.
     """
     if LOGGER.isEnabledFor(level):
         from securevfl.core import files  # it brings numpy, which --help does not wait for
@@ -56,13 +56,13 @@ def log_event(event: progress.ProgressEvent) -> None:
 
 
 def log_refusal(error: SecureVflError) -> None:
-    """Log why a command ends, in what other parties may read too: no cell and no path."""
+    """Log the error that ends a command, by the text for other parties: no cell and no path."""
     refused = {"error": type(error).__name__, "reason": error.for_others()}
     log("refused", {**refused, "exit_code": error.exit_code}, level=logging.ERROR)
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object for each record: time, level, event, figures."""
+    """Formats each record as a JSON object: time, level, event, figures."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as one line."""
@@ -77,7 +77,7 @@ class JsonLines(logging.Formatter):
 
 
 def write_json_lines(path: Path) -> None:
-    """Append everything that is logged to a file of this user's own, rounds included.
+    """Append everything that is logged, rounds included, to a private file.
 
     Raises:
         StorageError: If the file cannot be written.

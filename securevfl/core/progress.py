@@ -1,4 +1,4 @@
-"""Progress events of a run, and how long the rest of a step will take."""
+"""Progress events of a run, and estimates of the time left."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, get_args
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Warned:
-    """Something that the user should hear."""
+    """A warning for the user."""
 
     EVENT: ClassVar[str] = "warning"
 
@@ -17,9 +17,9 @@ class Warned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpendingPlanned:
-    """What the run may spend, and what was spent on a party's table before it.
+    """The epsilon that a run may spend on a party's table, and the epsilon spent before.
 
-    Every epsilon is for ``unit`` and at ``delta``, but for the limit's; None: no bound.
+    Every epsilon but the limit's is for ``unit`` at ``delta``; None: no bound.
     """
 
     EVENT: ClassVar[str] = "spending"
@@ -50,7 +50,7 @@ class Listening:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionLost:
-    """A party was lost, and this one waits for it, to continue from what all have saved."""
+    """A party was lost; this party waits for it, to continue from a checkpoint of all parties."""
 
     EVENT: ClassVar[str] = "lost"
 
@@ -64,7 +64,7 @@ class SessionLost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PresenceChanged:
-    """A session begins without some secondaries, or with some who are back."""
+    """A session begins without some secondaries, or with some that have come back."""
 
     EVENT: ClassVar[str] = "presence"
 
@@ -91,7 +91,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartDone:
-    """So much of a step that may take minutes is done."""
+    """Progress of a step that may take minutes."""
 
     name: str
     """Whose step it is, or how it is done."""
@@ -102,21 +102,21 @@ class PartDone:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinksMade(PartDone):
-    """So many of a secondary's rows (or records, where these seek) are linked."""
+    """Progress of linking a secondary: rows, or records where these search for rows."""
 
     EVENT: ClassVar[str] = "links"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CiphertextsMade(PartDone):
-    """A secondary has prepared so many ciphertexts."""
+    """Progress of a secondary's ciphertexts."""
 
     EVENT: ClassVar[str] = "ciphertexts"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeysAnnounced:
-    """A secondary has announced how many keys it brings to private set intersection."""
+    """A secondary has announced its number of keys for private set intersection."""
 
     EVENT: ClassVar[str] = "keys-announced"
 
@@ -154,7 +154,7 @@ class LinksCounted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkedRowsCounted:
-    """A secondary has said how many of the primary's rows are linked, behind its noise."""
+    """A secondary has reported the number of linked rows, with noise."""
 
     EVENT: ClassVar[str] = "linked-rows"
 
@@ -168,7 +168,7 @@ class LinkedRowsCounted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsAligned:
-    """All are linked, and the primary knows which of its rows are linked at every secondary."""
+    """Linking is done, and the primary knows the rows that are linked at every secondary."""
 
     EVENT: ClassVar[str] = "aligned"
 
@@ -181,7 +181,7 @@ class RowsAligned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsReleased:
-    """So many rounds of the one pass over all rows, with frozen encoders, are done."""
+    """Progress of the single pass over all rows with frozen encoders, in rounds."""
 
     EVENT: ClassVar[str] = "release"
 
@@ -239,7 +239,7 @@ class PretrainingRound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainingIteration:
-    """An iteration of pretraining is done; figures of steps that it has not are None."""
+    """An iteration of pretraining is done; figures of steps that it lacks are None."""
 
     EVENT: ClassVar[str] = "pretraining"
 
@@ -254,7 +254,7 @@ class PretrainingIteration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoalitionsValued(PartDone):
-    """So many sets of partners are valued, by a model that was kept or by ones trained again."""
+    """Progress of valuing coalitions of partners."""
 
     EVENT: ClassVar[str] = "coalitions"
 
@@ -295,7 +295,7 @@ ProgressEvent = (
 """Every progress event of a run."""
 
 Observer = Callable[[ProgressEvent], None]
-"""Hears of progress: figures and words, never a row or a record."""
+"""Receives progress events: figures and words, never a row or a record."""
 
 _TYPES: Final[Mapping[str, type[Any]]] = {
     event_type.EVENT: event_type for event_type in get_args(ProgressEvent)
@@ -303,17 +303,17 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
 
 
 def unheard(_event: ProgressEvent) -> None:
-    """Hear nothing: the observer of those who do not ask."""
+    """Ignore a progress event."""
 
 
 def event_fields(event: ProgressEvent) -> dict[str, Any]:
-    """Return an event's figures by name, without those that are not known."""
+    """Return an event's known figures by name."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def links_in_words(counts: LinksCounted) -> str:
-    """Return how many rows and records are linked, and how near, in one line."""
+    """Return the counts of links and their distances as one line of text."""
     text = (
         f"links of {counts.name}: {counts.rows_linked:,} of {counts.rows:,} rows "
         f"({counts.rows_linked / counts.rows:.0%}), {counts.records_linked:,} of "
@@ -331,7 +331,7 @@ def links_in_words(counts: LinksCounted) -> str:
 
 
 def linked_rows_in_words(count: LinkedRowsCounted) -> str:
-    """Return which share of the rows is linked at a secondary, with two deviations of the noise."""
+    """Return the share of linked rows at a secondary in words, with two deviations of its noise."""
     share = f"{100 * count.linked / count.rows:.0f} %"
     if count.noise_std == 0:
         return f"{share} of the {count.rows:,} rows are linked at {count.name}"
@@ -342,7 +342,7 @@ def linked_rows_in_words(count: LinkedRowsCounted) -> str:
 
 
 def nearness_in_words(counts: LinksCounted) -> str:
-    """Return how near half of the nearest records are: ``within 3 edits``, or ``to equal keys``."""
+    """Return the median distance to nearest records in words: ``within 3 edits``."""
     if not counts.unit:
         return "to equal keys"
     of = "in " if counts.unit.startswith("the ") else ""
@@ -350,26 +350,26 @@ def nearness_in_words(counts: LinksCounted) -> str:
 
 
 def alignment_in_words(figures: Mapping[str, Any]) -> str:
-    """Return how many rows are linked, and where, in one line.
+    """Return the number of aligned rows, and of linked rows by secondary, as one line of text.
 
     Args:
-        figures: With the fields of :class:`RowsAligned`.
+        figures: Figures of :class:`RowsAligned`.
     """
     each = ", ".join(f"{name} {count}" for name, count in figures["by_secondary"].items())
     return f"{figures['aligned']} of {figures['rows']} rows are aligned (linked at {each})"
 
 
 def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
-    """Return the event that another process reported; None if it is not one of a run.
+    """Return the event that another process reported; None if it is not a run's event.
 
     Args:
-        name: Its ``EVENT``.
+        name: The event's ``EVENT``.
         figures: What :func:`event_fields` returned there.
     """
     kind = _TYPES.get(name)
     if kind is None:
         return None
-    # A report is JSON, which has no infinite number: it comes as a word.
+    # A report is JSON, where an infinite number is a word.
     numbers = {field.name for field in fields(kind) if field.type in (float, float | None)}
     try:
         event: ProgressEvent = kind(
@@ -384,12 +384,12 @@ def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
 
 
 class Pace:
-    """Reports how much of a long step is done, and an estimate of the seconds left.
+    """Reports the progress of a long step, with an estimate of the seconds left.
 
     Args:
-        observe: Hears of progress.
-        step: Makes the event, for example :class:`LinksMade`.
-        name: Whose step it is.
+        observe: Receives progress events.
+        step: Class of the event, for example :class:`LinksMade`.
+        name: Party or method of the step.
     """
 
     def __init__(self, observe: Observer, step: Callable[..., ProgressEvent], *, name: str) -> None:
@@ -402,8 +402,8 @@ class Pace:
         """Report progress to the observer.
 
         Args:
-            done: Units of work that are done, >= 0.
-            of: Units of work in all, as far as is known by now.
+            done: Units of work done, >= 0.
+            of: Total units of work, as far as known.
         """
         left = None
         if done:

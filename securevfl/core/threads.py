@@ -1,7 +1,7 @@
-"""How many threads compute: small sums are done sooner by one.
+"""Number of threads for computing: small tables are computed faster by one thread.
 
-Libraries start a thread a core, and these wait for each other by spinning. On a core that another
-program also uses, a fit of 25,000 rows then took twenty times the CPU time of one thread.
+Libraries start a thread per core, and these spin while they wait for each other. On cores shared
+with another program, a fit of 25,000 rows took twenty times the CPU time of one thread.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ CELLS_A_THREAD: Final = 2_000_000
 
 @contextlib.contextmanager
 def few_threads(cells: int) -> Iterator[None]:
-    """Compute in the block with one thread, and one more for every so many numbers of a table.
+    """Compute in the block with a number of threads that suits the size of a table.
 
-    Never with more than before.
+    One thread, and one more for each :data:`CELLS_A_THREAD` numbers, but never more than before.
 
     Args:
-        cells: Numbers of the table that is computed with.
+        cells: Numbers in the table.
     """
     import torch
     from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]

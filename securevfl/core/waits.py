@@ -1,8 +1,8 @@
-"""How long parties wait for one another: one table, from which every wait takes its bound.
+"""Timeouts of parties that wait for one another, all from one table.
 
 Parties wait in chains: all others for the primary, which waits for a secondary, which waits for the
-coordinator. If the last one answers no more, the one next to it must speak first, for it alone
-knows whose turn it is. So a bound is the longer, the further a party is from who has the turn.
+coordinator. If the last party stops answering, the one next to it must report first, since only it
+knows whose turn it is. So a timeout is longer for parties further up the chain.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _SECONDARY: Final = 3 / 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """The bounds of one wait, in seconds, by who waits for whom."""
+    """The timeouts of one wait, in seconds, by waiting and awaited party."""
 
     primary_s: float
     """The primary's, for a caller: the setting itself."""
@@ -34,10 +34,10 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waits:
-    """All waits of a session, from the settings of ``[runtime]``.
+    """Timeouts of a session, from the settings of ``[runtime]``.
 
-    A process that gives no sign of life, or takes nothing in, is found sooner, by
-    ``silence_timeout_s`` and ``lowest_rate``: these are for those that seem to be well.
+    A process that sends no heartbeats or reads nothing is noticed sooner, by ``silence_timeout_s``
+    and ``lowest_rate``; these timeouts are for processes that seem to work.
     """
 
     join_s: float
@@ -63,14 +63,14 @@ class Waits:
             patience_s: Seconds that all may take, by this party's own state; default: ``join_s``.
         """
         patience_s = self.join_s if patience_s is None else patience_s
-        # The primary may be waiting for one that was lost; all greetings then take one round.
+        # The primary may be waiting for a lost party; all greetings then take one round.
         longest_s = max(patience_s, self.return_s)
         return Wait(primary_s=patience_s, for_primary_s=longest_s + 2 * self.round_s)
 
     @property
     def answer(self) -> Wait:
         """The wait for what a round's message asks for at once, and for what follows the answer."""
-        # It may wait until the message is taken in, then for the answers, and then compute.
+        # The primary may wait until the message is read, then for the answers, and then compute.
         return Wait(primary_s=self.round_s, for_primary_s=3 * self.round_s)
 
     @property

@@ -28,7 +28,7 @@ _ERRORS: Final[dict[int, type[errors.SecureVflError]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartyExit:
-    """How a party's process ended."""
+    """The end of a party's process."""
 
     name: str
     """The party."""
@@ -58,25 +58,25 @@ class PartyFailure:
     """Exit code for a command that reports the failure."""
 
     def error(self) -> errors.SecureVflError:
-        """Return an exception of the kind that carries :attr:`exit_code`."""
+        """Return an exception of the class for :attr:`exit_code`."""
         return _ERRORS.get(self.exit_code, errors.SecureVflError)(f"{self.party}: {self.reason}")
 
 
 # One party's process: started with its log, its pipe of reports and its lifeline.
 
-# One report is a line of figures; a longer one is no report. A run's figures grow with its parties.
+# Longest report: a line of figures, whose length grows with the number of parties.
 _MAX_LINE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 16
 # Enough of a log's end to hold the last line of a traceback.
 _TAIL_BYTES: Final = 4096
 _LOST: Final = 3
-# What a party's command exits with that SIGTERM or SIGINT has interrupted.
+# Exit code of a party's command after SIGTERM or SIGINT.
 _INTERRUPTED: Final = 130
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartyCommand:
-    """How to start one party."""
+    """The command that starts a party."""
 
     name: str
     """The party."""
@@ -95,7 +95,7 @@ class PartyCommand:
     """File that gets what the process prints."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables on top of the launcher's own."""
+    """Environment variables in addition to the launcher's."""
 
     handed: Mapping[str, bytes] = field(default_factory=dict)
     """Contents that the process alone may read, by the argument in whose place their path stands.
@@ -104,7 +104,7 @@ class PartyCommand:
 
 
 class _Program:
-    """A program as a child of this process."""
+    """A party's program as a child of this process."""
 
     def __init__(self, command: PartyCommand, files: ChildFiles) -> None:
         paths = {name: f"/dev/fd/{handle}" for name, handle in files.handed.items()}
@@ -120,7 +120,7 @@ class _Program:
                 LIFELINE_VARIABLE: "stdin",
             },
             pass_fds=(files.events, *files.handed.values()),
-            # Ctrl-C is the launcher's to handle: it ends the parties in order.
+            # The launcher handles Ctrl-C, and ends the parties in order.
             process_group=0,
         )
         self.pid = self._process.pid
@@ -133,17 +133,17 @@ class _Program:
         return self._reap(os.WNOHANG)
 
     def wait(self) -> tuple[int, int]:
-        """Wait for its end; see :meth:`poll`."""
+        """Wait until it has ended, and return the result of :meth:`poll`."""
         ended = self._reap(0)
         assert ended is not None, "waited for"
         return ended
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal. Nobody else reaps it, so the number is its own."""
+        """Send a signal; only this process reaps the child, so its number is still valid."""
         os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Nothing is held that :meth:`poll` has not let go of."""
+        """Do nothing: :meth:`poll` has released everything."""
 
     def _reap(self, options: int) -> tuple[int, int] | None:
         pid, status, usage = os.wait4(self.pid, options)
@@ -155,11 +155,11 @@ class _Program:
 
 
 class PartyProcess:
-    """A started party. Its reports are read from :attr:`events_fd` as they come.
+    """A started party's process; its reports arrive at :attr:`events_fd`.
 
     Args:
-        command: How it is started.
-        fork_server: What forks it; None: it is a program of its own.
+        command: The command that starts it.
+        fork_server: Fork server that forks it; None starts a program.
     """
 
     def __init__(self, command: PartyCommand, fork_server: ForkServer | None = None) -> None:
@@ -210,7 +210,7 @@ class PartyProcess:
 
     @property
     def exit(self) -> PartyExit | None:
-        """How the process ended, with its own figure of memory if it reported one; None before."""
+        """How the process ended, with the memory that it reported, if any; None while it runs."""
         if self._exit is None or self._reported_memory is None:
             return self._exit
         return replace(self._exit, peak_memory_bytes=self._reported_memory)
@@ -221,9 +221,9 @@ class PartyProcess:
         return self._process.pid
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Return the reports that have come in; failures are kept in :attr:`reported_failure`.
+        """Return new reports; failures are also stored in :attr:`reported_failure`.
 
-        What the process says of its own memory goes to :attr:`exit`.
+        The reported memory becomes part of :attr:`exit`.
         """
         lines = self._read_lines()
         events = [event for line in lines if isinstance(event := _parse(line), dict)]
@@ -247,9 +247,9 @@ class PartyProcess:
         return self.exit
 
     def interrupt(self) -> None:
-        """Ask the process to end; it may say farewell first.
+        """Send SIGTERM to the process, which may say farewell first.
 
-        The lifeline stays: cutting it now would interrupt the process a second time.
+        The lifeline stays open: closing it now would interrupt the process a second time.
         """
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # a stopped process gets no signal before it continues
@@ -268,12 +268,12 @@ class PartyProcess:
 
     @property
     def was_lost(self) -> bool:
-        """Whether a signal has ended the process: it reported no error of its own."""
+        """Whether a signal has ended the process, which reported no error."""
         return self.exit is not None and (self.exit.exit_code < 0 or self._was_interrupted)
 
     @property
     def _was_interrupted(self) -> bool:
-        """Whether it was asked to end: the launcher asks only when the run is over for all."""
+        """Whether its operator interrupted it; the launcher only does so after the run."""
         asked = self.exit is not None and self.exit.exit_code == _INTERRUPTED
         return asked and self.reported_failure is None
 
@@ -283,7 +283,7 @@ class PartyProcess:
         return self.exit is not None and self.exit.exit_code == 0
 
     def own_failure(self) -> PartyFailure | None:
-        """Return the failure that this process's end stands for, or None if it ended well."""
+        """Return the failure that ended this process; None if it runs or ended well."""
         if self.exit is None or self.exit.exit_code == 0:
             return None
         if self.reported_failure is not None:
@@ -338,7 +338,7 @@ def _start_program(
     command: PartyCommand, files: ChildFiles, fork_server: ForkServer | None
 ) -> _Program | Forked:
     if fork_server is not None:
-        # One that could not load what it forks is gone: the program says itself why.
+        # A fork server that failed to load its modules has ended: the program will say why.
         with contextlib.suppress(ConnectionError):
             return fork_server.fork(command.arguments, files, name=command.name)
     return _Program(command, files)
@@ -352,7 +352,7 @@ def _parse(line: bytes) -> object:
 
 
 def _nameless(content: bytes) -> IO[bytes]:
-    """Return an open file that has no name: in memory where the system can, else unlinked."""
+    """Return an open file without a name: in memory if the system supports it, else unlinked."""
     file: IO[bytes]
     if hasattr(os, "memfd_create"):
         file = os.fdopen(os.memfd_create("securevfl"), "w+b")

@@ -1,4 +1,4 @@
-"""Interface of a model family: the two models, settings, presets and learners.
+"""Interface of a model family: its bottom and top model, settings and presets.
 
 B = rows of a batch, K = links of a row, S = secondaries, F = features, D = key dimension,
 L = positions and H = width of a representation, O = outputs.
@@ -82,11 +82,11 @@ class DistinctBottom(Protocol):
 
 @runtime_checkable
 class Stackable(Protocol):
-    """A network that ``torch.func.vmap`` can compute for many weights, and a GPU can capture.
+    """A network that ``torch.func.vmap`` can compute for many weights and a CUDA graph can capture.
 
-    It has no buffers, does not branch on values (``if x.sum() > 0``), makes nothing on the host in
-    training, and draws only by :class:`securevfl.models.layers.ByteDropout`; one that is never a
-    bottom model may draw on its inputs' device by torch's global generator too.
+    It has no buffers, does not branch on values (``if x.sum() > 0``), creates no tensor on the host
+    in training, and draws at random only by :class:`securevfl.models.layers.ByteDropout`. A top
+    model may also draw from torch's global generator of its inputs' device.
     """
 
     stackable: Literal[True]
@@ -102,9 +102,10 @@ class StackableBottom(Stackable, Protocol):
 
 
 def share_of_base(top: nn.Module) -> float:
-    """Return the share of the base in a joint margin, in [0, 1]; outputs of the top are added.
+    """Return the weight of the base's margin in the joint margin, in [0, 1].
 
-    It is 1 for a top model that corrects the base (``of_base``), 0 for one of its own.
+    The top's outputs are added to it. It is the attribute ``of_base`` of a top model that corrects
+    the base, and 0 for a top model without it.
     """
     return float(getattr(top, "of_base", 0.0))
 
@@ -132,7 +133,7 @@ class Top(Protocol):
 
 @runtime_checkable
 class Explained(Protocol):
-    """A top model with explanations of a batch."""
+    """A top model that explains its outputs for a batch."""
 
     def explain(
         self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
@@ -143,14 +144,14 @@ class Explained(Protocol):
 
 @runtime_checkable
 class ExplainedBottom(Protocol):
-    """A bottom model with explanations of links, for its own party."""
+    """A bottom model that explains its treatment of links, to its own party."""
 
     def explain(
         self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> dict[str, Any]:
         """Return lists of numbers by name; arguments as in :class:`Bottom`.
 
-        They are not protected, and stay in the party's folder.
+        The lists are not protected, and stay in the party's folder.
         """
         ...
 
@@ -337,7 +338,7 @@ averaging of weights."""
 
 @runtime_checkable
 class Learner(Protocol):
-    """Pretraining of one party's encoders; other parties' messages arrive as plain tensors."""
+    """Pretrains one party's encoders; other parties' messages arrive as plain tensors."""
 
     @property
     def settings(self) -> PretrainingSettings:
@@ -351,7 +352,7 @@ class Learner(Protocol):
     def project(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
         """Return projections of aligned records for other parties; step ``cross``.
 
-        Other parties use their directions. The width is ``settings.projection_width``.
+        Other parties use the vectors' directions only. The width is ``settings.projection_width``.
         """
         ...
 
@@ -399,10 +400,10 @@ class Learner(Protocol):
 
 @runtime_checkable
 class FamilySettings(Protocol):
-    """Settings that every family must have.
+    """Fields that the settings of every family must have.
 
-    They are a frozen dataclass, whose fields are the ``[model]`` table of a federation file. A
-    setting without a choice may be a ``ClassVar`` instead of a field.
+    Settings are a frozen dataclass, whose fields are the ``[model]`` table of a federation file. A
+    setting without a choice may be a ``ClassVar``.
     """
 
     @property
@@ -536,11 +537,11 @@ class Family(ABC, Generic[S]):
         return settings.cut_shape
 
     def epochs(self, settings: S, *, asked: int) -> int:
-        """Return the most epochs of a run; ``asked`` is ``training.epochs``."""
+        """Return the maximum number of epochs of a run; ``asked`` is ``training.epochs``."""
         return asked
 
     def label_epsilon(self, settings: S) -> float | None:
-        """Return epsilon of a training row's label against secondaries; None if not bounded."""
+        """Return the epsilon of a training row's label against secondaries; None if unbounded."""
         return None
 
     def require_outputs(self, settings: S, outputs: int) -> None:
@@ -555,9 +556,9 @@ class Family(ABC, Generic[S]):
         """
 
     def pools_records(self, settings: S, *, frozen: bool) -> bool:
-        """Return whether the release code clips K record-wise vectors and averages them to one.
+        """Return whether releases clip K record-wise vectors and average them to one.
 
-        Then L is 1, and the bottom model is recordwise. Otherwise each row is clipped as a whole.
+        L is then 1, and the bottom model is recordwise. Otherwise each row is clipped as a whole.
         """
         return False
 
@@ -596,7 +597,7 @@ class Family(ABC, Generic[S]):
         """Refuse settings with which one record changes the representations of other rows.
 
         A privacy budget covers each row separately. Settings are refused before a run starts;
-        BatchNorm in a bottom model is always found.
+        BatchNorm in a bottom model is always refused.
 
         Raises:
             PrivacyError: Naming the setting as ``model.FIELD``.

@@ -22,26 +22,26 @@ class Drawn(Protocol):
     """A module that draws its parameters or buffers from a generator."""
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw the module's own values, without those of its children."""
+        """Draw this module's values, without those of its children."""
         ...
 
 
 def initialise(model: nn.Module, *, seed: int, positions_seed: int) -> None:
-    """Initialise every weight of a bottom or top model in place, from two seeds.
+    """Draw every weight of a bottom or top model in place, from two seeds.
 
-    Layers are built with torch's global generator, which all parties of a simulated federation
-    share; afterwards the weights depend on the two seeds only. Draws are made on the CPU, so call
+    torch builds layers with its global generator, which all parties of a simulated federation
+    share. Afterwards the weights depend on the two seeds only. Draws are made on the CPU, so call
     this before the model moves to a GPU.
 
     Args:
         model: A bottom or top model.
         seed: The party's own seed.
-        positions_seed: Seed of ``model.positions``. If all parties have the same one, their
-            encodings are aligned from the first round on.
+        positions_seed: Seed of ``model.positions``. Parties with the same seed start with aligned
+            encodings.
 
     References:
-        [FeT] section 5.1, "Positional Encoding Averaging": encodings that differ between parties
-        are what averaging repairs.
+        [FeT] section 5.1, "Positional Encoding Averaging", which repairs encodings that differ
+        between parties.
     """
     _draw_all(model, torch.Generator().manual_seed(seed))
     positions = getattr(model, "positions", None)
@@ -61,7 +61,7 @@ def _draw_all(model: nn.Module, generator: torch.Generator) -> None:
             with torch.no_grad():
                 module.weight.normal_(std=module.embedding_dim**-0.5, generator=generator)
         elif isinstance(module, nn.modules.batchnorm._BatchNorm):
-            # Also forgets the running statistics, which are weights as well.
+            # This resets the running statistics too, which are weights as well.
             module.reset_parameters()
 
 
@@ -94,14 +94,13 @@ class ByteDropout(nn.Dropout):
 
     On a GPU it is ``nn.Dropout``, one kernel each way.
 
-    A byte has 256 values, so the share of dropped units is ``p`` rounded to a multiple of 1/256,
-    and never to 0 or 1: with t = round(256 p) in 1 to 255, a unit is dropped with probability
-    t/256, and one that is kept is multiplied by 256 / (256 - t), so that means stay as they are.
-    ``p = 0`` drops nothing.
+    A byte has 256 values, so ``p`` is rounded to a multiple of 1/256, but never to 0 or 1: with t =
+    round(256 p) in 1 to 255, a unit is dropped with probability t/256, and every other unit is
+    multiplied by 256 / (256 - t), so that expectations do not change. ``p = 0`` drops nothing.
 
-    Bytes come from torch's global generator of the input's device, as those of ``nn.Dropout`` do.
-    Every entry along the first dimension begins a new word of that stream: rows together draw what
-    ``torch.func.vmap`` draws for them one by one.
+    Bytes come from torch's global generator of the input's device, as in ``nn.Dropout``. Every
+    entry along the first dimension starts a new word of that stream, so a batch draws the same
+    bytes as ``torch.func.vmap`` draws row by row.
     """
 
     @property
@@ -110,7 +109,7 @@ class ByteDropout(nn.Dropout):
         return min(max(round(_LEVELS * self.p), 1), _LEVELS - 1) if self.p else 0
 
     def forward(self, inputs: Float[Tensor, "rows *shape"]) -> Float[Tensor, "rows *shape"]:
-        """Drop units in training, and scale the others up; in evaluation return the inputs."""
+        """Drop units and scale up the others in training; return the inputs in evaluation."""
         if not self.training or not self.dropped_values:
             return inputs
         if inputs.is_cuda:
@@ -120,7 +119,8 @@ class ByteDropout(nn.Dropout):
             drawn = _as_bytes(_empty_words(inputs).random_(-(2**63), None), inputs)
         else:
             drawn = _DrawnApart.apply(inputs)  # type: ignore[no-untyped-call]
-        # 1 from the byte ``dropped`` on, and 0 below it: comparing bytes takes far longer on a CPU.
+        # This gives 1 from the byte ``dropped`` on, and 0 below it; comparing bytes takes far
+        # longer on a CPU.
         kept = drawn.clamp(self.dropped_values - 1, self.dropped_values).sub_(
             self.dropped_values - 1
         )
@@ -129,10 +129,10 @@ class ByteDropout(nn.Dropout):
 
 @contextmanager
 def drawing_apart(streams: Sequence[torch.Generator]) -> Iterator[None]:
-    """Let models stacked by ``torch.func.vmap`` draw dropout from separate streams.
+    """Give each model stacked by ``torch.func.vmap`` its own stream for dropout.
 
-    Inside the block every :class:`ByteDropout` that drops anything must be mapped over as many
-    models as there are streams; each stream then gives what it would give to its model alone.
+    Inside the block, every :class:`ByteDropout` with ``p > 0`` must be mapped over ``len(streams)``
+    models. Each model then gets the bytes that it would get alone.
     """
     before = _STREAMS.set(streams)
     try:
@@ -145,7 +145,7 @@ _STREAMS: Final[ContextVar[Sequence[torch.Generator] | None]] = ContextVar("stre
 
 
 class _DrawnApart(torch.autograd.Function):
-    """A byte for each unit of every model's inputs; ``vmap`` asks it for all models at once."""
+    """Draws a byte for each unit of all models' inputs; ``vmap`` calls it once for all models."""
 
     @staticmethod
     def forward(inputs: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class _DrawnApart(torch.autograd.Function):
 def _empty_words(
     inputs: Float[Tensor, "*shape"], *, models: int = 0
 ) -> Int64[Tensor, "*rows words"]:
-    """Return room for a byte for each unit; behind ``models`` dimensions, a row begins a word."""
+    """Return words with a byte per unit; every row, behind ``models`` dimensions, starts a word."""
     rows, units = inputs.shape[: models + 1], math.prod(inputs.shape[models + 1 :])
     return inputs.new_empty((*rows, -(-units // _BYTES_A_WORD)), dtype=torch.int64)
 
@@ -179,13 +179,13 @@ def _empty_words(
 def _as_bytes(
     words: Int64[Tensor, "*rows words"], inputs: Float[Tensor, "*shape"]
 ) -> UInt8[Tensor, "*shape"]:
-    """Return a byte of the words for each unit."""
+    """Return one byte of the words per unit."""
     units = math.prod(inputs.shape[words.dim() - 1 :])
     return words.view(torch.uint8)[..., :units].reshape(inputs.shape)
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalises in single precision, as torch does of itself on a GPU."""
+    """Layer normalisation in single precision, as torch does on a GPU by default."""
 
     def forward(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """Return the rows normalised, in at least 32 bits."""
@@ -196,7 +196,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class MLP(nn.Module):
-    """Linear layers with GELU and dropout between them; the last layer is linear."""
+    """Multi-layer perceptron: linear layers with GELU and dropout between them."""
 
     def __init__(
         self, num_inputs: int, hidden: Sequence[int], num_outputs: int, *, dropout: float = 0.0
@@ -211,7 +211,7 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(width, num_outputs))
 
     def forward(self, inputs: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
-        """Return the outputs of the last layer, one vector for each vector of ``inputs``."""
+        """Return the outputs of the last linear layer, one vector for each vector of ``inputs``."""
         outputs: Tensor = self.layers(inputs)
         return outputs
 
@@ -228,8 +228,8 @@ RankPrior = Annotated[float, partial(checks.at_least, 0), partial(checks.at_most
 def rank_scores(links: int, *, decay: float) -> Tensor:
     """Return (links,) scores whose softmax gives the j-th nearest link a share of j^-decay.
 
-    Of a key, mostly the distance indicates the true link, and a softmax with equal initial shares
-    needs more steps than a run has to become uneven.
+    Distance is the best sign of a true link. A softmax that starts with equal shares would need
+    more steps than a run has to learn that.
 
     Args:
         links: K, links of a row.
@@ -242,10 +242,10 @@ def rank_scores(links: int, *, decay: float) -> Tensor:
 
 
 def known_full(mask: Bool[Tensor, "*shape"]) -> bool:
-    """Return whether all of a mask is known to be true, so that what it hides need not be hidden.
+    """Return whether a mask is known to be true everywhere, so that masking can be skipped.
 
-    It is not known of a GPU, which would have to be waited for, nor while torch is tracing, since
-    the shortcut would become permanent.
+    Always False on a GPU, whose result would have to be awaited, and while torch is tracing, which
+    would make the shortcut permanent.
     """
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return not tracing and mask.device.type == "cpu" and bool(mask.all())
@@ -255,7 +255,7 @@ def known_full(mask: Bool[Tensor, "*shape"]) -> bool:
 
 _GRID: Final = 625
 _REACH: Final = 2.0
-# With more dimensions a grid of three steps a side would be thousands of keys.
+# In more dimensions, a grid of three steps a side would have thousands of keys.
 _MOST_GRID_DIMENSIONS: Final = 6
 _SHOWN_PAIRS: Final = 250
 
@@ -272,9 +272,10 @@ class PositionsTaken:
 
 
 def key_grid(key_dim: int) -> Float[Tensor, "keys dimension"]:
-    """Return some 600 synthetic keys within two deviations: a grid, or random in many dimensions.
+    """Return about 600 synthetic keys within two standard deviations.
 
-    They are the same in every run, and not from any table.
+    They form a grid or, in more than six dimensions, are random; the same in every run, from no
+    table.
     """
     if key_dim <= _MOST_GRID_DIMENSIONS:
         axis = torch.linspace(-_REACH, _REACH, round(_GRID ** (1 / key_dim)))
@@ -299,9 +300,9 @@ def distance_correlation(
     first: Float[Tensor, "keys width"],
     second: Float[Tensor, "keys width"],
 ) -> float | None:
-    """Return the correlation of distances of keys with those of their encodings.
+    """Return the correlation of keys' distances with the distances of their encodings.
 
-    It is taken over all pairs of keys (x, y), of ||x - y|| and ||first(x) - second(y)||; None if
+    It correlates ||x - y|| with ||first(x) - second(y)|| over all pairs of keys (x, y); None if
     either is constant. ``first`` and ``second`` are the encodings of one party or of two.
 
     References:
@@ -319,25 +320,25 @@ def alignment(
     key_dim: int,
     others: Mapping[str, Mapping[str, Tensor]],
 ) -> dict[str, Any]:
-    """Return Figure 4 of a party: distances of keys against distances of their encodings.
+    """Return the data of [FeT] Figure 4 for a party: distances of keys and of their encodings.
 
     Args:
         positions: Its positional encoding, with any weights.
         taken: Its weights before and after an average.
         key_dim: Key columns.
-        others: Other parties' weights before the average, by name; empty where each party is a
-            separate process, which does not know them.
+        others: Other parties' weights before the average, by name; empty where parties are separate
+            processes and do not know them.
 
     Returns:
-        ``key_distance`` of some pairs of synthetic keys, and under ``pictures`` for each comparison
-        its ``name``, its ``encoding_distance`` of the same pairs, and its ``correlation`` over all
-        pairs.
+        ``key_distance``: distances of some pairs of synthetic keys. ``pictures``: for each
+        comparison its ``name``, the ``encoding_distance`` of the same pairs, and the
+        ``correlation`` over all pairs.
 
     References:
         [FeT] section 5.1, Figure 4: (b) within a party, (a) and (c) between two.
 
     Reveals:
-        To the readers: encodings of synthetic keys by the weights of each named party.
+        To whoever reads the result: encodings of synthetic keys by the weights of each named party.
     """
     keys = key_grid(key_dim)
     own = encode_keys(positions, taken.own, keys)
@@ -364,7 +365,7 @@ def alignment(
 
 
 def finite(values: Float[Tensor, "*shape"]) -> list[Any]:
-    """Return numbers for a picture, as JSON can hold them: six decimals, 0 where not finite."""
+    """Return values as nested lists for JSON: rounded to six decimals, 0 where not finite."""
     exact = values.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0)
     rounded: list[Any] = exact.round(decimals=6).tolist()
     return rounded

@@ -1,7 +1,8 @@
 """Metrics of each task, and their bootstrap intervals.
 
-A resample is a weight for each row: how often it was drawn. Every metric but the area under the ROC
-curve is a function of weighted sums over rows, so a block of resamples takes a few matrix products.
+A resample is a weight for each row: the number of times that it was drawn. All metrics but the area
+under the ROC curve are functions of weighted sums over rows, so a block of resamples needs only a
+few matrix products.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +35,7 @@ Resampled = Callable[[Weights], Float64[np.ndarray, " resamples"]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskMetric:
-    """A metric: name, meaning, unit, and how it is computed."""
+    """A metric: its name, meaning, unit and computation."""
 
     name: str
     """Name in files, tables and ``training.metric``."""
@@ -225,7 +226,7 @@ def _probabilities(outputs: Outputs) -> Float64[np.ndarray, "rows classes"]:
 
 
 def predicted_classes(outputs: Outputs, cut: float) -> Int64[np.ndarray, " rows"]:
-    """Return each row's class: the second one of two above the logit ``cut``, or the likeliest."""
+    """Return each row's class: the second of two if above the logit ``cut``, else the likeliest."""
     if outputs.shape[1] == 1:
         return (outputs[:, 0] > cut).astype(np.int64)
     return outputs.argmax(axis=1)
@@ -234,7 +235,7 @@ def predicted_classes(outputs: Outputs, cut: float) -> Int64[np.ndarray, " rows"
 def confidences(
     outputs: Outputs, targets: Targets
 ) -> tuple[Float64[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
-    """Return the probability of each row's prediction, and whether it came true.
+    """Return the probability of each row's prediction, and whether it is right.
 
     The prediction is the second class in a binary task, otherwise the most probable class.
     """
@@ -247,7 +248,7 @@ def confidences(
 def calibration_bins(
     probabilities: Float64[np.ndarray, " rows"],
 ) -> Int64[np.ndarray, " rows"]:
-    """Return the bin of each row, counted from 0."""
+    """Return the calibration bin of each row, counted from 0."""
     places = (probabilities * CALIBRATION_BINS).astype(np.int64)
     return np.minimum(places, CALIBRATION_BINS - 1)
 
@@ -327,10 +328,10 @@ def bootstrap_intervals(
 def bootstrap_draws(
     metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
 ) -> dict[str, Float64[np.ndarray, " resamples"]]:
-    """Return every metric on the same resamples, so that differences are paired by rows.
+    """Return every metric on the same resamples, so that differences between metrics are paired.
 
-    Equal numbers of rows and resamples and an equal seed give equal resamples in another call.
-    Arguments as in :func:`bootstrap_intervals`.
+    Calls with equal numbers of rows and resamples and an equal seed draw equal resamples. Arguments
+    as in :func:`bootstrap_intervals`.
     """
     random = stream(seed, "bootstrap")
     drawn: dict[str, list[Float64[np.ndarray, " _"]]] = {name: [] for name in metrics}
@@ -348,7 +349,7 @@ def bootstrap_draws(
 
 
 def percentile_interval(values: Float64[np.ndarray, " resamples"]) -> Interval | None:
-    """Return the interval that holds :data:`LEVEL` of the resamples; None if few are defined."""
+    """Return the interval with a :data:`LEVEL` share of the resamples; None if few are defined."""
     known = values[np.isfinite(values)]
     if len(known) < _DEFINED * len(values):
         return None
@@ -379,7 +380,7 @@ def _explained_variance(
     def measure(weights: Weights) -> Float64[np.ndarray, " resamples"]:
         missed, mean, square = (weights @ moments / weights.shape[1]).T
         variance = square - np.square(mean)
-        # Labels that do not differ leave nothing but rounding.
+        # Equal labels leave nothing but rounding errors.
         return 1 - _ratio(missed, np.where(variance > 1e-12 * square, variance, 0))
 
     return measure
@@ -458,7 +459,7 @@ def _ratio(
 
 
 def _mean_of(measures: Iterable[Resampled], *, all_of_them: bool = False) -> Resampled:
-    """Return the mean over classes: of those that define it, or NaN unless ``all_of_them`` do."""
+    """Return the mean over the classes that define it; with ``all_of_them``, NaN unless all do."""
     several = list(measures)
     if all_of_them:
         return lambda weights: np.stack([measure(weights) for measure in several]).mean(axis=0)
@@ -466,7 +467,7 @@ def _mean_of(measures: Iterable[Resampled], *, all_of_them: bool = False) -> Res
 
 
 def _nanmean(values: list[Float64[np.ndarray, " resamples"]]) -> Float64[np.ndarray, " resamples"]:
-    """Return the mean of the defined values of each column; each column has one."""
+    """Return the mean of the defined values of each column; each column needs at least one."""
     table = np.stack(values)
     known = ~np.isnan(table)
     return np.where(known, table, 0).sum(axis=0) / known.sum(axis=0)

@@ -1,4 +1,4 @@
-"""SplitAvg as a CrypTen program: secondaries share their rows, and the sum is made of shares.
+"""SplitAvg as a CrypTen program: secondaries share their rows, and add up shares.
 
 With ``mpc.engine = "crypten"`` every secondary's words are CrypTen tensors that all active ones
 share. Each adds its shares up and sends what comes of it to the primary, under its pairwise masks
@@ -17,25 +17,25 @@ from securevfl.mpc.sum_to import Words
 
 
 class SharedSum:
-    """The sum between processes, made of CrypTen's shares; see the module."""
+    """The sum between processes by CrypTen's shares, for ``mpc.engine = "crypten"``."""
 
     def __init__(self, revealed: CrypTenSumTo, seat: Seat) -> None:
         """Make it.
 
         Args:
-            revealed: Masks a secondary's share, and reveals the sum to the primary.
-            seat: This secondary's place among all of them.
+            revealed: Masks this secondary's share, and reveals the sum to the primary.
+            seat: This secondary's seat among all secondaries.
         """
         self._revealed, self._seat = revealed, seat
 
     def __call__(self, words: Words, *, round_number: int, active: Sequence[int]) -> Words | None:
-        """Share ``words``, add up the shares and contribute them; see :class:`SumTo`.
+        """Share ``words``, add up the shares and contribute the result; see :class:`SumTo`.
 
         Raises:
-            ProtocolError: If the round's mask was used before, or a peer is at fault.
+            ProtocolError: If the round's mask was used before, or a peer fails.
 
         Reveals:
-            What :class:`securevfl.mpc.crypten_bridge.CrypTenSumTo` reveals.
+            As :class:`securevfl.mpc.crypten_bridge.CrypTenSumTo`.
         """
         seat, others = replace(self._seat, world=tuple(sorted(active))), torch.zeros_like(words)
         with computing(seat, number=round_number) as communicator:
@@ -56,7 +56,7 @@ class SharedSum:
         self._revealed.bind(message_digest, ranks)
 
     def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
-        """Start making this round's mask in the background.
+        """Start computing this round's mask in the background.
 
         Raises:
             ProtocolError: If the round's mask was used before.

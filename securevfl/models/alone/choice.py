@@ -114,7 +114,7 @@ def choose_scale(
     joint: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
 ) -> float:
-    """Return the lambda among 0, 0.05, ..., 1 with the smallest mean loss, the smallest of equals.
+    """Return the lambda in 0, 0.05, ..., 1 with the smallest mean loss; of equals, the smallest.
 
     Args:
         head: As in :func:`decide`.
@@ -138,7 +138,7 @@ def who_answers(
     alone: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
 ) -> Used:
-    """Return the model that is used at a given lambda, by the rule of :func:`decide`."""
+    """Return the model to use at a given lambda, by the rule of :func:`decide`."""
     gain, error = _gain(head.row_losses(alone, targets) - head.row_losses(joint, targets))
     return "joint" if gain > error else "alone"
 
@@ -153,7 +153,7 @@ def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
 def mix_outputs(
     base: Float[Tensor, "rows outputs"], joint: Float[Tensor, "rows outputs"], scale: float
 ) -> Float[Tensor, "rows outputs"]:
-    """Return (1 - lambda) base + lambda joint; a part with weight 0 may have any values."""
+    """Return (1 - lambda) base + lambda joint; a part with weight 0 may hold any values."""
     if scale in (0, 1):
         return joint if scale else torch.clone(base)
     return base + scale * (joint - base)
@@ -239,14 +239,14 @@ class Alone:
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
         """Return the chosen model's margins for rows.
 
-        They are not out of fold: for rows that it was fitted to, they are too good.
+        They are not out of fold, so they are too good for rows that it was fitted to.
         """
         return self.best.model.margins(inputs)
 
     def measure(
         self, inputs: OwnInputs, targets: Shaped[np.ndarray, " rows"]
     ) -> dict[str, Metrics]:
-        """Return every metric of labelled rows for each candidate.
+        """Return every metric on labelled rows, for each candidate.
 
         Args:
             inputs: The rows.
@@ -278,12 +278,12 @@ def fit_alone(
     fitted: Mapping[str, CrossFitted] | None = None,
     with_margins: bool = False,
 ) -> Alone:
-    """Fit every candidate to the training rows, and choose one or average several.
+    """Fit every candidate to the training rows; choose one, or average several.
 
     Validation rows are few, so they only decide which models are level with the best: within
-    :data:`LEVEL` standard errors of the mean difference in loss, paired by rows. These are also
-    fitted to folds of the training rows, and the weights of their average have the least mean loss
-    over training rows, out of fold, and validation rows. A weight of 1 is that candidate. Other
+    :data:`LEVEL` standard errors of the mean difference in loss, paired by rows. Level models are
+    also fitted to folds of the training rows, and averaged with the weights of least mean loss over
+    training rows (out of fold) and validation rows. A weight of 1 selects that candidate. Other
     rows are not used. Of equal candidates the simplest is chosen.
 
     Args:
@@ -291,7 +291,7 @@ def fit_alone(
         targets: Their labels as the head takes them.
         head: The task; its metric chooses among models that are not averaged.
         train: Rows to train on.
-        validation: Rows that choose: the models, the network's epoch, thresholds.
+        validation: Rows that choose models, the network's epoch and thresholds.
         seed: Run seed.
         network: The perceptron and its training; default: :class:`BaselineConfig`.
         fitted: Candidates that were already fitted to these training rows, by name; a new name is
@@ -300,7 +300,7 @@ def fit_alone(
 
     Raises:
         DataError: If there are no training or validation rows, or the metric is not defined for
-            one of them.
+            them.
 
     References:
         van der Laan, Polley and Hubbard, Super Learner, 2007: weights that are positive and sum to
@@ -321,7 +321,7 @@ def fit_alone(
 
 
 def _chosen(fits: "_Fits", *, with_margins: bool) -> Alone:
-    """Fit every candidate, and choose; :func:`fit_alone` says how."""
+    """Fit every candidate and choose, as :func:`fit_alone` describes."""
     inputs, targets, head = fits.inputs, fits.targets, fits.head
     train, validation = fits.train, fits.validation
     known = targets[validation]
@@ -365,7 +365,7 @@ def _chosen(fits: "_Fits", *, with_margins: bool) -> Alone:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Fits:
-    """Single models of one table, fitted to its training rows or to folds of them.
+    """Models of one table, fitted to its training rows or to folds of them.
 
     Fields are the arguments of :func:`fit_alone`.
     """
@@ -389,7 +389,7 @@ class _Fits:
         return fit_margins(name, inputs, targets, self.head, seed=self.seed)
 
     def margins(self, name: str, model: Single) -> Float32[np.ndarray, "rows outputs"]:
-        """Return a candidate's margins of all rows, out of fold on training rows."""
+        """Return a candidate's margins for all rows, out of fold for training rows."""
         if name in self.fitted:
             return self.fitted[name].margins
 
@@ -434,11 +434,11 @@ def _candidate(
 def level_with_best(
     losses: Mapping[str, Shaped[np.ndarray, " rows"]], *, also: str
 ) -> tuple[str, ...]:
-    """Return the names of the models that are level with the one of smallest mean loss.
+    """Return the models that are level with the one of smallest mean loss.
 
     Args:
         losses: Losses of the same rows, by model.
-        also: A model that is level at any loss: the best by another metric.
+        also: A model that counts as level in any case: the best by another metric.
     """
     least = min(losses, key=lambda name: float(losses[name].mean()))
     names = []
@@ -457,8 +457,8 @@ def best_weights(
 ) -> dict[str, float]:
     """Return the positive weights, in tenths, whose average has the smallest mean loss.
 
-    Among weights whose loss is within a thousandth of the smallest, the first are taken: fewer
-    models, then simpler ones.
+    Among weights with a loss within 0.1 % of the smallest, fewer models are preferred, then simpler
+    ones.
 
     Args:
         margins: Margins for rows that the models were not fitted to, by model, simplest first.
@@ -478,7 +478,7 @@ def best_weights(
 
 
 def _simplex(parts: int) -> Sequence[tuple[float, ...]]:
-    """Return all weights of ``parts`` models in steps, those of fewer models first."""
+    """Return all weights of ``parts`` models in tenths, those of fewer models first."""
     steps = itertools.product(range(_STEPS, -1, -1), repeat=parts)
     whole = [some for some in steps if sum(some) == _STEPS]
     whole.sort(key=lambda some: sum(weight > 0 for weight in some))
@@ -517,7 +517,7 @@ _NOT_OF_MODELS: Final = frozenset({"_testing", "conftest", "externals", "tests"}
 
 
 def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
-    """Return a model as bytes, and the description with which :func:`model_of` reads them.
+    """Return a model's bytes, and the description that :func:`model_of` needs.
 
     Raises:
         ConfigError: If an estimator can't be serialised.
@@ -580,7 +580,7 @@ def require_keepable(model: MarginModel, *, where: str = "base.estimator") -> No
 
 
 def types_of(content: bytes) -> list[str]:
-    """Return the types in an estimator's bytes, except those that are always trusted."""
+    """Return the types in an estimator's bytes, without those that are always trusted."""
     import skops.io
 
     return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TRUSTED]
@@ -589,7 +589,7 @@ def types_of(content: bytes) -> list[str]:
 def is_trusted(name: str) -> bool:
     """Return whether a type named in a model's description may be loaded: a class of scikit-learn.
 
-    A loader calls what it trusts, with arguments from the file. So functions are refused, and names
+    A loader calls trusted types with arguments from the file. So functions are refused, and names
     that a module of scikit-learn imports from elsewhere, such as ``check_output``.
     """
     place, _, own = name.rpartition(".")
@@ -613,7 +613,7 @@ def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
 
     Raises:
         ConfigError: If an estimator holds types that are not scikit-learn's.
-        KeyError: If something is missing or damaged, like ValueError and TypeError.
+        KeyError: If something is missing or damaged; or ValueError or TypeError.
     """
     if about["kind"] == "average":
         parts, begin = {}, 0

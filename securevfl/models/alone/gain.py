@@ -1,8 +1,8 @@
-"""Gain of a joint model over the local baseline, and the partners' part of it.
+"""Gain of a joint model over the local baseline, and the partners' part of the gain.
 
 A **placebo** is the same training without the partners' information: with each partner's rows
-permuted against its keys, or with the primary's own network and no partner. What a placebo also
-gains is not due to the partners.
+permuted against its keys, or with the primary's network and no partner. The placebo's gain is not
+due to the partners.
 """
 
 from collections.abc import Mapping
@@ -117,7 +117,7 @@ def measure_alone(
 ) -> AloneMeasured:
     """Measure the local baseline on test rows, and the joint model against it and its placebos.
 
-    All are measured on the same resamples of the rows, which narrows the intervals of differences.
+    All models share the resamples of the rows, which narrows the intervals of differences.
 
     Args:
         alone: The local baseline; its choice does not change here.
@@ -134,8 +134,7 @@ def measure_alone(
         DataError: If the metric that training optimises is not defined for these labels.
 
     References:
-        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13; the rows of both
-        models are drawn together.
+        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13, with paired rows.
     """
     head = alone.head
     measured = alone.measure(inputs, targets.cpu().numpy())
@@ -214,7 +213,7 @@ def gain_in_words(
     used: Used,
     partners: PlaceboGain | None = None,
 ) -> Gain:
-    """Return a gain with its verdict.
+    """Return a gain with its verdict in words.
 
     Args:
         head: The task.
@@ -280,7 +279,7 @@ def _outcome(interval: task_metrics.Interval | None) -> Outcome:
 
 
 def _format_gain(number: float, largest: float, sign: str) -> str:
-    """Return a figure with the digits that matter next to the largest one."""
+    """Return a figure with the digits that matter next to the largest figure."""
     digits = 0 if largest >= 100 else 2 if largest >= 2 else 3 if largest >= 0.01 else 5
     return format_figure(number, sign=sign, beside=(largest,), digits=digits)
 
@@ -294,7 +293,7 @@ def _within(
     head: TaskHead | None = None,
     name: str = "",
 ) -> str:
-    """Return an interval in words; with a head, also whether lower is better."""
+    """Return an interval in words; with ``head``, also whether lower is better."""
     if interval is None:
         text = "too few test rows for an interval"
     else:

@@ -1,4 +1,4 @@
-"""FedHSSL's encoders of a party's records (perceptron, embeddings, ResNet-18), and model settings.
+"""FedHSSL's encoders of records: perceptron, embeddings of categorical columns, ResNet-18.
 
 ResNet-18 has four stages of c, 2c, 4c and 8c channels, two basic blocks each; c is 64 in the
 original.
@@ -30,7 +30,7 @@ MakeNorm = Callable[[int], nn.Module]
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut.
+    """Block of a ResNet: two 3x3 convolutions and a shortcut.
 
     References:
         [HZRS16] Figure 2 and Figure 5 (left); projection shortcuts (B) where the shape changes.
@@ -57,7 +57,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNetBottom(nn.Module):
-    """The stem and the first stage."""
+    """Bottom of a ResNet-18: the stem and the first stage."""
 
     def __init__(
         self, channels: int, stem_channels: int, *, stem: Stem, make_norm: MakeNorm
@@ -77,7 +77,7 @@ class ResNetBottom(nn.Module):
 
 
 class ResNetTop(nn.Module):
-    """The last three stages and the average over pixels."""
+    """Top of a ResNet-18: the last three stages and the average over pixels."""
 
     def __init__(self, stem_channels: int, *, make_norm: MakeNorm) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class ResNetTop(nn.Module):
     def forward(
         self, maps: Float[Tensor, "rows stem_channels height width"]
     ) -> Float[Tensor, "rows outputs"]:
-        """Return one vector an image."""
+        """Return one vector for each image."""
         outputs: Tensor = self.layers(maps)
         return outputs
 
@@ -154,7 +154,7 @@ class EncoderConfig:
 
 
 class Encoder(nn.Module):
-    """A party's encoder: one vector a record."""
+    """A party's encoder, from a record to a vector."""
 
     def __init__(self, bottom: nn.Module, top: nn.Module, width: int) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class Encoder(nn.Module):
         """H, width of the output."""
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
-        """Return one representation a row."""
+        """Return one representation for each row."""
         outputs: Tensor = self.top(self.bottom(features))
         return outputs
 
@@ -177,7 +177,7 @@ def build_encoder(
     """Build an encoder, ready to be initialised.
 
     Args:
-        config: What it is made of.
+        config: The encoder's layers.
         num_features: Feature columns of the party's table; an image's pixels, flattened.
         columns: Categorical columns, read by ``kind = "embedding"`` alone.
 
@@ -222,7 +222,7 @@ def build_encoder(
 
 
 class EmbeddedColumns(nn.Module):
-    """Replace each categorical column by an embedding; numbers pass through."""
+    """Replaces each categorical column by an embedding; numbers pass through."""
 
     def __init__(
         self, num_features: int, columns: Sequence[CategoricalColumn], *, width: int
@@ -231,7 +231,7 @@ class EmbeddedColumns(nn.Module):
         self.columns = tuple(columns)
         places = torch.tensor(continuous_places(num_features, columns), dtype=torch.int64)
         self.continuous: Tensor
-        # On the model's device: a list would be copied there at every step.
+        # A buffer on the model's device: a list would be copied there in every step.
         self.register_buffer("continuous", places, persistent=False)
         # The last row means "replaced". As a padding row it gets no gradient: [FedHSSL] V-A,
         # "extra untrained embedding vectors".
@@ -252,9 +252,9 @@ class EmbeddedColumns(nn.Module):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch normalisation that takes its running statistics for one row alone.
+    """Batch normalisation that uses its running statistics for a batch of one row.
 
-    One row has no statistics of its own; a batch may have one, where few rows are linked.
+    One row has no batch statistics; a batch may have one row, where few rows are linked.
     """
 
     def forward(self, values: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
@@ -366,14 +366,14 @@ class FedHSSLConfig:
         )
 
     def columns(self, feature_names: Sequence[str]) -> tuple[CategoricalColumn, ...]:
-        """Return a table's categorical columns, with as many categories as the encoder knows."""
+        """Return a table's categorical columns if the encoder embeds them, else none."""
         return one_hot_columns(feature_names) if self.encoder == "embedding" else ()
 
     @property
     def used_encoders(self) -> tuple[EncoderName, ...]:
         """The encoders that fine-tuning starts from; a method without any has a new local one."""
         names: tuple[EncoderName, ...] = ("cross", "local")
-        # Without pretraining there is one encoder, as wide as one of the others'.
+        # Without pretraining there is one encoder, with the width of one of the others'.
         trained = [name for name in names if name in self.STEPS] or ["local"]
         return tuple(name for name in names if name in trained and self.encoders in ("both", name))
 
@@ -392,20 +392,20 @@ class FedGSSLConfig(FedHSSLConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FedCSSLConfig(FedHSSLConfig):
-    """Cross-party learning alone."""
+    """Cross-party learning only."""
 
     STEPS: ClassVar[tuple[Step, ...]] = ("cross",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FedLocalSSLConfig(FedHSSLConfig):
-    """Every party pretrains alone: nothing is exchanged before fine-tuning."""
+    """Local pretraining only: nothing is exchanged before fine-tuning."""
 
     STEPS: ClassVar[tuple[Step, ...]] = ("local",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FedSplitNNConfig(FedHSSLConfig):
-    """No pretraining: the joint model alone."""
+    """No pretraining: the joint model only."""
 
     STEPS: ClassVar[tuple[Step, ...]] = ()

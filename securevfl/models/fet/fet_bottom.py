@@ -20,7 +20,7 @@ from securevfl.models.layers import MLP, finite, known_full, rank_scores
 
 
 class FourierPositions(nn.Module):
-    """Map a key to a vector whose inner products fall off with the distance between keys.
+    """Maps a key to a vector; inner products of vectors fall with the distance between keys.
 
     With D the key dimension and F the number of Fourier features,
 
@@ -31,10 +31,10 @@ class FourierPositions(nn.Module):
     r(x) . r(y) approximates the Gaussian kernel exp(-||x - y||^2 / (2 gamma^2)), halved.
 
     With ``octaves`` above zero the deviation of row i of W_r is 2^(octaves i / (F/2 - 1)) / gamma,
-    and r(x) is sqrt(2) [cos(W_r x), sin(W_r x)]. Frequencies of 1/gamma alone cannot tell keys
-    apart that are much nearer than gamma, and steps of training hardly move them there; and r(x) of
-    the formula has so small entries that what W_1 and W_2 make of it starts far below a record's
-    features. Both together are what keeps the encoding from being learned where near keys matter.
+    and r(x) is sqrt(2) [cos(W_r x), sin(W_r x)]. Frequencies of 1/gamma alone cannot distinguish
+    keys that are much nearer than gamma, and training hardly moves them there. The entries of the
+    formula's r(x) are so small that the encoding starts far below a record's features. Together
+    these keep the encoding from being learned where near keys matter.
 
     References:
         [Li21] Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding
@@ -64,7 +64,7 @@ class FourierPositions(nn.Module):
         self._space_octaves()
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw the frequencies from N(0, gamma^-2), and spread them over the octaves."""
+        """Draw the frequencies from N(0, gamma^-2) and spread them over the octaves."""
         with torch.no_grad():
             self.frequencies.normal_(0.0, 1 / self.scale, generator=generator)
         self._space_octaves()
@@ -81,7 +81,7 @@ class FourierPositions(nn.Module):
 
         Their squared norm is 1/2; with octaves it is F, so that their mean square is one.
         """
-        # Angles are many radians, of which half precision keeps no digit that counts.
+        # Angles are many radians; half precision would lose all significant digits.
         with devices.computing_in("float32", keys.device):
             angles = keys @ self.frequencies.T
         both = torch.cat([angles.cos(), angles.sin()], dim=-1)
@@ -97,7 +97,7 @@ class FourierPositions(nn.Module):
 
 
 class RecordEmbedding(nn.Module):
-    """Embed features linearly and add the positional encoding of the key.
+    """Embeds features linearly and adds the positional encoding of the key.
 
     References:
         [FeT] section 5.1, figure 2: positional encodings join the features before the encoder.
@@ -122,7 +122,7 @@ class RecordEmbedding(nn.Module):
 
 
 def fourier_positions(config: FeTConfig, key_dim: int) -> FourierPositions:
-    """Return the positional encoding that the settings ask for, of keys with so many columns."""
+    """Return the positional encoding of the settings, for keys with ``key_dim`` columns."""
     return FourierPositions(
         key_dim,
         num_features=config.fourier_features,
@@ -137,16 +137,16 @@ def fourier_positions(config: FeTConfig, key_dim: int) -> FourierPositions:
 
 
 def dynamic_mask(config: FeTConfig, key_dim: int) -> nn.Module:
-    """Return the mask that ``mask_reads`` names: keys and presence in, (B, K) numbers out."""
+    """Return the mask that ``mask_reads`` names, from keys and presence to (B, K) numbers."""
     if config.mask_reads == "keys":
         return JoinedMask(key_dim, links=config.neighbours)
     return DynamicMask(key_dim, hidden=config.hidden)
 
 
 class JoinedMask(nn.Module):
-    """One perceptron from the K keys of a row, joined end to end, to the K numbers.
+    """Dynamic mask that reads all K keys of a row, concatenated, by one perceptron.
 
-    It can only know a link by its place in the list, and has K times the inputs.
+    It distinguishes links by their place in the list only, and has K times the inputs.
 
     References:
         [FeT] section 5.1, "Dynamic Masking"; widths as in the published code.
@@ -157,18 +157,18 @@ class JoinedMask(nn.Module):
         self.score = MLP(links * key_dim, [2 * links * key_dim], links)
 
     def forward(self, keys: RecordKeys, present: Present) -> Float[Tensor, "batch links"]:
-        """Return the additive mask; entries of absent links mean nothing."""
+        """Return the additive mask; entries of absent links are meaningless."""
         there = keys.masked_fill(~present.unsqueeze(-1), 0.0)
         score: Tensor = self.score(there.flatten(1))
         return score
 
 
 class DynamicMask(nn.Module):
-    """Give every link of a row one number that is added to its attention scores.
+    """Dynamic mask: one number for every link of a row, added to the link's attention scores.
 
-    A perceptron reads the link's key, and how it lies to the centre of the row's links, which
-    stands in for the primary's key: a secondary need not know that one to see which links are
-    outlying. The same perceptron serves every link, so reordering the links reorders the mask.
+    A perceptron reads the link's key and its offset from the centre of the row's links. The centre
+    stands in for the primary's key, which a secondary need not know. The same perceptron serves
+    every link, so reordering the links reorders the mask.
 
     References:
         [FeT] section 5.1, "Dynamic Masking".
@@ -179,7 +179,7 @@ class DynamicMask(nn.Module):
         self.score = MLP(2 * key_dim + 1, [hidden], 1)
 
     def forward(self, keys: RecordKeys, present: Present) -> Float[Tensor, "batch links"]:
-        """Return the additive mask; entries of absent links mean nothing."""
+        """Return the additive mask; entries of absent links are meaningless."""
         there = present.unsqueeze(-1).to(keys.dtype)
         count = there.sum(dim=1, keepdim=True).clamp_min(1)
         centre = (keys * there).sum(dim=1, keepdim=True) / count
@@ -187,7 +187,7 @@ class DynamicMask(nn.Module):
         spread = (offset.square().sum(dim=-1, keepdim=True) * there).sum(
             dim=1, keepdim=True
         ) / count
-        # Relative to the neighbourhood's own extent: dense and sparse places then look alike.
+        # Relative to the neighbourhood's extent, so that dense and sparse places look alike.
         offset = offset / spread.clamp_min(1e-12).sqrt()
         distance = offset.square().sum(dim=-1, keepdim=True)
         score: Tensor = self.score(torch.cat([keys, offset, distance], dim=-1))
@@ -197,11 +197,11 @@ class DynamicMask(nn.Module):
 def attention_bias(
     mask: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
 ) -> Float[Tensor, "batch links"]:
-    """Return what is added to attention scores: the mask, and minus infinity at absent links.
+    """Return the bias of attention scores: the mask, and minus infinity at absent links.
 
-    A row without any link gets its mask (or zeros), since a softmax over nothing is NaN; what such
-    a row yields must be dropped by the caller. What is computed does not depend on which links
-    there are, so that gradients can be taken row by row (:mod:`torch.func`).
+    A row without any link gets its mask (or zeros), since a softmax over nothing is NaN; the caller
+    must drop such a row's result. The computation does not branch on which links exist, so that
+    gradients can be taken row by row (:mod:`torch.func`).
     """
     bias = torch.zeros(present.shape, device=present.device) if mask is None else mask
     empty = ~present.any(dim=1, keepdim=True)
@@ -213,7 +213,7 @@ def attention_bias(
 _POINTS: Final = 200
 _PLACES: Final = (-1.0, 0.0, 1.0)
 _GOLDEN_ANGLE: Final = math.pi * (3 - math.sqrt(5))
-# Of keys that are all equal: any width that can be seen.
+# The spread drawn for keys that are all equal.
 _SOME_SPREAD: Final = 0.5
 
 
@@ -222,22 +222,21 @@ def mask_pictures(
     keys: Float[Tensor, "batch links dimension"],
     present: Bool[Tensor, "batch links"],
 ) -> list[dict[str, Any]]:
-    """Return what the mask gives to made-up links around three made-up rows.
+    """Return the mask's values at synthetic links around three synthetic rows.
 
-    Each row has its links around it, nearest first, as evenly as can be: on a line where keys have
-    one dimension, and in a disc of the first two where they have more (the others stay at the
-    row's). Where rows lie, and how far their links reach, follows from the batch: rows at the mean
-    of the batch's rows and one deviation to either side of it, links with the median row's spread.
-    No link of the batch is shown.
+    Each row has its links evenly around it, nearest first: on a line for keys of one dimension,
+    else in a disc of the first two dimensions (the others equal the row's). Positions follow from
+    the batch: rows at the mean of the batch's rows and one deviation to either side of it, links
+    with the median row's spread. No link of the batch is shown.
 
     Args:
         mask: A :class:`securevfl.models.fet.fet_bottom.DynamicMask` or ``JoinedMask``.
         keys: Keys of a batch's links.
-        present: Which links there are.
+        present: Mask of the links that exist.
 
     Returns:
-        For each row ``row`` (D numbers), ``links`` (two numbers each, or one) and ``mask`` (one
-        each): what is added to a link's attention scores.
+        For each row: ``row`` (D numbers), ``links`` (two numbers each, or one) and ``mask`` (one
+        number each, the bias of the link's attention scores).
 
     References:
         [FeT] section 5.1, Dynamic Masking and Figure 3, which shows links of real rows.
@@ -263,7 +262,7 @@ def mask_pictures(
 
 
 def _neighbourhoods(keys: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean and deviation of where rows' links lie, and how far they reach."""
+    """Return the mean and deviation of the centres of rows' links, and the links' median spread."""
     linked = present.any(dim=1)
     keys, there = keys[linked].nan_to_num(0.0), present[linked].unsqueeze(-1).to(keys.dtype)
     if not len(keys):
@@ -278,14 +277,14 @@ def _neighbourhoods(keys: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _line(points: int) -> Tensor:
-    """Return places left and right of 0 in turns, nearest first; shape (points, 1)."""
+    """Return points alternately left and right of 0, nearest first; shape (points, 1)."""
     steps = torch.arange(1, points + 1)
     signs = torch.where(steps % 2 == 0, 1.0, -1.0)
     return (signs * torch.div(steps, 2, rounding_mode="floor")).unsqueeze(1)
 
 
 def _disc(points: int) -> Tensor:
-    """Return places that fill a disc evenly, nearest first (Vogel's spiral); (points, 2)."""
+    """Return points that fill a disc evenly, nearest first (Vogel's spiral); (points, 2)."""
     number = torch.arange(points, dtype=torch.float32)
     angle, radius = number * _GOLDEN_ANGLE, (number / points).sqrt()
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
@@ -295,15 +294,15 @@ def attention_by_rank(
     weights: Float[Tensor, "batch heads queries memory"],
     present: Bool[Tensor, "batch memory"] | None = None,
 ) -> list[float]:
-    """Return how much attention each position gets, in the mean over rows, heads and queries.
+    """Return each position's mean attention over rows, heads and queries.
 
     Args:
-        weights: Of one layer; each query's sum to 1.
-        present: Which links there are, where queries are links too; absent ones ask nothing, and
-            rows without a link count for nothing. None: all.
+        weights: Attention weights of one layer; each query's sum to 1.
+        present: Mask of the links that exist, where queries are links too; absent queries and rows
+            without a link are left out. None: all exist.
 
     Returns:
-        One number a position, nearest link first; they sum to 1.
+        One number for each position, nearest link first; they sum to 1.
     """
     over_heads = weights.mean(dim=1)
     if present is None:
@@ -316,7 +315,7 @@ def attention_by_rank(
 def mask_by_rank(
     bias: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
 ) -> list[float]:
-    """Return what mask and ranks alone would give each link: the mean softmax of their sum."""
+    """Return each link's mean share by mask and ranks alone: the softmax of their sum."""
     weights = attention_bias(bias, present).softmax(dim=1)[present.any(dim=1)]
     return finite(weights.mean(dim=0))
 
@@ -325,14 +324,14 @@ def mask_by_rank(
 
 
 class FeTBottom(nn.Module):
-    """Encode a row's links, which come nearest first.
+    """FeT's bottom model: encodes a row's links, nearest first.
 
-    Reordering the links reorders a sequence, and leaves a pooled row as it is, unless the model is
-    told the order (``ranked``) or reads it (``mask_reads = "keys"``).
+    Reordering the links reorders the encoded sequence and does not change a pooled row, unless the
+    model knows the order (``ranked``, or ``mask_reads = "keys"``).
 
     References:
         [FeT] section 5.1 and Algorithm 1, line 7. With ``release = "pooled"`` the K vectors are
-        averaged by the softmax of the dynamic mask.
+        averaged with the softmax of the dynamic mask.
     """
 
     recordwise = False
@@ -354,7 +353,7 @@ class FeTBottom(nn.Module):
 
     @property
     def positions(self) -> FourierPositions:
-        """The positional encoding, which parties average."""
+        """Positional encoding, which parties may average."""
         return self.embedding.positions
 
     def forward(
@@ -375,7 +374,7 @@ class FeTBottom(nn.Module):
         place: Int64[Tensor, "batch links"],
         present: Present,
     ) -> Float[Tensor, "batch positions width"]:
-        """Return what :meth:`forward` makes of ``features[place]`` and ``keys[place]``."""
+        """Return :meth:`forward` of ``features[place]`` and ``keys[place]``."""
         bias = attention_bias(self._link_scores(gather_records(keys, place), present), present)
         first = cast(EncoderBlock, self.blocks[0])
         hidden = first.of_distinct(self.embedding(features, keys), place, bias)
@@ -389,18 +388,18 @@ class FeTBottom(nn.Module):
     def explain(
         self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> dict[str, Any]:
-        """Return the mask over key space, and which links attention goes to.
+        """Return the mask over key space and the attention that links get.
 
-        ``mask`` is :func:`securevfl.models.fet.fet_bottom.mask_pictures`, ``mask_by_rank`` what
-        mask and ranks weigh links by, and ``attention`` what links get of one another's attention,
-        a list a block; ``notes`` say what is missing and why.
+        ``mask`` is the result of :func:`mask_pictures`, ``mask_by_rank`` that of the function of
+        that name, and ``attention`` a list for each block, from :func:`attention_by_rank`.
+        ``notes`` say why something is missing.
 
         References:
             [FeT] section 5.1, Figure 3.
 
         Reveals:
-            Weights that were trained on private records, and means over them: it stays at the
-            party whose model this is.
+            Values of weights that were trained on private records, and means over records: the
+            result stays with the party.
         """
         explanation: dict[str, Any] = {"key_dim": keys.shape[2], "notes": []}
         if self.mask is None:
@@ -426,7 +425,7 @@ class FeTBottom(nn.Module):
         scores = None if self.mask is None else self.mask(keys, present)
         if self.rank_bias is None:
             return scores
-        # Gathered, not broadcast: attention kernels want a bias of the batch's own shape.
+        # Attention kernels need a bias of the batch's shape, not a broadcast one.
         ranks = self.rank_bias.expand(keys.shape[0], -1)
         return ranks if scores is None else scores + ranks
 

@@ -10,7 +10,7 @@ from securevfl.models.layers import RankPrior
 
 _HEADS: Final = 4
 _OCTAVES: Final = 5
-# So few frequencies cover a line or a plane in detail, and nothing of more dimensions.
+# 32 frequencies cover a line or a plane in detail, but not more dimensions.
 _MOST_SPREAD_KEYS: Final = 2
 # Angles of 2^16 deviations have few digits left in 32 bits.
 _MOST_OCTAVES: Final = 16
@@ -120,7 +120,7 @@ class FeTConfig:
         return max(heads for heads in range(1, _HEADS + 1) if self.hidden % heads == 0)
 
     def octaves(self, key_dim: int) -> int:
-        """Return how many octaves the frequencies for such keys are spread over."""
+        """Return the octaves of the frequencies for keys with ``key_dim`` columns."""
         if self.fourier_octaves is not None:
             return self.fourier_octaves
         return _OCTAVES if key_dim <= _MOST_SPREAD_KEYS else 0
