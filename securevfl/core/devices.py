@@ -94,7 +94,7 @@ def to_device(value: Tensor | np.ndarray, device: torch.device) -> Tensor:
 
 
 Precision = Literal["float32", "bfloat16"]
-"""In what a network's matrix products and convolutions take their inputs."""
+"""Type of the inputs of a network's matrix products and convolutions."""
 
 
 def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

@@ -1,17 +1,14 @@
 """Every error that securevfl raises on purpose, with the exit code of a command that it ends.
 
-SecureVflError                            exit code 1
-+-- ConfigError (ValueError)              2   a setting is impossible: fix the file or the argument
-+-- DataError (ValueError)                2   a table is not what it should be: fix the table
-+-- EncodingRangeError (ValueError)       2   a value does not fit the fixed-point ring
-+-- StorageError                          2   a file cannot be written: make room, and resume
-+-- OutOfMemoryError                      2   this machine has no memory left: make room, and resume
-+-- PrivacyError                          4   the guarantee asked for does not hold
-|   +-- BudgetExceededError               4   a release would spend more than was granted
-+-- ProtocolError (RuntimeError)          3   the parties disagree: the run must stop
-    +-- AuthenticationError               3   a party is not who the federation file says
-    +-- PartyFailedError                  3   a party raised or died
-    +-- PartyTimeoutError                 3   a party was silent past its deadline
+SecureVflError exit code 1 +-- ConfigError (ValueError) 2 a setting is invalid: fix the file or the
+argument +-- DataError (ValueError) 2 a table is invalid: fix the table +-- EncodingRangeError
+(ValueError) 2 a value does not fit the fixed-point ring +-- StorageError 2 a file cannot be
+written: make room, and resume +-- OutOfMemoryError 2 this machine has no memory left: make room,
+and resume +-- PrivacyError 4 the requested guarantee does not hold | +-- BudgetExceededError 4 a
+release would spend more than was granted +-- ProtocolError (RuntimeError) 3 the parties disagree:
+the run must stop
+    +-- AuthenticationError 3 a party's identity is not the pinned one +-- PartyFailedError 3 a
+    party raised or died +-- PartyTimeoutError 3 a party was silent past its deadline
 
 An error's text is for the party where it is raised. Other parties receive
 :meth:`SecureVflError.for_others`.

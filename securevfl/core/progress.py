@@ -59,7 +59,7 @@ class SessionLost:
     wait_s: float
     """Seconds that it may take to come back."""
     goes_on_after_s: float | None = None
-    """After so many seconds the others continue without it, if enough are left; None: they wait."""
+    """Seconds after which the others continue without it, if enough are left; None: they wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +122,7 @@ class KeysAnnounced:
 
     name: str
     keys: int
-    """Different keys, or guesses: so many it can test."""
+    """Number of different keys, which bounds the number of keys that it can test."""
     rows: int
     """The primary's."""
 
@@ -266,7 +266,7 @@ class PartyDone:
     EVENT: ClassVar[str] = "figures"
 
     epsilon: float
-    """Spent by this run, as the secondary's own ledger says."""
+    """Epsilon spent by this run, according to the secondary's ledger."""
     total_epsilon: float
     """Spent by all runs on the secondary's table."""
 
@@ -364,7 +364,7 @@ def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
 
     Args:
         name: The event's ``EVENT``.
-        figures: What :func:`event_fields` returned there.
+        figures: Result of :func:`event_fields` in that process.
     """
     kind = _TYPES.get(name)
     if kind is None:

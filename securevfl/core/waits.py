@@ -69,11 +69,11 @@ class Waits:
 
     @property
     def answer(self) -> Wait:
-        """The wait for what a round's message asks for at once, and for what follows the answer."""
+        """The wait for an immediate answer in a round, and for the message after it."""
         # The primary may wait until the message is read, then for the answers, and then compute.
         return Wait(primary_s=self.round_s, for_primary_s=3 * self.round_s)
 
     @property
     def work(self) -> Wait:
-        """The wait for what may take a pass over a table, and for the next message of any kind."""
+        """The wait for an answer that may need a pass over a table, or for any next message."""
         return Wait(primary_s=self.idle_s, for_primary_s=self.idle_s + self.round_s)

@@ -128,12 +128,12 @@ class ForkServer:
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self.is_lost = False
-        """Whether it has ended unasked; it forks nothing any more."""
+        """Whether it has ended by itself or was killed, so that it forks no more."""
         self.why_lost: str | None = None
-        """What is said of a fork server that was silent for too long."""
+        """Reason for the loss of a fork server that was silent for too long; None otherwise."""
         self._ended: dict[int, tuple[int, int]] = {}
         self._unreported: dict[int, float] = {}
-        """Since when a child's end has not been reported, by its number."""
+        """Time since which a child's end has not been reported, by its number."""
         self._running: dict[int, Forked] = {}
         self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

@@ -40,8 +40,8 @@ class PartyExit:
     """Seconds from its start to its end."""
 
     peak_memory_bytes: int
-    """Largest resident memory: as the process itself reported it, or else what the system knows of
-    it, which may be what its launcher held when it started the process."""
+    """Peak resident memory as the process reported it, or else as the system measured it, which may
+    include its launcher's memory at the start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,19 +88,18 @@ class PartyCommand:
     """Program to start, where no fork server forks it."""
 
     fork_server: str | None = None
-    """A module that forks what the program would be, and gives it the arguments, where the system
-    can (:mod:`securevfl.launch.fork_server`)."""
+    """Module of a fork server that forks the party with these arguments, where the system supports
+    it (:mod:`securevfl.launch.fork_server`)."""
 
     log_path: Path
-    """File that gets what the process prints."""
+    """File for the process's output."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables in addition to the launcher's."""
 
     handed: Mapping[str, bytes] = field(default_factory=dict)
-    """Contents that the process alone may read, by the argument in whose place their path stands.
-    They never have a name in the file system: what is secret is gone with the processes, however
-    these end."""
+    """Contents of nameless files that only the process may read, by the argument that their path
+    replaces. They have no name in the file system, so that secrets vanish with the processes."""
 
 
 class _Program:
@@ -167,7 +166,7 @@ class PartyProcess:
         self.command = command
         self._exit: PartyExit | None = None
         self.reported_failure: PartyFailure | None = None
-        """What the process itself reported before it ended."""
+        """Failure that the process has reported itself."""
         self.reports_ended = False
         """Whether the process can report nothing more."""
         if not hasattr(os, "wait4"):

@@ -47,7 +47,7 @@ Again = Callable[[PartyCommand, PartyFailure | None], PartyCommand | None]
 """Returns how a party that was killed is started again, or, without a failure, one that ended well
 and may be needed once more; None: it is not."""
 MayBeMissing = Callable[[str], bool]
-"""Says, by a party's name, whether the run continues, or has ended well, without it."""
+"""Called with a party's name; returns whether the run can continue, or end well, without it."""
 
 # Seconds for the other parties to notice a failure and end.
 GRACE_S: Final = 5.0

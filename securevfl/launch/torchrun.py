@@ -23,7 +23,7 @@ class Started:
     """Name of this start of them all: no other has the same."""
 
     place: Path
-    """A folder in which they may tell each other who they are; it may not be there yet."""
+    """Folder for exchanging identities; it may not exist yet."""
 
     def meeting(self, folder: Path) -> Path:
         """Return the file by which the processes find one another, in a folder that they share."""

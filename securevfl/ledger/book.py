@@ -122,8 +122,7 @@ class Session:
     """Id of the run whose kept model predicts in this session; empty for a session that trains."""
 
     counts: str | None = None
-    """Where records are counted: the head of what counts them, at the last release; None at the
-    primary, which has no records."""
+    """Head of the record counts at the last release; None without counts."""
     fits: int = 0
     """Fittings of a frozen encoder."""
     link_counts: int = 0
@@ -137,7 +136,7 @@ class Session:
     updates: int = 0
     last_round: int = 0
     release: str | None = None
-    """Digest of what a frozen run's release is made with; None before it is named."""
+    """Digest of a frozen run's release (links, sample, encoder); None before it is booked."""
     released: list[tuple[int, int]] = field(default_factory=list)
     """Rows that a frozen session released, in ranges with both ends in them."""
     labels: list[LabelRelease] = field(default_factory=list)
@@ -365,7 +364,7 @@ class LedgerBook:
         self.programs_allowed: bool | None = None
         """Whether the owner lets programs read the table; None: unless there is a limit."""
         self.others = OtherLedgers()
-        """What is remembered of other parties' ledgers."""
+        """Remembered ledgers of other parties."""
         self._met: set[str] = set()
         """Runs that parties have countersigned at any point."""
         self._ended: set[str] = set()

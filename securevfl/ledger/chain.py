@@ -166,7 +166,7 @@ _OWNER_ONLY: Final = 0o600
 
 
 Take = Callable[[dict[str, Any], str], None]
-"""Takes in what a line holds; the second argument names the file and the line, for messages."""
+"""Called with the content of a line, and with the names of file and line for messages."""
 
 
 def now() -> str:
@@ -202,8 +202,8 @@ class ChainedFile:
         self.durable = durable
         """Whether a line outlives a crash of the machine."""
         self.entries: list[dict[str, Any]] = []
-        """What the file held when it was opened, in order, without the chain's own fields; empty
-        where they were taken."""
+        """Content of the lines when the file was opened, in order, without the chain's own fields;
+        empty if ``take`` got them."""
         self._taken = take or (lambda entry, _: self.entries.append(entry))
         self.chain = Chain()
         """The hashes of all its lines."""
@@ -212,11 +212,11 @@ class ChainedFile:
         self._open = not read_only
         self._place = None if path is None else path.absolute()
         self._size = 0
-        """Bytes of whole lines."""
+        """Bytes of complete lines."""
         self._left = 0
-        """Bytes of the file as this process found or left it; a torn line's among them."""
+        """Bytes of the file as this process has left it, including an unfinished line."""
         self._last = b""
-        """The last whole line, as it lies in the file."""
+        """The last complete line, as bytes of the file."""
         self._unended = False
         if path is None or not (read_only or os.path.lexists(path)):
             return

@@ -41,7 +41,8 @@ _SIGNATURE_BYTES: Final = 64
 _NOTHING: Final = (bytes(HASH_BYTES), -1)
 
 Request = Literal["released", "served", "end"]
-"""When the primary asks for heads; a session's start and an epoch's end say so by themselves."""
+"""Points at which the primary must request heads; a session's start and an epoch's end need no
+request."""
 
 
 class LedgerKind(MessageKind):
@@ -223,7 +224,7 @@ class Occasion:
     """The run that texts are signed for."""
 
     federation: str
-    """The federation's name; what is remembered of a party is remembered under it."""
+    """The federation's name, under which other parties' ledgers are remembered."""
     digest: str
     """SHA-256 of the federation file, hexadecimal."""
     run: str

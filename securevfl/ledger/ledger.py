@@ -67,7 +67,7 @@ class LedgerFile(ChainedFile):
             PrivacyError: If it was changed, or lacks lines that a run has written.
         """
         self.book = LedgerBook()
-        """What the lines said when the file was opened, and what its ledger adds."""
+        """Content of the lines, including those added since the file was opened."""
         super().__init__(path, take=self.book.take, **how)
         if not (restores or self.noted_head is None or self.chain.contains(self.noted_head)):
             self.close()
@@ -111,8 +111,8 @@ class LedgerFile(ChainedFile):
 # Where a table's ledger lies, so that every later run on that table finds it again.
 
 Book = Literal["ledger", "pretraining-ledger"]
-"""``ledger`` records what a run's averages reveal of secondaries' records;
-``pretraining-ledger`` what the primary's own vectors reveal of its rows."""
+"""``ledger`` records releases of secondaries' records; ``pretraining-ledger`` releases of the
+primary's rows in pretraining."""
 
 _HASH_DIGITS: Final = 16
 
@@ -360,7 +360,7 @@ class Ledger:
         """
         self.party = party
         self.records: RecordCounts | None = None
-        """What counts a secondary's records, where each has a number of releases."""
+        """Counts of a secondary's records, if their number of releases is limited; else None."""
         self._file = file if isinstance(file, LedgerFile) else LedgerFile(file, durable=durable)
         self._book = self._file.book
         self.others = self._book.others  # as the file was when it was opened

@@ -30,7 +30,7 @@ class Replays:
 
         Args:
             compute: Returns one tensor from all inputs and then all weights.
-            name: What logs call it.
+            name: Name in logs.
         """
         self._compute = compute
         self._name = name
@@ -120,7 +120,7 @@ class _Captured:
 
 
 _WARM_UPS: Final = 3
-"""Passes before a capture, in which libraries choose and make what must not be captured."""
+"""Passes before a capture, in which libraries allocate memory and choose algorithms."""
 
 
 def _gradients(out: Tensor, values: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor | None]:

@@ -325,8 +325,8 @@ class Preset:
     """``base.estimator``; papers have no base."""
 
     clip_norm: float = 1000.0
-    """``privacy.clip_norm`` if ``privacy.mechanism`` is ``none``: the papers do not clip then, and
-    so large a norm clips no row."""
+    """``privacy.clip_norm`` if ``privacy.mechanism`` is ``none``: the papers do not clip, and a
+    norm of 1000 clips no row."""
 
 
 # Learners.

@@ -73,7 +73,7 @@ COLUMN_EDGES: Final = np.unique(
     )
 )
 """Edges of the cells in which a column's records are counted, in [-1, 1]: finer at both ends, where
-skewed amounts lie."""
+skewed amounts are dense."""
 
 SCORE_EDGES: Final = np.linspace(-1, 1, 65)
 """Edges of the cells in which records are counted by score."""
@@ -83,8 +83,8 @@ _PROJECTED_LIMIT: Final = 4.0
 
 _LEAST_RANK: Final = 0.01
 _SLOPE: Final = 1.5
-"""At 1 ranks would be spread evenly over half a circle. At 1.5 the highest and the lowest sixth
-of the records lie at its ends, which did best behind noise (notebook/class-means.md)."""
+"""At 1, ranks would be spread evenly over half a circle. At 1.5, the highest and the lowest sixth
+of the records are at its ends, which was best under noise (notebook/class-means.md)."""
 
 
 class PiecewiseLinear(nn.Module):

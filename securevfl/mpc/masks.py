@@ -264,9 +264,9 @@ class PairwiseMasks:
         """Make all later masks depend on a message that the primary has sent to these ranks too.
 
         Args:
-            message_digest: Hash of the message as this party has it.
-            ranks: Who else must have it, in the same order among all such messages; this party's
-                own rank and unknown ones are ignored.
+            message_digest: Hash of the message that this party has received.
+            ranks: Other parties that must have it, at the same place among all such messages; this
+                party's rank and unknown ranks are ignored.
         """
         for rank in self._transcripts.keys() & set(ranks):
             chained = self._transcripts[rank] + message_digest
@@ -279,7 +279,7 @@ class PairwiseMasks:
 
         Args:
             words: Encoded contribution, on the CPU and contiguous.
-            round_number: The round; each is accepted once.
+            round_number: Number of the round, accepted once.
             active: Ranks of all secondaries that contribute, this one among them.
 
         Raises:
@@ -287,10 +287,10 @@ class PairwiseMasks:
                 active set, or ``active`` names an unknown rank.
 
         Reveals:
-            Nothing by itself. Whoever sees the masked words without one of this party's pair
-            keys with a neighbour in this round sees uniformly random words, as does whoever adds
-            them to words of parties that were told something else. With no other active party there
-            is no mask, and the words are in clear.
+            Nothing alone. Without one of this party's pair keys with a neighbour in this round, the
+            masked words are uniformly random, and so is their sum with words of parties that
+            received other messages. With no other active party there is no mask, and the words are
+            plaintext.
         """
         members = self._members(active)
         target = words.numpy()

@@ -1,9 +1,9 @@
 """SplitAvg as a CrypTen program: secondaries share their rows, and add up shares.
 
 With ``mpc.engine = "crypten"`` every secondary's words are CrypTen tensors that all active ones
-share. Each adds its shares up and sends what comes of it to the primary, under its pairwise masks
-as ever: to the primary alone the shares add up to the plain sum, equal to the last bit to what
-``"masked"`` gives.
+share. Each adds its shares up and sends the result to the primary, under its pairwise masks as
+always. Only at the primary do the shares add up to the sum, which is equal to that of ``"masked"``
+to the bit.
 """
 
 from collections.abc import Sequence

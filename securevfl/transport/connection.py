@@ -43,11 +43,11 @@ class TransportLimits:
     """Timeouts and sizes of a transport."""
 
     silence_timeout_s: float = 10.0
-    """Seconds without any sign of life, after which a party counts as lost."""
+    """Seconds without a heartbeat or message after which a party counts as lost."""
 
     lowest_rate: float = 1000.0
-    """Bytes a second that a party must take of what waits to be sent to it, over
-    ``silence_timeout_s``; below it counts as lost. 0: any."""
+    """Smallest rate, in bytes a second over ``silence_timeout_s``, at which a party must read
+    waiting messages, or counts as lost; 0: any."""
 
     handshake_timeout_s: float = 10.0
     """Seconds for a caller to prove who it is."""
@@ -56,18 +56,19 @@ class TransportLimits:
     """Seconds to deliver the last messages when the federation ends or fails."""
 
     busy_timeout_s: float = 3600.0
-    """Seconds of a session for which a party may have no room for what is sent to it; what it takes
-    in at ``lowest_rate`` is given back. It also bounds this party's own waits while others wait."""
+    """Seconds of a session for which a party may have no room for messages, less the time for the
+    bytes that it reads at ``lowest_rate``. It also bounds this party's own waits while others
+    wait."""
 
     max_message_bytes: int = 1 << 30
     """Largest body of one message; memory is set aside for it."""
 
     max_waiting_bytes: int = 1 << 26
-    """Bytes of one party that may wait to be read, or to be passed on; at this bound its socket is
-    left alone. A single message may be larger."""
+    """Most bytes of one party's messages that wait to be received or relayed; at this bound its
+    socket is not read. A single message may be larger."""
 
     max_waiting_messages: int = 4096
-    """Messages of one party that may wait to be read; more end the federation."""
+    """Most messages of one party that wait to be received; more end the federation."""
 
     def __post_init__(self) -> None:
         checks.positive(
@@ -91,10 +92,10 @@ class Outgoing:
 
     encoded: EncodedMessage
     held_for: "Connection | None" = None
-    """The connection that it came by, if it is passed on: it counts among the bytes that wait there
-    until it is sent."""
+    """The connection that a relayed message came from, among whose waiting bytes it counts until it
+    is sent."""
     held_bytes: int = 0
-    """How many bytes these are."""
+    """Number of these bytes."""
     sent: bool = field(default=False, init=False)
     """True if TLS has taken the message's last byte."""
 
@@ -122,17 +123,18 @@ class Connection:
         self._counted = self._began
         self._counted_bytes = 0
         self.blocked = False
-        """Whether the last write stopped because the network takes no more."""
+        """Whether the last write stopped because the network accepts no more."""
         self.unread = False
-        """Whether the last read stopped because its turn was over."""
+        """Whether the last read stopped at the end of its turn, with bytes left."""
         self.full = False
-        """Whether the socket is left alone until its own thread has taken in what waits."""
+        """Whether the socket is not read until this party has received waiting messages."""
         self.peer_full = False
-        """Whether the party says that it leaves the socket alone."""
+        """Whether the peer has reported that it does not read for now."""
         self.waited_s = 0.0
-        """The transport's seconds of waiting by when a message last went to it, or came of it."""
+        """The transport's total seconds of waiting when a message was last sent to or received from
+        it."""
         self.peer_left = False
-        """Whether the party has said that it is done, or was sent away."""
+        """Whether the peer is done or was dismissed."""
         self.ended = False
         """Whether nothing more can arrive."""
         self.end_reason = "its connection closed: the process ended or the network broke"

@@ -221,7 +221,7 @@ Cover = Literal[
 ]
 """Cover of a message's field. ``"no record"``: it depends on no record and no label. ``"masks"``:
 it is uniform to its receiver. Each other one is a channel of :mod:`securevfl.config.disclosure`,
-which says what covers it in a run, or that nothing does."""
+which names its protection in a run, or that it has none."""
 
 
 class TypedMessage:
@@ -242,8 +242,8 @@ class TypedMessage:
     """Sender and receiver, for example ``"primary to every secondary"``."""
 
     COVERS: ClassVar[Mapping[Cover, str]]
-    """By what stands for them: names of fields, gaps included, and ``lengths``: that the message
-    comes, how often, and how long its arrays are."""
+    """Names of fields by their cover. The name ``lengths`` stands for the fact, number and sizes of
+    messages."""
 
     def __init_subclass__(cls) -> None:
         """Record whether messages of this kind hold anything."""

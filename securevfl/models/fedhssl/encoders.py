@@ -354,7 +354,7 @@ class FedHSSLConfig:
 
     @property
     def encoder_config(self) -> EncoderConfig:
-        """What one encoder is made of."""
+        """Settings of one encoder."""
         return EncoderConfig(
             kind=self.encoder,
             hidden=self.encoder_hidden,

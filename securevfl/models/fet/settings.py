@@ -58,7 +58,7 @@ class FeTConfig:
     paper."""
 
     ranked: bool = True
-    """The model may learn what a link's rank is worth; not in the paper."""
+    """The model may learn weights of links' ranks; not in the paper."""
 
     rank_prior: RankPrior = 1.0
     """How far near links start ahead: the j-th nearest with a share in proportion to
