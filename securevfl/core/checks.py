@@ -34,8 +34,6 @@ from typing import (
 
 from securevfl.core.errors import ConfigError
 
-# Named argument checks: each message states the argument, the rule and the value.
-
 MOST_WIDTH: Final = 16_384
 """Largest width of a layer or vector: a layer between two such widths has 1 GiB of weights."""
 
@@ -47,6 +45,9 @@ MOST_LAYERS: Final = 64
 
 MOST_TIMES: Final = 1_000_000
 """Epochs, steps, rows of a batch, trees."""
+
+MOST_KEYS: Final = 2**26
+"""Keys that a party may announce in private set intersection."""
 
 _LONGEST_FILE_NAME: Final = 100
 _NOT_IN_FILE_NAMES: Final = frozenset('/\\:*?<>|"')
@@ -143,11 +144,6 @@ def within(least: int, most: int, **values: object) -> None:
             rule = f"at least {least}" if value < least else f"at most {most}"
             raise ConfigError(f"{name} must be {rule}, got {value!r}")
 
-
-MOST_KEYS: Final = 2**26
-"""Keys that a party may announce in private set intersection."""
-
-# Checks as annotations of a field: ``epochs: Times = 20``.
 
 Positive = Annotated[float, positive]
 NonNegative = Annotated[float, non_negative]
@@ -289,8 +285,6 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
         return f"; {near!r} is there, which looks alike: its letters have another Unicode form"
     return "" if near is None else f"; did you mean {near!r}?"
 
-
-# JSON of other parties, read so that it is safe to compute with and to print.
 
 _MOST_WHOLE: Final = 1 << 63
 _MOST_DIGITS: Final = 20

@@ -4,8 +4,6 @@ import re
 from collections.abc import Sequence
 from typing import Final, Literal
 
-# What a column's name says of it: its words, and whether it is a longitude or a latitude.
-
 _WORDS: Final = re.compile(r"[a-z]+|\d+")
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _AXES: Final[dict[Literal["longitude", "latitude"], frozenset[str]]] = {
@@ -29,8 +27,6 @@ def axis_of(name: str) -> Literal["longitude", "latitude"] | None:
     words = set(words_of(name))
     return next((axis for axis, known in _AXES.items() if words & known), None)
 
-
-# What a column's name says: places, people, numbers of customers, or nothing.
 
 Meaning = Literal["longitude", "latitude", "identity", "person", "time", "none"]
 

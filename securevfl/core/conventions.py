@@ -11,21 +11,15 @@ from typing import Final, Literal, get_args
 import numpy as np
 from jaxtyping import Float64
 
-# Ranks, by which parties name one another: the primary's is 0, secondaries count up from 1.
-
 PRIMARY_RANK: Final = 0
+"""Rank of the primary; secondaries have the ranks from 1 on."""
 
-
-# What a label may be.
 
 Task = Literal["regression", "binary", "multiclass"]
 """A number, one of two classes, or one of several."""
 
 TASKS: Final[dict[str, Task]] = {task: task for task in get_args(Task)}
 """Every task by its name."""
-
-
-# One run seed, many named streams: initialisation, shuffling, dropout.
 
 
 def derive_seed(seed: int, *names: str | int) -> int:

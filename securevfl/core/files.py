@@ -16,12 +16,10 @@ import errno
 import glob
 import io
 import json
-import math
 import os
 import re
 import secrets
 import shutil
-import time
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,9 +27,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from securevfl.core.errors import ConfigError, SecureVflError, StorageError
-
-# Atomic file writes, for this user alone: a reader or a crash never sees half a file.
+from securevfl.core.errors import ConfigError, StorageError
 
 MOST_OF_JSON: Final = 64 * 2**20
 """Bytes of a JSON file, which takes some thirty times as much in memory."""
@@ -239,8 +235,6 @@ def _opener(*, for_others: bool) -> Callable[[str, int], int]:
     return lambda name, flags: os.open(name, flags, mode)
 
 
-# Zip archives looked at before any of their content is in memory.
-
 _LONGEST_HEADER: Final = 10_000
 """Bytes of an array's header, the limit of numpy's own reader."""
 
@@ -298,8 +292,6 @@ def _require_honest(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> None:
             raise ValueError(f"{part.filename} says that it is larger than it is")
 
 
-# One process at a time at a file that is open: by the system's own lock, or a file next to it.
-
 LOCKS_ITSELF: bool
 """True if the system locks an open file itself."""
 try:
@@ -337,69 +329,3 @@ def lock(handle: int, path: Path, *, shared: bool) -> Callable[[], None]:
     except filelock.Timeout:
         raise BlockingIOError(f"{path} is locked") from None
     return beside.release
-
-
-# A party's event log: one JSON object a line, never a tensor, a key or a record.
-
-# A log line holds figures about a run, not data; a longer list would be data.
-_MAX_LIST = 64
-
-
-def plain(value: Any, *, where: str = "event") -> Any:
-    """Return ``value`` as plain data that may be logged; raise if it is something else.
-
-    Raises:
-        SecureVflError: For tensors, arrays, bytes, long lists and any other object.
-    """
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item, where=f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        if len(value) > _MAX_LIST:
-            raise SecureVflError(f"{where}: a list of {len(value)} items may not be logged")
-        return [plain(item, where=where) for item in value]
-    raise SecureVflError(f"{where}: {type(value).__name__} objects may not be logged")
-
-
-class EventLog:
-    """A party's event log: JSON lines in a private file, each with seconds since it was opened."""
-
-    def __init__(self, path: Path, *, party: str) -> None:
-        self.path = path
-        self.party = party
-        self._start = time.monotonic()
-        try:
-            self._handle: int | None = open_to_append(path)
-        except OSError as error:
-            raise StorageError.of(path, error) from None
-
-    def write(self, event: str, **fields: object) -> None:
-        """Write one event.
-
-        Raises:
-            SecureVflError: If a field is not plain figures and words.
-            StorageError: If the file cannot be written, or is closed.
-        """
-        line = {"seconds": round(time.monotonic() - self._start, 3), "party": self.party}
-        line["event"] = event
-        line.update(plain(fields))
-        rest = f"{json.dumps(line)}\n".encode()
-        try:
-            while rest:
-                rest = rest[os.write(self._open(), rest) :]
-        except OSError as error:
-            raise StorageError.of(self.path, error) from None
-
-    def close(self) -> None:
-        """Close the file; later writes raise."""
-        if self._handle is not None:
-            os.close(self._handle)
-        self._handle = None
-
-    def _open(self) -> int:
-        if self._handle is None:
-            raise StorageError(f"{self.path}: is closed")
-        return self._handle

@@ -63,7 +63,29 @@ def curve_html(values: Sequence[float], *, caption: str) -> str:
     )
 
 
-# TOML, as the files of a federation are written.
+class Summarised:
+    """Base of results with a short ``repr``: a heading and a few figures."""
+
+    __slots__ = ()
+
+    def summary(self) -> tuple[str, Mapping[str, str]]:
+        """Return a heading, and figures by name."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        heading, figures = self.summary()
+        lines = [f"{type(self).__name__}({heading})"]
+        return "\n".join([*lines, *(f"  {name}: {text}" for name, text in figures.items())])
+
+    def _repr_html_(self) -> str:
+        """Return a small HTML table for notebooks."""
+        heading, figures = self.summary()
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
+            for name, text in figures.items()
+        )
+        caption = html.escape(f"{type(self).__name__}: {heading}")
+        return f"<table><caption>{caption}</caption>{rows}</table>"
 
 
 def toml_key(name: str) -> str:
@@ -110,31 +132,3 @@ def _is_tables(value: object) -> TypeGuard[Sequence[Mapping[str, object]]]:
         and bool(value)
         and all(isinstance(item, Mapping) for item in value)
     )
-
-
-# A few lines in place of a result's whole content, at a prompt and in a notebook.
-
-
-class Summarised:
-    """Base of results with a short ``repr``: a heading and a few figures."""
-
-    __slots__ = ()
-
-    def summary(self) -> tuple[str, Mapping[str, str]]:
-        """Return a heading, and figures by name."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        heading, figures = self.summary()
-        lines = [f"{type(self).__name__}({heading})"]
-        return "\n".join([*lines, *(f"  {name}: {text}" for name, text in figures.items())])
-
-    def _repr_html_(self) -> str:
-        """Return a small HTML table for notebooks."""
-        heading, figures = self.summary()
-        rows = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
-            for name, text in figures.items()
-        )
-        caption = html.escape(f"{type(self).__name__}: {heading}")
-        return f"<table><caption>{caption}</caption>{rows}</table>"

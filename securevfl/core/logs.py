@@ -1,4 +1,6 @@
-"""A run's events for Python's ``logging``: figures and words, never a row or a record.
+"""Logs of a run: its events for Python's ``logging``, and a party's file of events.
+
+Both hold figures and words, never a row or a record.
 
 The logger ``securevfl`` has only a null handler. A program that sets up ``logging`` receives a line
 for each stage, epoch, link count, warning and refusal, and with ``DEBUG`` one for each round.
@@ -9,7 +11,9 @@ for each stage, epoch, link count, warning and refusal, and with ``DEBUG`` one f
 import datetime
 import json
 import logging
+import math
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +33,29 @@ _FREQUENT: Final = (
 )
 
 
+# A log line holds figures about a run, not data; a longer list would be data.
+_MAX_LIST = 64
+
+
+def plain(value: Any, *, where: str = "event") -> Any:
+    """Return ``value`` as plain data that may be logged; raise if it is something else.
+
+    Raises:
+        SecureVflError: For tensors, arrays, bytes, long lists and any other object.
+    """
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, where=f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        if len(value) > _MAX_LIST:
+            raise SecureVflError(f"{where}: a list of {len(value)} items may not be logged")
+        return [plain(item, where=where) for item in value]
+    raise SecureVflError(f"{where}: {type(value).__name__} objects may not be logged")
+
+
 def log(event: str, figures: Mapping[str, Any], *, level: int = logging.INFO) -> None:
     """Log an event.
 
@@ -41,11 +68,9 @@ def log(event: str, figures: Mapping[str, Any], *, level: int = logging.INFO) ->
         SecureVflError: If a figure is not plain data, for example an array.
     """
     if LOGGER.isEnabledFor(level):
-        from securevfl.core import files  # it brings numpy, which --help does not wait for
-
-        plain = files.plain(figures)
-        words = " ".join(f"{name}={value}" for name, value in plain.items())
-        LOGGER.log(level, "%s %s", event, words, extra={"event": event, "figures": plain})
+        known = plain(figures)
+        words = " ".join(f"{name}={value}" for name, value in known.items())
+        LOGGER.log(level, "%s %s", event, words, extra={"event": event, "figures": known})
 
 
 def log_event(event: progress.ProgressEvent) -> None:
@@ -82,7 +107,7 @@ def write_json_lines(path: Path) -> None:
     Raises:
         StorageError: If the file cannot be written.
     """
-    from securevfl.core import files  # as above
+    from securevfl.core import files  # it brings numpy, which --help does not wait for
 
     try:
         os.close(files.open_to_append(path))  # for its owner alone
@@ -92,3 +117,46 @@ def write_json_lines(path: Path) -> None:
     handler.setFormatter(JsonLines())
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.DEBUG)
+
+
+class EventLog:
+    """A party's event log: JSON lines in a private file, each with seconds since it was opened."""
+
+    def __init__(self, path: Path, *, party: str) -> None:
+        from securevfl.core import files  # as above
+
+        self.path = path
+        self.party = party
+        self._start = time.monotonic()
+        try:
+            self._handle: int | None = files.open_to_append(path)
+        except OSError as error:
+            raise StorageError.of(path, error) from None
+
+    def write(self, event: str, **fields: object) -> None:
+        """Write one event.
+
+        Raises:
+            SecureVflError: If a field is not plain figures and words.
+            StorageError: If the file cannot be written, or is closed.
+        """
+        line = {"seconds": round(time.monotonic() - self._start, 3), "party": self.party}
+        line["event"] = event
+        line.update(plain(fields))
+        rest = f"{json.dumps(line)}\n".encode()
+        try:
+            while rest:
+                rest = rest[os.write(self._open(), rest) :]
+        except OSError as error:
+            raise StorageError.of(self.path, error) from None
+
+    def close(self) -> None:
+        """Close the file; later writes raise."""
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle = None
+
+    def _open(self) -> int:
+        if self._handle is None:
+            raise StorageError(f"{self.path}: is closed")
+        return self._handle

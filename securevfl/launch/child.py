@@ -12,7 +12,7 @@ import threading
 from typing import Any, Final
 
 from securevfl.core import interrupts
-from securevfl.core.files import plain
+from securevfl.core.logs import plain
 from securevfl.core.memory import peak_memory_bytes
 
 EVENTS_VARIABLE: Final = "SECUREVFL_EVENTS_FD"

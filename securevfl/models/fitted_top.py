@@ -14,8 +14,8 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor, nn
 
 from securevfl.core.conventions import stream
+from securevfl.core.devices import few_threads
 from securevfl.core.errors import ConfigError
-from securevfl.core.threads import few_threads
 from securevfl.models.alone.choice import decide, mix_outputs, model_bytes, model_of
 from securevfl.models.alone.margins import MarginModel, OwnInputs, cross_fit
 from securevfl.models.family import Aggregate, RowFeatures, RowKeys, Similarities

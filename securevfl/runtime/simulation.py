@@ -16,10 +16,10 @@ from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_enough_records
 from securevfl.core import files
 from securevfl.core.conventions import stream
+from securevfl.core.devices import few_threads
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
 from securevfl.core.progress import Observer, Stage, Warned, event_fields, unheard
-from securevfl.core.threads import few_threads
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import build_secondary, primary_data, save_secondary

@@ -9,7 +9,7 @@ from typing import Final
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import StorageError
-from securevfl.core.files import EventLog
+from securevfl.core.logs import EventLog
 from securevfl.data.tables import KeyTable
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.run_plan import PredictionBudget, RunPlan, prediction_budget

@@ -24,9 +24,9 @@ from jaxtyping import Float, Float32, Int64, Shaped
 from torch import Tensor
 
 from securevfl.core import checks
+from securevfl.core.devices import few_threads
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import require_unpackable
-from securevfl.core.threads import few_threads
 from securevfl.models.alone.margins import (
     CrossFitted,
     MarginModel,
