@@ -36,8 +36,6 @@ from securevfl.transport.message import (
 )
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, Transport
 
-# Messages between two callers through the primary, which must not read them.
-
 _LABEL: Final = b"securevfl/linking/sealed/v1"
 _KEY_BYTES: Final = 32
 _MOST_BYTES: Final = 1 << 30
@@ -151,8 +149,6 @@ def _direction_key(pair_key: bytes, session: bytes, sender: int, receiver: int) 
 def _nonce(number: int) -> bytes:
     return struct.pack(">IQ", 0, number)
 
-
-# Where a party's linkage messages go out and come in, whoever they are for.
 
 Kinds = tuple[MessageKind, ...]
 

@@ -19,8 +19,8 @@ from typing import Final
 from securevfl.core import checks
 from securevfl.core.errors import ProtocolError
 from securevfl.transport.framing import RECORD_BYTES, EncodedMessage, FrameReader
-from securevfl.transport.identity import broken_in_words
 from securevfl.transport.message import Message
+from securevfl.transport.tls import broken_in_words
 
 # Bounds of one peer's turn: enough for a whole share of usual size. A call reads one TLS record of
 # at most 16 KiB, so these are 4 MiB.

@@ -484,9 +484,6 @@ class Done(DeclaredMessage):
     COVERS: ClassVar = {"no record": "lengths"}
 
 
-# The first failure of a federation: who, why, and how it travels to everybody else.
-
-
 FailureKind = Literal["failed", "lost", "twice", "timeout", "absent", "protocol", "authentication"]
 
 _ERRORS: Final[dict[FailureKind, type[errors.ProtocolError]]] = {

@@ -26,7 +26,6 @@ from securevfl.transport.connection import (
     TransportLimits,
 )
 from securevfl.transport.framing import FrameReader, encode
-from securevfl.transport.identity import broken_in_words, in_plain_words, peer_public_text
 from securevfl.transport.message import (
     Failure,
     FailureKind,
@@ -37,6 +36,7 @@ from securevfl.transport.message import (
     StarKind,
     require_empty,
 )
+from securevfl.transport.tls import broken_in_words, in_plain_words, peer_public_text
 
 _DRAIN_BYTES: Final = 1 << 16
 

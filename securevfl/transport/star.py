@@ -18,14 +18,7 @@ from securevfl.core import checks, errors, interrupts
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.framing import SESSION_BYTES, EncodedMessage, FrameReader, encode
-from securevfl.transport.identity import (
-    Identity,
-    check_pins,
-    in_plain_words,
-    own_certificate_refused,
-    peer_public_text,
-    tls_context,
-)
+from securevfl.transport.identity import Identity
 from securevfl.transport.message import (
     Failure,
     FailureKind,
@@ -37,6 +30,13 @@ from securevfl.transport.message import (
     public_reason,
 )
 from securevfl.transport.socket_loop import Doorkeeper, StarLoop, open_listener
+from securevfl.transport.tls import (
+    check_pins,
+    in_plain_words,
+    own_certificate_refused,
+    peer_public_text,
+    tls_context,
+)
 
 # Seconds between calls without an answer, and at most between calls that fail after an answer,
 # which cost the other end a handshake each.
