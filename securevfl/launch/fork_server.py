@@ -33,8 +33,6 @@ from typing import Any, Final
 from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import EVENTS_VARIABLE, LIFELINE_VARIABLE
 
-# Parties start fast: one process loads what all of them need, and forks each of them.
-
 MESSAGE_BYTES: Final = 1 << 16
 """No message between launcher and fork server is longer."""
 
@@ -85,13 +83,11 @@ class Forked:
 
     def poll(self) -> tuple[int, int] | None:
         """Return exit code and largest resident memory in bytes, or None while it runs."""
-        return self._fork_server.end_of(self.pid, wait=False)
+        return self._fork_server.end_of(self.pid)
 
     def wait(self) -> tuple[int, int]:
         """Wait until it has ended, and return the result of :meth:`poll`."""
-        ended = self._fork_server.end_of(self.pid, wait=True)
-        assert ended is not None, "waited for"
-        return ended
+        return self._fork_server.wait_for_end(self.pid)
 
     @property
     def why_lost(self) -> str | None:
@@ -172,20 +168,24 @@ class ForkServer:
                 self._running[child.pid] = child
                 return child
 
-    def end_of(self, pid: int, *, wait: bool) -> tuple[int, int] | None:
+    def end_of(self, pid: int) -> tuple[int, int] | None:
         """Return a child's exit code and peak memory in bytes; None while it runs."""
         while pid not in self._ended:
             try:
-                if wait:
-                    self._receive_within(SILENT_S)
-                else:
-                    self._receive(timeout_s=0)
+                self._receive(timeout_s=0)
             except BlockingIOError:
                 self._require_reported(pid)
                 break
             except ConnectionError:
                 pass  # all have ended
         return self._ended.get(pid)
+
+    def wait_for_end(self, pid: int) -> tuple[int, int]:
+        """Wait until a child has ended; return its exit code and peak memory in bytes."""
+        while pid not in self._ended:
+            with contextlib.suppress(ConnectionError):  # all have ended
+                self._receive_within(SILENT_S)
+        return self._ended[pid]
 
     def close(self) -> None:
         """Kill the fork server; running children end with their launcher instead."""
@@ -252,8 +252,6 @@ class ForkServer:
             self._ended[pid] = (-signal.SIGKILL, 0)
         self._running.clear()
 
-
-# What a fork server's own process does: fork the children that its launcher asks for.
 
 # Standard input, log, reports and handed files: a federation file and an identity.
 _MOST_HANDLES: Final = 16

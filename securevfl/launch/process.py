@@ -18,8 +18,6 @@ from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import EVENTS_VARIABLE, FAILURE_EVENT, LIFELINE_VARIABLE, MEMORY_EVENT
 from securevfl.launch.fork_server import ChildFiles, Forked, ForkServer
 
-# What became of a party's process, as the launcher sees it.
-
 _ERRORS: Final[dict[int, type[errors.SecureVflError]]] = {
     error.exit_code: error
     for error in (errors.ConfigError, errors.PartyFailedError, errors.PrivacyError)
@@ -61,8 +59,6 @@ class PartyFailure:
         """Return an exception of the class for :attr:`exit_code`."""
         return _ERRORS.get(self.exit_code, errors.SecureVflError)(f"{self.party}: {self.reason}")
 
-
-# One party's process: started with its log, its pipe of reports and its lifeline.
 
 # Longest report: a line of figures, whose length grows with the number of parties.
 _MAX_LINE_BYTES: Final = 1 << 20
@@ -129,13 +125,13 @@ class _Program:
 
     def poll(self) -> tuple[int, int] | None:
         """Return exit code and largest resident memory in bytes, or None while it runs."""
-        return self._reap(os.WNOHANG)
+        pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+        return self._reap(status, usage.ru_maxrss) if pid else None
 
     def wait(self) -> tuple[int, int]:
         """Wait until it has ended, and return the result of :meth:`poll`."""
-        ended = self._reap(0)
-        assert ended is not None, "waited for"
-        return ended
+        _, status, usage = os.wait4(self.pid, 0)
+        return self._reap(status, usage.ru_maxrss)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; only this process reaps the child, so its number is still valid."""
@@ -144,13 +140,10 @@ class _Program:
     def close(self) -> None:
         """Do nothing: :meth:`poll` has released everything."""
 
-    def _reap(self, options: int) -> tuple[int, int] | None:
-        pid, status, usage = os.wait4(self.pid, options)
-        if not pid:
-            return None
+    def _reap(self, status: int, peak_memory: int) -> tuple[int, int]:
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # so that Popen does not wait for it again
-        return code, usage.ru_maxrss * RSS_UNIT
+        return code, peak_memory * RSS_UNIT
 
 
 class PartyProcess:

@@ -1,4 +1,4 @@
-"""Parties' processes on this machine: run to their end, or kept running."""
+"""Parties' processes on this machine: run to their end, or kept running, on a reserved port."""
 
 import selectors
 import socket
@@ -14,8 +14,6 @@ from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.launch import fork_server
 from securevfl.launch.fork_server import ForkServer
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure, PartyProcess
-
-# A port for a run on one machine, kept free until the run is over.
 
 
 @contextmanager
@@ -39,8 +37,6 @@ def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
             holder.close()
         yield port
 
-
-# Start one process per party on this machine; the first failure ends them all and is raised.
 
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 Again = Callable[[PartyCommand, PartyFailure | None], PartyCommand | None]
@@ -246,8 +242,6 @@ class Launch:
                 return failure
         return None
 
-
-# Keep one process per party running on this machine: one that ends is started again.
 
 # A process that ends at once is not started again at once.
 _FIRST_PAUSE_S: Final = 0.5

@@ -1,5 +1,11 @@
 """The content of a ledger's lines: sessions, runs, totals and the owner's limits.
 
+An ``open`` line holds a session's plan, a ``charge`` line one release, ``fit`` the fitting of a
+frozen encoder, ``link-count`` a report of linked rows, ``release`` the digest of a frozen run's
+release, ``labels`` a release of labels to secondaries, ``program`` a program that reads the table,
+``limit`` and ``programs`` the owner's choices, and ``restored`` the promises that a restored copy
+may lack. ``countersigned`` and ``forgotten`` lines are about other parties' ledgers.
+
 A run consists of all sessions with one id: the first, and those that resumed it. The costs of runs
 add up, and so do those of a run's sessions, with two exceptions. Sessions of a frozen run that
 continue the same release (the same links, secret sample and encoder) are parts of one fixed answer,
@@ -37,7 +43,6 @@ PROGRAM: Final = "program"
 RESTORED: Final = "restored"
 """Kind of a line that books what may be missing in a copy."""
 
-# How often each row was released, and row ids in few characters.
 
 MOST_ROWS: Final = 2**31
 """More rows than any table has; an id above it is not one."""
@@ -91,8 +96,6 @@ def ranges_from(written: Iterable[Iterable[int]], *, rows: int) -> list[tuple[in
         raise ValueError(f"released: is not {rows} rows in ranges")
     return ranges
 
-
-# What the lines of a ledger say: sessions, runs, what they cost together, and the owner's limit.
 
 VERSION: Final = 5
 """Format version of the lines that this program writes, and the only one that it reads."""

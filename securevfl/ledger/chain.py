@@ -33,8 +33,6 @@ from securevfl.core import files
 from securevfl.core.checks import strict_json
 from securevfl.core.errors import ConfigError, PrivacyError, StorageError
 
-# A chain of lines by their hashes: what a ledger's lines hang together by.
-
 GENESIS: Final = bytes(32)
 """Head of a chain without lines."""
 HASH_BYTES: Final = 32
@@ -160,8 +158,6 @@ def read_chain(path: Path) -> tuple[Chain, list[dict[str, Any]]]:
     return chain, entries
 
 
-# An append-only file of JSON lines that hang together by a :class:`Chain`.
-
 _OWNER_ONLY: Final = 0o600
 
 
@@ -220,9 +216,10 @@ class ChainedFile:
         self._unended = False
         if path is None or not (read_only or os.path.lexists(path)):
             return
-        self._handle, self._let_go = _open_locked(path, read_only=read_only)
+        handle, self._let_go = _open_locked(path, read_only=read_only)
+        self._handle = handle
         try:
-            self._read(path)
+            self._read(path, handle)
             if not read_only:
                 files.remove_unfinished_of(path)
         except BaseException:
@@ -386,13 +383,12 @@ class ChainedFile:
         self._left, self._last = self._size, data
         self._unended = False
 
-    def _read(self, path: Path) -> None:
-        assert self._handle is not None  # set before the file is read
+    def _read(self, path: Path, handle: int) -> None:
         # The next line reveals an edit of a line, so a line is used only after the next one is
         # checked.
         before: tuple[dict[str, Any], str] | None = None
         # Read line by line, since a long run's file has tens of megabytes.
-        with os.fdopen(os.dup(self._handle), "rb") as file:
+        with os.fdopen(os.dup(handle), "rb") as file:
             for number, data in enumerate(file, 1):
                 ended = data.endswith(b"\n")
                 where = f"ledger {path}, line {number}"
@@ -412,7 +408,7 @@ class ChainedFile:
                 f"Restore it from a copy, or remove the file if nothing was ever released"
             )
         self._taken(*before)
-        self._left = os.fstat(self._handle).st_size
+        self._left = os.fstat(handle).st_size
 
 
 def _require_torn(data: bytes, *, where: str) -> None:

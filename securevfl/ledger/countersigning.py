@@ -31,7 +31,6 @@ from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 T = TypeVar("T")
 
-# Messages about ledgers: hashes, numbers of lines and signatures.
 
 NONCE_BYTES: Final = 16
 MOST_LINES: Final = 1 << 18
@@ -203,8 +202,6 @@ def _array(raw: bytes) -> npt.NDArray[np.generic]:
 def _bytes(message: Message, name: str, length: int) -> bytes:
     return message.tensor(name, dtype=np.uint8, shape=(length,)).tobytes()
 
-
-# Parties sign the heads of their ledgers, and keep one another's signatures.
 
 COUNTERSIGNED: Final = "countersigned"
 FORGOTTEN: Final = "forgotten"
@@ -562,8 +559,6 @@ def _text(purpose: str, fields: Mapping[str, Any]) -> bytes:
     body = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return f"securevfl {purpose} v1\0{body}".encode()
 
-
-# Countersigning over the star: a meeting at the start, then heads at every point.
 
 Log = Callable[..., None]
 _NO_ROUND: Final = 0

@@ -30,7 +30,7 @@ from securevfl.data.scaling import Bounds, ColumnSettings
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import require_estimator
-from securevfl.ledger.ledger import lines_of_run
+from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.linkage.stage.linking import PROTECTIONS
 from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_of

@@ -30,7 +30,7 @@ from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
-from securevfl.ledger.ledger import lines_of_run
+from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.stage.party_keys import keys_of

@@ -661,11 +661,11 @@ class PrimaryTransport(Transport):
         Reveals:
             To that secondary: the reason.
         """
-        assert self._door is not None, "it has come through the door"
         failure = Failure(party=name, reason=reason)
         with self._loop.changed:
-            self._door.leave_out([name])
             connection = self._connection(name)
+            if self._door is not None:
+                self._door.leave_out([name])
             # The end of its connection is no failure from now on.
             connection.peer_left = True
             connection.outgoing.append(Outgoing(encode(failure.to_message())))

@@ -13,7 +13,8 @@ from securevfl.dp.labels import LabelRelease
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import ProgramUse
-from securevfl.ledger.ledger import Ledger, LedgerFile, ledger_of_table
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import LedgerFile, ledger_of_table
 from securevfl.stages.class_means.class_labels import charge_labels
 
 Capture = pytest.CaptureFixture[str]

@@ -18,8 +18,8 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import Limit
 from securevfl.ledger.chain import read_chain
-from securevfl.ledger.ledger import (
-    Ledger,
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import (
     LedgerFile,
     book_restored,
     recompute_figures,

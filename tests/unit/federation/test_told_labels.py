@@ -10,7 +10,8 @@ from securevfl.core.errors import PrivacyError
 from securevfl.dp.labels import LabelRelease, labels_together
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.ledger.ledger import Ledger, summary_of
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import summary_of
 from securevfl.stages.class_means.class_labels import charge_labels
 
 DRAWN = LabelRelease(mechanism="randomised", epsilon=2.0, delta=0.0, parties=3, digest="a" * 64)
