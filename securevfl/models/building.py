@@ -16,8 +16,6 @@ from torch.func import functional_call, grad, vmap
 from securevfl.core import errors
 from securevfl.models.family import AnyFamily, Bottom, FamilySettings, Top
 
-# Bottom models evaluated row by row, so that no row of a batch depends on another.
-
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A bottom model's function of features, keys, and the mask of present links."""
 
@@ -49,8 +47,6 @@ def row_by_row(bottom: nn.Module) -> Forward:
 
     return together
 
-
-# Building of a family's models, with checks of what they claim.
 
 _ROWS: Final = 2
 

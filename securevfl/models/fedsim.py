@@ -24,8 +24,6 @@ from securevfl.models.pairs import (
     mean_similarities,
 )
 
-# Settings.
-
 _KERNEL: Final = 5
 
 
@@ -96,55 +94,6 @@ class FedSimConfig(ManyLinksSettings):
             return self.dropout
         return 0.7 if classes else 0.3
 
-
-# Explanations: the weight of a similarity, and of a place in the sorted list of links.
-
-_STEPS: Final = 32
-
-
-def similarity_curve(
-    gate: nn.Module, *, low: float, high: float, points: int = 61
-) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
-    """Return similarities from ``low`` to ``high`` (in units of sigma_0) and their weights.
-
-    With a weight for each output of a pair, their mean is returned.
-
-    References:
-        [FedSim] appendix F.5, the similarity model's plot.
-    """
-    device = next(gate.parameters()).device
-    similarities = torch.linspace(low, high, points, device=device)
-    with torch.no_grad():
-        return similarities, gate(similarities).mean(dim=-1)
-
-
-def merge_importance(
-    merge: nn.Module, pairs: Float[Tensor, "rows links pair_outputs"]
-) -> Float[Tensor, "links pair_outputs"]:
-    """Return the importance of each place and output of the sorted pairs for the merge gate.
-
-    These are integrated gradients by the midpoint rule, from zeros (the values of absent links) to
-    the given pairs: their mean absolute value over rows. With several classes, each row's predicted
-    class counts.
-
-    References:
-        [IG] Sundararajan et al. 2017 (arXiv:1703.01365), equations (1) and (3); [FedSim] appendix
-        F.5.
-    """
-    merge.eval()
-    pairs = pairs.detach()
-    with torch.no_grad():
-        chosen = merge(pairs).argmax(dim=1, keepdim=True)
-    total = torch.zeros_like(pairs)
-    with torch.enable_grad():
-        for step in range(_STEPS):
-            part = (pairs * ((step + 0.5) / _STEPS)).requires_grad_()
-            output = merge(part).gather(1, chosen).sum()
-            total += torch.autograd.grad(output, part)[0]
-    return (pairs * total / _STEPS).abs().mean(dim=0)
-
-
-# Weight gate and sort gate.
 
 _EVALUATION_SEED: Final = 0
 
@@ -217,9 +166,6 @@ def _reorder(pairs: Tensor, order: Int[Tensor, "batch links"]) -> Tensor:
     first = torch.arange(0, batch * links, links, device=order.device).unsqueeze(1)
     flat = pairs.reshape(-1, width).index_select(0, (order + first).flatten())
     return flat.view(batch, links, width)
-
-
-# Merge gates: from the K weighted outputs of a row's pairs to the outputs of the task.
 
 
 class ConvolutionMerge(nn.Module):
@@ -377,9 +323,6 @@ def merged_width(config: FedSimConfig, *, outputs: int) -> int:
     return config.pair_outputs + (outputs if config.merge == "residual" else 0)
 
 
-# Top model: outputs of every pair, weighted, sorted and merged.
-
-
 class FedSimTop(nn.Module):
     """FedSim's top model: aggregation model, weight gate, sort gate and merge gate.
 
@@ -458,7 +401,49 @@ class FedSimTop(nn.Module):
         return similarity.unsqueeze(-1)
 
 
-# Family.
+_STEPS: Final = 32
+
+
+def similarity_curve(
+    gate: nn.Module, *, low: float, high: float, points: int = 61
+) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
+    """Return similarities from ``low`` to ``high`` (in units of sigma_0) and their weights.
+
+    With a weight for each output of a pair, their mean is returned.
+
+    References:
+        [FedSim] appendix F.5, the similarity model's plot.
+    """
+    device = next(gate.parameters()).device
+    similarities = torch.linspace(low, high, points, device=device)
+    with torch.no_grad():
+        return similarities, gate(similarities).mean(dim=-1)
+
+
+def merge_importance(
+    merge: nn.Module, pairs: Float[Tensor, "rows links pair_outputs"]
+) -> Float[Tensor, "links pair_outputs"]:
+    """Return the importance of each place and output of the sorted pairs for the merge gate.
+
+    These are integrated gradients by the midpoint rule, from zeros (the values of absent links) to
+    the given pairs: their mean absolute value over rows. With several classes, each row's predicted
+    class counts.
+
+    References:
+        [IG] Sundararajan et al. 2017 (arXiv:1703.01365), equations (1) and (3); [FedSim] appendix
+        F.5.
+    """
+    merge.eval()
+    pairs = pairs.detach()
+    with torch.no_grad():
+        chosen = merge(pairs).argmax(dim=1, keepdim=True)
+    total = torch.zeros_like(pairs)
+    with torch.enable_grad():
+        for step in range(_STEPS):
+            part = (pairs * ((step + 0.5) / _STEPS)).requires_grad_()
+            output = merge(part).gather(1, chosen).sum()
+            total += torch.autograd.grad(output, part)[0]
+    return (pairs * total / _STEPS).abs().mean(dim=0)
 
 
 class FedSimFamily(PairFamily[FedSimConfig]):

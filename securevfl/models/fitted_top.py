@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from securevfl.core.conventions import stream
 from securevfl.core.devices import few_threads
 from securevfl.core.errors import ConfigError
-from securevfl.models.alone.choice import decide, mix_outputs, model_bytes, model_of
+from securevfl.models.alone.choice import decide, mix_outputs
 from securevfl.models.alone.margins import MarginModel, OwnInputs, cross_fit
+from securevfl.models.alone.saving import model_bytes, model_of
 from securevfl.models.family import Aggregate, RowFeatures, RowKeys, Similarities
 from securevfl.models.optimisers import without_compiler
 from securevfl.models.tasks import TaskHead
-
-# An estimator of scikit-learn as top model.
 
 
 class FittedTop(nn.Module):
@@ -121,8 +120,6 @@ class FittedTop(nn.Module):
         self.model = model
 
 
-# What noised sums of codes were, given the noise.
-
 _MOST_READ: Final = 4096
 """Rows by which shares are fitted."""
 _READINGS: Final = 60
@@ -186,8 +183,6 @@ class CodeReader(nn.Module):
         means = likely @ self.sums / likely.sum(dim=1, keepdim=True)
         return torch.where(self.noise_std > 0, means, released.double())
 
-
-# A linear correction of the base, for releases that are mostly noise.
 
 PENALTIES: Final = (1.0, 10.0, 100.0, 1e3, 1e4)
 """Candidate penalties on the squares of W, per unit of loss of a row."""
@@ -332,8 +327,6 @@ def fit_tied(
     whole.fit(read, base, targets, head, penalty=best[1])
     return whole, best[2]
 
-
-# Both in one: the correction, and trees that find what it cannot add up.
 
 _MIXED_BY: Final = 20_000
 """Largest number of training rows for fitting and weighing the trees."""

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from securevfl.models.family import Present, RecordFeatures, RecordKeys
 
-# Class-mean encoder: directions between classes, fitted to noised class means.
-
 MOST_NUMBERS: Final = 60
 """Most features of a record without projection; noised means get worse with more features."""
 PROJECTED: Final = 24
@@ -64,8 +62,6 @@ def class_directions(
     centre = counts @ means / counts.sum()
     return Directions(centre=centre, weights=(means[:-1] - centre).T)
 
-
-# Score encoder, for two classes: one score of a record, sent as an angle.
 
 COLUMN_EDGES: Final = np.unique(
     np.concatenate(
@@ -212,8 +208,6 @@ def sums_of_codes(parties: int) -> Float64[np.ndarray, "sums 2"]:
     return np.concatenate([both.sum(axis=1), np.zeros((1, 2))])
 
 
-# Direction of a record's projection, in a separate block of coordinates.
-
 # A record at the centre has no direction and becomes zero.
 _SHORTEST: Final = 1e-12
 
@@ -307,9 +301,6 @@ def principal_projection(
     largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
     floor = max(spread, 1e-6 * float(np.abs(values).max(initial=0.0)), _SHORTEST)
     return vectors * np.sign(largest) / np.sqrt(np.maximum(values, floor))
-
-
-# Random features of one record, drawn without any data.
 
 
 @runtime_checkable

@@ -1,10 +1,9 @@
 """Shared layers, their initialisation, and the alignment of positional encodings."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Protocol, runtime_checkable
 
@@ -13,8 +12,6 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
 from securevfl.core import checks, devices
-
-# Initial weights from named seeds, so that a party draws the same weights in every runner.
 
 
 @runtime_checkable
@@ -82,8 +79,6 @@ def _draw_convolution(layer: nn.Conv2d, generator: torch.Generator) -> None:
         if layer.bias is not None:
             layer.bias.zero_()
 
-
-# Dropout from random bytes.
 
 _LEVELS: Final = 256
 _BYTES_A_WORD: Final = 8
@@ -192,9 +187,6 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(devices.widen_floats(inputs))
 
 
-# Multi-layer perceptron.
-
-
 class MLP(nn.Module):
     """Multi-layer perceptron: linear layers with GELU and dropout between them."""
 
@@ -216,8 +208,6 @@ class MLP(nn.Module):
         return outputs
 
 
-# Prior weight of a link's rank; links are listed nearest first.
-
 STEEPEST: Final = 16
 """Largest decay: a second link starts with a share of 2^-16."""
 
@@ -238,9 +228,6 @@ def rank_scores(links: int, *, decay: float) -> Tensor:
     return -decay * torch.arange(1, links + 1).log()
 
 
-# Shortcuts by values.
-
-
 def known_full(mask: Bool[Tensor, "*shape"]) -> bool:
     """Return whether a mask is known to be true everywhere, so that masking can be skipped.
 
@@ -249,119 +236,6 @@ def known_full(mask: Bool[Tensor, "*shape"]) -> bool:
     """
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return not tracing and mask.device.type == "cpu" and bool(mask.all())
-
-
-# Alignment of positional encodings, within a party and between two.
-
-_GRID: Final = 625
-_REACH: Final = 2.0
-# In more dimensions, a grid of three steps a side would have thousands of keys.
-_MOST_GRID_DIMENSIONS: Final = 6
-_SHOWN_PAIRS: Final = 250
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PositionsTaken:
-    """A party's positional encoding before and after an average."""
-
-    own: Mapping[str, Tensor]
-    """The party's weights before the average, by name."""
-
-    mean: Mapping[str, Tensor]
-    """The average."""
-
-
-def key_grid(key_dim: int) -> Float[Tensor, "keys dimension"]:
-    """Return about 600 synthetic keys within two standard deviations.
-
-    They form a grid or, in more than six dimensions, are random; the same in every run, from no
-    table.
-    """
-    if key_dim <= _MOST_GRID_DIMENSIONS:
-        axis = torch.linspace(-_REACH, _REACH, round(_GRID ** (1 / key_dim)))
-        return torch.cartesian_prod(*[axis] * key_dim).view(-1, key_dim)
-    generator = torch.Generator().manual_seed(0)
-    return (2 * torch.rand(_GRID, key_dim, generator=generator) - 1) * _REACH
-
-
-def encode_keys(
-    positions: nn.Module, weights: Mapping[str, Tensor], keys: Float[Tensor, "keys dimension"]
-) -> Float[Tensor, "keys width"]:
-    """Return the encodings of keys with the given weights, on the CPU."""
-    device = next(positions.parameters()).device
-    moved = {name: value.to(device) for name, value in weights.items()}
-    with torch.no_grad():
-        encoding: Tensor = torch.func.functional_call(positions, moved, (keys.to(device),))
-    return encoding.cpu()
-
-
-def distance_correlation(
-    keys: Float[Tensor, "keys dimension"],
-    first: Float[Tensor, "keys width"],
-    second: Float[Tensor, "keys width"],
-) -> float | None:
-    """Return the correlation of keys' distances with the distances of their encodings.
-
-    It correlates ||x - y|| with ||first(x) - second(y)|| over all pairs of keys (x, y); None if
-    either is constant. ``first`` and ``second`` are the encodings of one party or of two.
-
-    References:
-        [FeT] section 5.1, Figure 4.
-    """
-    apart = torch.stack([torch.cdist(keys, keys), torch.cdist(first, second)]).flatten(1)
-    correlation = float(torch.corrcoef(apart)[0, 1])
-    return correlation if -2 < correlation < 2 else None
-
-
-def alignment(
-    positions: nn.Module,
-    taken: PositionsTaken,
-    *,
-    key_dim: int,
-    others: Mapping[str, Mapping[str, Tensor]],
-) -> dict[str, Any]:
-    """Return the data of [FeT] Figure 4 for a party: distances of keys and of their encodings.
-
-    Args:
-        positions: Its positional encoding, with any weights.
-        taken: Its weights before and after an average.
-        key_dim: Key columns.
-        others: Other parties' weights before the average, by name; empty where parties are separate
-            processes and do not know them.
-
-    Returns:
-        ``key_distance``: distances of some pairs of synthetic keys. ``pictures``: for each
-        comparison its ``name``, the ``encoding_distance`` of the same pairs, and the
-        ``correlation`` over all pairs.
-
-    References:
-        [FeT] section 5.1, Figure 4: (b) within a party, (a) and (c) between two.
-
-    Reveals:
-        To whoever reads the result: encodings of synthetic keys by the weights of each named party.
-    """
-    keys = key_grid(key_dim)
-    own = encode_keys(positions, taken.own, keys)
-    mean = encode_keys(positions, taken.mean, keys)
-    compared = {"before: its own": (own, own)}
-    for name, weights in others.items():
-        compared[f"before: its own and that of {name}"] = own, encode_keys(positions, weights, keys)
-    if not others:
-        compared["its own before, and the average"] = own, mean
-    compared["after: the average, which all have"] = mean, mean
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randint(len(keys), (2, _SHOWN_PAIRS), generator=generator)
-    return {
-        "key_distance": finite((keys[a] - keys[b]).norm(dim=1)),
-        "pictures": [
-            {
-                "name": name,
-                "encoding_distance": finite((first[a] - second[b]).norm(dim=1)),
-                "correlation": distance_correlation(keys, first, second),
-            }
-            for name, (first, second) in compared.items()
-        ],
-    }
 
 
 def finite(values: Float[Tensor, "*shape"]) -> list[Any]:

@@ -11,8 +11,6 @@ from torch import nn
 from securevfl.core import checks
 from securevfl.core.errors import of_an_extra
 
-# Learning-rate schedules.
-
 Schedule = Literal["constant", "cosine"]
 """Schedules of :func:`learning_rate_in`."""
 
@@ -35,8 +33,6 @@ def learning_rate_in(epoch: int, *, first: float, schedule: Schedule, epochs: in
         return first
     return first * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
 
-
-# Optimizers; each party has its own, for its own parameters.
 
 OPTIMIZERS = ("adamw", "adam", "lamb", "sgd")
 """Names that :func:`build_optimizer` accepts."""

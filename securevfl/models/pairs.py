@@ -17,8 +17,6 @@ from securevfl.models import family
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.layers import MLP, known_full
 
-# Settings of the split network of one pair of records.
-
 PAPER_TRAINING: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "optimizer": "lamb",
@@ -96,9 +94,6 @@ class ManyLinksSettings(PairSettings):
         return self.neighbours, self.hidden
 
 
-# Similarities of a row's links as a top model reads them.
-
-
 def mean_similarities(
     similarities: Float[Tensor, "batch secondaries links"],
 ) -> tuple[Float[Tensor, "batch links"], Bool[Tensor, "batch links"]]:
@@ -115,8 +110,6 @@ def mean_similarities(
     count = (~absent).sum(dim=1)
     return similarities.masked_fill(absent, 0.0).sum(dim=1) / count.clamp_min(1), count > 0
 
-
-# The split network of one pair of linked records.
 
 _SMALLEST: Final = 1e-6
 
@@ -227,9 +220,6 @@ def _at_unit_scale(
     """
     size = torch.linalg.vector_norm(aggregate, dim=(1, 2), keepdim=True)
     return aggregate * (aggregate[0].numel() ** 0.5 / size.clamp_min(_SMALLEST))
-
-
-# Baselines that link: exact, top1sim, avgsim and featuresim.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,10 +23,11 @@ from typing import Any, Final, TypeVar
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, in_one_line
 from securevfl.models import pairs
-from securevfl.models.family import AnyFamily, Family, FamilySettings, Step
+from securevfl.models.family import AnyFamily, Family, FamilySettings
 from securevfl.models.fedhssl import family as fedhssl
 from securevfl.models.fedsim import FedSimFamily
 from securevfl.models.fet.family import FeTFamily
+from securevfl.models.pretraining import Step
 from securevfl.stages.assist.assist import AssistFamily
 
 GROUP: Final = "securevfl.families"

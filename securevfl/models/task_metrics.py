@@ -17,8 +17,6 @@ from securevfl.core import checks
 from securevfl.core.conventions import Task, stream
 from securevfl.core.errors import ConfigError
 
-# Metrics.
-
 Outputs = Float64[np.ndarray, "rows outputs"]
 """A model's outputs: predictions, the second class's logit, or a logit for each class."""
 
@@ -285,8 +283,6 @@ def metrics_of(
         raise ConfigError(f"{named}: a {task} task has {', '.join(names)}; got {first!r}{near}")
     return tuple(sorted(own, key=lambda metric: metric.name != (first or names[0])))
 
-
-# Bootstrap intervals of all metrics of a task, on the same resamples.
 
 LEVEL: Final = 0.95
 """Share of the resamples inside an interval."""

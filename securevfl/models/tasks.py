@@ -16,8 +16,6 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.models import task_metrics
 
-# Decision threshold of a binary task.
-
 Rule = Literal["half", "f1", "youden"] | float
 """``half``: 0.5; ``f1`` and ``youden``: the best on the validation rows; or a number."""
 
@@ -68,8 +66,6 @@ def as_logit(threshold: float) -> float:
     """Return the logit of a threshold."""
     return float(scipy.special.logit(threshold))
 
-
-# Task heads.
 
 Metrics = dict[str, float | None]
 """Metrics of rows by name, the one that training optimises first; None if not defined."""
@@ -282,9 +278,6 @@ def on_cpu(outputs: Tensor, targets: Tensor) -> tuple[task_metrics.Outputs, task
     """Return outputs in float64 and labels, as numpy arrays."""
     true = targets.double() if targets.is_floating_point() else targets
     return outputs.detach().double().cpu().numpy(), true.cpu().numpy()
-
-
-# Evaluation: metrics with intervals, confusion and calibration.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,8 @@ from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import require_estimator
 from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.linkage.stage.linking import PROTECTIONS
-from securevfl.models.family import FamilySettings, PretrainingSettings
+from securevfl.models.family import FamilySettings
+from securevfl.models.pretraining import PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import handing_over, launching, run_options

@@ -56,7 +56,7 @@ from securevfl.linkage.stage.linking import protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.family import share_of_base
-from securevfl.models.layers import PositionsTaken
+from securevfl.models.fet.positions import PositionsTaken
 from securevfl.models.tasks import Evaluation, Metrics, evaluate
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import FILE as PREDICTIONS

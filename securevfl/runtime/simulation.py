@@ -34,7 +34,7 @@ from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker, protection_of
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.layers import PositionsTaken
+from securevfl.models.fet.positions import PositionsTaken
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment

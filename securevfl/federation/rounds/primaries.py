@@ -28,10 +28,11 @@ from securevfl.federation.rounds.release import refuse_lost
 from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import average_weights
-from securevfl.models.alone.choice import choose_scale, require_keepable
+from securevfl.models.alone.choice import choose_scale
 from securevfl.models.alone.margins import cross_fit
+from securevfl.models.alone.saving import require_keepable
+from securevfl.models.fet.positions import PositionsTaken, alignment
 from securevfl.models.fitted_top import FittedTop, MixedTop, TiedTop, fit_tied
-from securevfl.models.layers import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.models.tasks import TaskHead
 

@@ -22,7 +22,7 @@ from securevfl.federation.run_plan import Purpose, RunPlan
 from securevfl.models.alone.choice import Decision, choose_scale, decide, mix_outputs
 from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import Explained, share_of_base
-from securevfl.models.layers import PositionsTaken
+from securevfl.models.fet.positions import PositionsTaken
 from securevfl.models.tasks import HALF, Metrics, TaskHead
 
 # The primary's half of the network at work on rows, over any exchange.

@@ -37,7 +37,7 @@ from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.linkage.sampling import LinkSource
 from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import ExplainedBottom, Stackable
-from securevfl.models.layers import PositionsTaken, alignment
+from securevfl.models.fet.positions import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc import codec
 from securevfl.mpc.sum_to import Words, encode_weighted

@@ -147,9 +147,6 @@ def train_perceptron(
     return model, best_epoch, epoch
 
 
-# A perceptron on all of the primary's inputs, read as margins.
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NetworkModel:
     """A trained perceptron, and the standardisation of its inputs."""

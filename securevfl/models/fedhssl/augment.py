@@ -16,78 +16,7 @@ from torch.nn import functional
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-
-# Categorical columns of a party's features, as embeddings and augmentations see them.
-
-
-@dataclass(frozen=True, slots=True)
-class CategoricalColumn:
-    """One categorical variable among a table's feature columns.
-
-    It is stored either as one column of whole numbers from 0 (few bytes for large vocabularies), or
-    as one 0/1 column for each category, which may be scaled: the largest entry marks the category.
-    The code ``categories`` stands for "replaced", which no record has; with one column for each
-    category, equal entries stand for it.
-    """
-
-    places: tuple[int, ...]
-    """Feature columns that hold it: one, or as many as there are categories."""
-
-    categories: int
-    """Different values."""
-
-    def __post_init__(self) -> None:
-        checks.at_least(1, categories=self.categories)
-        if not self.places or len(self.places) not in (1, self.categories):
-            raise ConfigError(
-                f"places must be one column or one for each of {self.categories} categories, "
-                f"got {len(self.places)}"
-            )
-
-    @property
-    def one_hot(self) -> bool:
-        """Whether there is one column a category."""
-        return len(self.places) > 1
-
-    def codes(self, features: Float[Tensor, "rows features"]) -> Int[Tensor, " rows"]:
-        """Return each row's category number; a value outside the vocabulary is "replaced"."""
-        if self.one_hot:
-            own = features[:, list(self.places)]
-            chosen = own.argmax(dim=1)
-            replaced = own.amin(dim=1) == own.amax(dim=1)
-        else:
-            chosen = features[:, self.places[0]].round().long()
-            replaced = (chosen < 0) | (chosen >= self.categories)
-        return torch.where(replaced, self.categories, chosen)
-
-
-def one_hot_columns(feature_names: Sequence[str]) -> tuple[CategoricalColumn, ...]:
-    """Return the categorical columns of a table with one-hot columns named ``name=value``.
-
-    A name with a single such column stays a number: one 0/1 column holds all its information.
-    """
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(feature_names):
-        if "=" in name:
-            places.setdefault(name.split("=", 1)[0], []).append(place)
-    return tuple(CategoricalColumn(tuple(own), len(own)) for own in places.values() if len(own) > 1)
-
-
-def continuous_places(num_features: int, columns: Sequence[CategoricalColumn]) -> tuple[int, ...]:
-    """Return the feature columns that belong to no categorical column.
-
-    Raises:
-        ConfigError: If a column is out of range, or belongs to two categorical ones.
-    """
-    taken = [place for column in columns for place in column.places]
-    if len(set(taken)) < len(taken):
-        raise ConfigError("columns: a feature column belongs to two categorical ones")
-    if not all(0 <= place < num_features for place in taken):
-        raise ConfigError(f"columns: must lie in 0 to {num_features - 1}")
-    return tuple(sorted(set(range(num_features)) - set(taken)))
-
-
-# Augmentations of tables: a view of each row with some of its features replaced.
+from securevfl.models.fedhssl.encoders import CategoricalColumn, continuous_places
 
 
 @runtime_checkable
@@ -187,8 +116,6 @@ def _choose(
     order = torch.rand(rows, available, generator=generator, device=generator.device)
     return order.topk(number, dim=1, sorted=False).indices
 
-
-# Augmentations of images that are held as rows of pixels: SimSiam's set, on tensors.
 
 _GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601 luma
 _TAPS = 6  # pixels on either side of a blurred one: three of the largest deviation

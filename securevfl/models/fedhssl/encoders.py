@@ -1,4 +1,4 @@
-"""FedHSSL's encoders of records: perceptron, embeddings of categorical columns, ResNet-18.
+"""FedHSSL's settings and encoders: perceptron, embeddings of categorical columns, ResNet-18.
 
 ResNet-18 has four stages of c, 2c, 4c and 8c channels, two basic blocks each; c is 64 in the
 original.
@@ -19,11 +19,76 @@ from torch.nn import functional
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.models.family import Step
-from securevfl.models.fedhssl.augment import CategoricalColumn, continuous_places, one_hot_columns
 from securevfl.models.layers import LayerNorm
+from securevfl.models.pretraining import Step
 
-# ResNet-18, cut after its first stage; torchvision's does not load next to a CPU build of torch.
+
+@dataclass(frozen=True, slots=True)
+class CategoricalColumn:
+    """One categorical variable among a table's feature columns.
+
+    It is stored either as one column of whole numbers from 0 (few bytes for large vocabularies), or
+    as one 0/1 column for each category, which may be scaled: the largest entry marks the category.
+    The code ``categories`` stands for "replaced", which no record has; with one column for each
+    category, equal entries stand for it.
+    """
+
+    places: tuple[int, ...]
+    """Feature columns that hold it: one, or as many as there are categories."""
+
+    categories: int
+    """Different values."""
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, categories=self.categories)
+        if not self.places or len(self.places) not in (1, self.categories):
+            raise ConfigError(
+                f"places must be one column or one for each of {self.categories} categories, "
+                f"got {len(self.places)}"
+            )
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether there is one column a category."""
+        return len(self.places) > 1
+
+    def codes(self, features: Float[Tensor, "rows features"]) -> Int[Tensor, " rows"]:
+        """Return each row's category number; a value outside the vocabulary is "replaced"."""
+        if self.one_hot:
+            own = features[:, list(self.places)]
+            chosen = own.argmax(dim=1)
+            replaced = own.amin(dim=1) == own.amax(dim=1)
+        else:
+            chosen = features[:, self.places[0]].round().long()
+            replaced = (chosen < 0) | (chosen >= self.categories)
+        return torch.where(replaced, self.categories, chosen)
+
+
+def one_hot_columns(feature_names: Sequence[str]) -> tuple[CategoricalColumn, ...]:
+    """Return the categorical columns of a table with one-hot columns named ``name=value``.
+
+    A name with a single such column stays a number: one 0/1 column holds all its information.
+    """
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(feature_names):
+        if "=" in name:
+            places.setdefault(name.split("=", 1)[0], []).append(place)
+    return tuple(CategoricalColumn(tuple(own), len(own)) for own in places.values() if len(own) > 1)
+
+
+def continuous_places(num_features: int, columns: Sequence[CategoricalColumn]) -> tuple[int, ...]:
+    """Return the feature columns that belong to no categorical column.
+
+    Raises:
+        ConfigError: If a column is out of range, or belongs to two categorical ones.
+    """
+    taken = [place for column in columns for place in column.places]
+    if len(set(taken)) < len(taken):
+        raise ConfigError("columns: a feature column belongs to two categorical ones")
+    if not all(0 <= place < num_features for place in taken):
+        raise ConfigError(f"columns: must lie in 0 to {num_features - 1}")
+    return tuple(sorted(set(range(num_features)) - set(taken)))
+
 
 Stem = Literal["imagenet", "small"]
 MakeNorm = Callable[[int], nn.Module]
@@ -109,8 +174,6 @@ def _stage(inputs: int, outputs: int, *, stride: int, make_norm: MakeNorm) -> li
         BasicBlock(outputs, outputs, stride=1, make_norm=make_norm),
     ]
 
-
-# Encoders by their settings.
 
 Norm = Literal["batch", "layer", "none"]
 
@@ -281,8 +344,6 @@ def _image_norm(norm: Norm, channels: int) -> nn.Module:
     # One group is a layer norm over the channels and pixels of one image.
     return nn.GroupNorm(1, channels) if norm == "layer" else nn.Identity()
 
-
-# Settings of FedHSSL's model, and of its ablations.
 
 EncoderName = Literal["cross", "local"]
 

@@ -12,17 +12,18 @@ from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.models import family
 from securevfl.models.fedhssl import augment
 from securevfl.models.fedhssl.encoders import (
+    CategoricalColumn,
     FedCSSLConfig,
     FedGSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,
     FedSplitNNConfig,
     build_encoder,
+    one_hot_columns,
 )
 from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.layers import MLP, ByteDropout, LayerNorm
-
-# The fine-tuned split network: pretrained encoders, and a head.
+from securevfl.models.pretraining import PretrainingSettings
 
 # A clipped aggregate may be tiny; the usual 1e-5 would swallow it.
 _EPSILON: Final = 1e-10
@@ -36,7 +37,7 @@ class Encoders(nn.Module):
         config: FedHSSLConfig,
         *,
         num_features: int,
-        columns: Sequence[augment.CategoricalColumn] = (),
+        columns: Sequence[CategoricalColumn] = (),
     ) -> None:
         super().__init__()
         self.parts = nn.ModuleDict(
@@ -80,7 +81,7 @@ class FedHSSLBottom(nn.Module):
         config: FedHSSLConfig,
         *,
         num_features: int,
-        columns: Sequence[augment.CategoricalColumn] = (),
+        columns: Sequence[CategoricalColumn] = (),
     ) -> None:
         super().__init__()
         self.encoders = Encoders(config, num_features=num_features, columns=columns)
@@ -110,7 +111,7 @@ class FedHSSLTop(nn.Module):
         *,
         num_features: int,
         outputs: int,
-        columns: Sequence[augment.CategoricalColumn] = (),
+        columns: Sequence[CategoricalColumn] = (),
     ) -> None:
         super().__init__()
         self.encoders = Encoders(config, num_features=num_features, columns=columns)
@@ -137,9 +138,6 @@ class FedHSSLTop(nn.Module):
         others = self.aggregate_norm(aggregate.squeeze(1))
         out: Tensor = self.head(self.dropout(torch.cat([own, others], dim=1)))
         return out
-
-
-# Families.
 
 
 class FedHSSLFamily(family.Family[FedHSSLConfig]):
@@ -245,7 +243,7 @@ class FedHSSLFamily(family.Family[FedHSSLConfig]):
     def build_learner(
         self,
         settings: FedHSSLConfig,
-        pretraining: family.PretrainingSettings,
+        pretraining: PretrainingSettings,
         *,
         features: Float[Tensor, "records features"],
         feature_names: Sequence[str],
@@ -295,7 +293,7 @@ class FedHSSLFamily(family.Family[FedHSSLConfig]):
 
 def _augmentation(
     settings: FedHSSLConfig,
-    pretraining: family.PretrainingSettings,
+    pretraining: PretrainingSettings,
     features: Float[Tensor, "records features"],
     feature_names: Sequence[str],
 ) -> augment.Augmentation:
@@ -303,7 +301,7 @@ def _augmentation(
         low, high = (float(end) for end in torch.aminmax(features))
         return augment.AugmentedImages(image=settings.image, low=low, high=high)
     # A perceptron reads words as 0/1 columns, but a word is still replaced as a whole.
-    columns = augment.one_hot_columns(feature_names)
+    columns = one_hot_columns(feature_names)
     return augment.CorruptedFeatures(features, rate=pretraining.corruption, columns=columns)
 
 

@@ -16,13 +16,16 @@ from torch.nn import functional
 
 from securevfl.core.conventions import derive_seed
 from securevfl.core.devices import computing_in, widen_floats
-from securevfl.models.family import Algorithm, PretrainingSettings
-from securevfl.models.fedhssl.augment import Augmentation, CategoricalColumn
-from securevfl.models.fedhssl.encoders import Encoder, FedHSSLConfig, build_encoder
+from securevfl.models.fedhssl.augment import Augmentation
+from securevfl.models.fedhssl.encoders import (
+    CategoricalColumn,
+    Encoder,
+    FedHSSLConfig,
+    build_encoder,
+)
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
-
-# The losses of SimSiam, BYOL and MoCo.
+from securevfl.models.pretraining import Algorithm, PretrainingSettings
 
 # As in torch's normalize: a vector of zeros has no direction, and stays.
 _SHORTEST: Final = 1e-12
@@ -163,9 +166,6 @@ class Objective:
             )
         loss = simsiam_loss if self.algorithm == "simsiam" else byol_loss
         return loss(predicted, target)
-
-
-# An encoder with what pretraining puts on top of it: projector, predictor and target.
 
 
 class Tower(nn.Module):
@@ -322,8 +322,6 @@ def _predictor(width: int, hidden: int) -> nn.Sequential:
         nn.Linear(hidden, width),
     )
 
-
-# One party's pretraining: its towers, its optimizers, and the two kinds of steps.
 
 # [FedHSSL] appendix B-A, the size of MoCo's dictionary.
 _QUEUE: Final = 4096

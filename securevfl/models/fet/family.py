@@ -10,11 +10,105 @@ from torch import Tensor, nn
 from securevfl.models.family import Aggregate, Family, Preset, RowFeatures, RowKeys, Similarities
 from securevfl.models.fet import fet_bottom
 from securevfl.models.fet.attention import DecoderBlock, EncoderBlock, last_norm
+from securevfl.models.fet.positions import FourierPositions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.layers import MLP, ByteDropout, LayerNorm, rank_scores
 
-# Additive top model, without attention, for releases that are mostly noise.
+# The variance of a clipped aggregate may be 1e-6; the usual 1e-5 would swallow it.
+_MEMORY_EPSILON: Final = 1e-10
+
+
+class FeTTop(nn.Module):
+    """FeT's top model: the primary's row attends to the L positions of the aggregate.
+
+    References:
+        [FeT] section 5.1, figure 2, and Algorithm 1, lines 10, 11 and 13.
+    """
+
+    stackable = True
+
+    def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> None:
+        super().__init__()
+        self.own_clip_norm = config.own_clip_norm
+        self.embedding = fet_bottom.RecordEmbedding(
+            config, num_features=num_features, key_dim=key_dim
+        )
+        self.encoder = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
+        # Clipping leaves the aggregate at the scale of C / sqrt(L H), far too small for attention;
+        # a norm at the primary is post-processing of the release.
+        self.memory_norm = (
+            LayerNorm(config.hidden, eps=_MEMORY_EPSILON) if config.memory_norm else nn.Identity()
+        )
+        # Position j of a sequence averages the parties' j-th nearest links.
+        self.ranks = nn.Parameter(torch.zeros(config.cut_shape)) if config.ranked else None
+        positions = config.cut_shape[0]
+        self.rank_bias = (
+            nn.Parameter(rank_scores(positions, decay=config.rank_prior))
+            if config.ranked and positions > 1
+            else None
+        )
+        self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(config.decoder_blocks))
+        self.norm = last_norm(config)
+        self.output = nn.Linear(config.hidden, outputs)
+
+    @property
+    def positions(self) -> FourierPositions:
+        """Positional encoding, which parties may average."""
+        return self.embedding.positions
+
+    def forward(
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
+    ) -> Float[Tensor, "batch outputs"]:
+        """Return the outputs of a batch; this family ignores similarities."""
+        hidden, memory = self._own_and_memory(features, keys, aggregate)
+        bias = self._bias_of(memory)
+        for block in self.decoder:
+            hidden = block(hidden, memory, bias)
+        out: Tensor = self.output(self.norm(hidden.squeeze(1)))
+        return out
+
+    def _own_and_memory(
+        self, features: Tensor, keys: Tensor, aggregate: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the decoder's input and its memory."""
+        hidden = self.embedding(features, keys).unsqueeze(1)
+        for block in self.encoder:
+            hidden = block(hidden)
+        if self.own_clip_norm is not None:
+            hidden = hidden.renorm(2, 0, self.own_clip_norm)
+        memory = self.memory_norm(aggregate)
+        return hidden, memory if self.ranks is None else memory + self.ranks
+
+    def _bias_of(self, memory: Tensor) -> Tensor | None:
+        """Return the attention bias of the positions' ranks, (B, L)."""
+        return None if self.rank_bias is None else self.rank_bias.expand(memory.shape[0], -1)
+
+    def explain(
+        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
+    ) -> dict[str, Any]:
+        """Return the decoder's attention to positions of the aggregate.
+
+        Position j averages the secondaries' representations at their j-th nearest links.
+        ``attention`` is a list for each block; ``notes`` say why something is missing.
+
+        References:
+            [FeT] section 5.1, figure 2.
+
+        Reveals:
+            Nothing: the result is computed from earlier releases.
+        """
+        if aggregate.shape[1] == 1:
+            return {"notes": ["the decoder attends to the one position that was released"]}
+        hidden, memory = self._own_and_memory(features, keys, aggregate)
+        bias = self._bias_of(memory)
+        attention = []
+        for block in self.decoder:
+            weights = cast(DecoderBlock, block).weights(hidden, memory, bias)
+            attention.append(fet_bottom.attention_by_rank(weights))
+            hidden = block(hidden, memory, bias)
+        return {"attention": attention}
+
 
 _OWN_WIDTHS: Final = (128, 64)
 _JOINT_WIDTHS: Final = (128,)
@@ -93,106 +187,6 @@ class AdditiveTop(nn.Module):
     ) -> dict[str, Any]:
         """Return a note that there is nothing to show."""
         return {"notes": ["an additive top model attends to no link"]}
-
-
-# Attention top model: an encoder of the primary's row, and a decoder that attends to the aggregate.
-
-# The variance of a clipped aggregate may be 1e-6; the usual 1e-5 would swallow it.
-_MEMORY_EPSILON: Final = 1e-10
-
-
-class FeTTop(nn.Module):
-    """FeT's top model: the primary's row attends to the L positions of the aggregate.
-
-    References:
-        [FeT] section 5.1, figure 2, and Algorithm 1, lines 10, 11 and 13.
-    """
-
-    stackable = True
-
-    def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> None:
-        super().__init__()
-        self.own_clip_norm = config.own_clip_norm
-        self.embedding = fet_bottom.RecordEmbedding(
-            config, num_features=num_features, key_dim=key_dim
-        )
-        self.encoder = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
-        # Clipping leaves the aggregate at the scale of C / sqrt(L H), far too small for attention;
-        # a norm at the primary is post-processing of the release.
-        self.memory_norm = (
-            LayerNorm(config.hidden, eps=_MEMORY_EPSILON) if config.memory_norm else nn.Identity()
-        )
-        # Position j of a sequence averages the parties' j-th nearest links.
-        self.ranks = nn.Parameter(torch.zeros(config.cut_shape)) if config.ranked else None
-        positions = config.cut_shape[0]
-        self.rank_bias = (
-            nn.Parameter(rank_scores(positions, decay=config.rank_prior))
-            if config.ranked and positions > 1
-            else None
-        )
-        self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(config.decoder_blocks))
-        self.norm = last_norm(config)
-        self.output = nn.Linear(config.hidden, outputs)
-
-    @property
-    def positions(self) -> fet_bottom.FourierPositions:
-        """Positional encoding, which parties may average."""
-        return self.embedding.positions
-
-    def forward(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
-    ) -> Float[Tensor, "batch outputs"]:
-        """Return the outputs of a batch; this family ignores similarities."""
-        hidden, memory = self._own_and_memory(features, keys, aggregate)
-        bias = self._bias_of(memory)
-        for block in self.decoder:
-            hidden = block(hidden, memory, bias)
-        out: Tensor = self.output(self.norm(hidden.squeeze(1)))
-        return out
-
-    def _own_and_memory(
-        self, features: Tensor, keys: Tensor, aggregate: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the decoder's input and its memory."""
-        hidden = self.embedding(features, keys).unsqueeze(1)
-        for block in self.encoder:
-            hidden = block(hidden)
-        if self.own_clip_norm is not None:
-            hidden = hidden.renorm(2, 0, self.own_clip_norm)
-        memory = self.memory_norm(aggregate)
-        return hidden, memory if self.ranks is None else memory + self.ranks
-
-    def _bias_of(self, memory: Tensor) -> Tensor | None:
-        """Return the attention bias of the positions' ranks, (B, L)."""
-        return None if self.rank_bias is None else self.rank_bias.expand(memory.shape[0], -1)
-
-    def explain(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
-    ) -> dict[str, Any]:
-        """Return the decoder's attention to positions of the aggregate.
-
-        Position j averages the secondaries' representations at their j-th nearest links.
-        ``attention`` is a list for each block; ``notes`` say why something is missing.
-
-        References:
-            [FeT] section 5.1, figure 2.
-
-        Reveals:
-            Nothing: the result is computed from earlier releases.
-        """
-        if aggregate.shape[1] == 1:
-            return {"notes": ["the decoder attends to the one position that was released"]}
-        hidden, memory = self._own_and_memory(features, keys, aggregate)
-        bias = self._bias_of(memory)
-        attention = []
-        for block in self.decoder:
-            weights = cast(DecoderBlock, block).weights(hidden, memory, bias)
-            attention.append(fet_bottom.attention_by_rank(weights))
-            hidden = block(hidden, memory, bias)
-        return {"attention": attention}
-
-
-# Family.
 
 
 class FeTFamily(Family[FeTConfig]):

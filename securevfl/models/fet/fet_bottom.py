@@ -1,4 +1,4 @@
-"""FeT's bottom model: positional encodings, dynamic masks and attention among linked records.
+"""FeT's bottom model: dynamic masks, attention among linked records, and what both have learned.
 
 B = rows of a batch, K = links of a row, L = positions of the aggregate, D = key dimension.
 """
@@ -10,90 +10,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core import checks, devices
 from securevfl.models.family import Present, RecordFeatures, RecordKeys
 from securevfl.models.fet.attention import EncoderBlock, gather_records, last_norm
+from securevfl.models.fet.positions import FourierPositions, fourier_positions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import MLP, finite, known_full, rank_scores
-
-# Positional encoding of keys: learnable Fourier features of a point in several dimensions.
-
-
-class FourierPositions(nn.Module):
-    """Maps a key to a vector; inner products of vectors fall with the distance between keys.
-
-    With D the key dimension and F the number of Fourier features,
-
-        r(x)  = [cos(W_r x), sin(W_r x)] / sqrt(F),      W_r of shape (F/2, D)
-        PE(x) = GELU(r(x) W_1 + b_1) W_2 + b_2
-
-    and W_r starts as N(0, gamma^-2): a variance, so the standard deviation is 1/gamma. Then
-    r(x) . r(y) approximates the Gaussian kernel exp(-||x - y||^2 / (2 gamma^2)), halved.
-
-    With ``octaves`` above zero the deviation of row i of W_r is 2^(octaves i / (F/2 - 1)) / gamma,
-    and r(x) is sqrt(2) [cos(W_r x), sin(W_r x)]. Frequencies of 1/gamma alone cannot distinguish
-    keys that are much nearer than gamma, and training hardly moves them there. The entries of the
-    formula's r(x) are so small that the encoding starts far below a record's features. Together
-    these keep the encoding from being learned where near keys matter.
-
-    References:
-        [Li21] Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding
-        (arXiv:2106.02795v3), equations (2), (6) and Algorithm 1, with one positional group.
-        Octaves are ours.
-    """
-
-    def __init__(
-        self,
-        key_dim: int,
-        *,
-        num_features: int,
-        hidden: int,
-        width: int,
-        scale: float,
-        octaves: int = 0,
-    ) -> None:
-        super().__init__()
-        checks.positive(scale=scale)
-        self.scale = scale
-        self.octaves = octaves
-        self.frequencies = nn.Parameter(torch.empty(num_features // 2, key_dim))
-        self.into = nn.Linear(num_features, hidden)
-        self.out = nn.Linear(hidden, width)
-        # A default for models that are never initialised from a seed.
-        nn.init.normal_(self.frequencies, std=1 / scale)
-        self._space_octaves()
-
-    def draw(self, generator: torch.Generator) -> None:
-        """Draw the frequencies from N(0, gamma^-2) and spread them over the octaves."""
-        with torch.no_grad():
-            self.frequencies.normal_(0.0, 1 / self.scale, generator=generator)
-        self._space_octaves()
-
-    @torch.no_grad()
-    def _space_octaves(self) -> None:
-        octaves = torch.linspace(0, self.octaves, len(self.frequencies))
-        self.frequencies.mul_((2**octaves).unsqueeze(1))
-
-    def features(
-        self, keys: Float[Tensor, "*rows dimension"]
-    ) -> Float[Tensor, "*rows fourier_features"]:
-        """Return the Fourier features r(x) alone.
-
-        Their squared norm is 1/2; with octaves it is F, so that their mean square is one.
-        """
-        # Angles are many radians; half precision would lose all significant digits.
-        with devices.computing_in("float32", keys.device):
-            angles = keys @ self.frequencies.T
-        both = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        return both * math.sqrt(2) if self.octaves else both / math.sqrt(both.shape[-1])
-
-    def forward(self, keys: Float[Tensor, "*rows dimension"]) -> Float[Tensor, "*rows width"]:
-        """Return the positional encoding of each key."""
-        encoded: Tensor = self.out(nn.functional.gelu(self.into(self.features(keys))))
-        return encoded
-
-
-# From a record to a vector: its features and the place of its key, added.
 
 
 class RecordEmbedding(nn.Module):
@@ -119,21 +40,6 @@ class RecordEmbedding(nn.Module):
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
         embedded: Tensor = self.linear(inputs) + self.positions(keys)
         return embedded
-
-
-def fourier_positions(config: FeTConfig, key_dim: int) -> FourierPositions:
-    """Return the positional encoding of the settings, for keys with ``key_dim`` columns."""
-    return FourierPositions(
-        key_dim,
-        num_features=config.fourier_features,
-        hidden=config.fourier_width,
-        width=config.hidden,
-        scale=config.fourier_scale,
-        octaves=config.octaves(key_dim),
-    )
-
-
-# Dynamic masking: how much attention a link deserves, learned from keys alone.
 
 
 def dynamic_mask(config: FeTConfig, key_dim: int) -> nn.Module:
@@ -206,121 +112,6 @@ def attention_bias(
     bias = torch.zeros(present.shape, device=present.device) if mask is None else mask
     empty = ~present.any(dim=1, keepdim=True)
     return bias.masked_fill(~(present | empty), float("-inf"))
-
-
-# What a trained FeT makes of links: masks over key space, and which links are attended to.
-
-_POINTS: Final = 200
-_PLACES: Final = (-1.0, 0.0, 1.0)
-_GOLDEN_ANGLE: Final = math.pi * (3 - math.sqrt(5))
-# The spread drawn for keys that are all equal.
-_SOME_SPREAD: Final = 0.5
-
-
-def mask_pictures(
-    mask: nn.Module,
-    keys: Float[Tensor, "batch links dimension"],
-    present: Bool[Tensor, "batch links"],
-) -> list[dict[str, Any]]:
-    """Return the mask's values at synthetic links around three synthetic rows.
-
-    Each row has its links evenly around it, nearest first: on a line for keys of one dimension,
-    else in a disc of the first two dimensions (the others equal the row's). Positions follow from
-    the batch: rows at the mean of the batch's rows and one deviation to either side of it, links
-    with the median row's spread. No link of the batch is shown.
-
-    Args:
-        mask: A :class:`securevfl.models.fet.fet_bottom.DynamicMask` or ``JoinedMask``.
-        keys: Keys of a batch's links.
-        present: Mask of the links that exist.
-
-    Returns:
-        For each row: ``row`` (D numbers), ``links`` (two numbers each, or one) and ``mask`` (one
-        number each, the bias of the link's attention scores).
-
-    References:
-        [FeT] section 5.1, Dynamic Masking and Figure 3, which shows links of real rows.
-    """
-    dimension = keys.shape[2]
-    shown = min(dimension, 2)
-    rows, deviation, spread = _neighbourhoods(keys, present)
-    points = keys.shape[1] if isinstance(mask, JoinedMask) else _POINTS
-    around = keys.new_zeros(points, dimension)
-    around[:, :shown] = (_line(points) if shown == 1 else _disc(points)).to(keys.device)
-    around *= spread / around.square().sum(dim=1).mean().sqrt().clamp_min(1e-12)
-    pictures = []
-    for place in _PLACES:
-        row = rows + place * deviation
-        links = row + around
-        there = torch.ones(1, points, dtype=torch.bool, device=keys.device)
-        with torch.no_grad():
-            values = mask(links.unsqueeze(0), there).squeeze(0)
-        pictures.append(
-            {"row": finite(row), "links": finite(links[:, :shown]), "mask": finite(values)}
-        )
-    return pictures
-
-
-def _neighbourhoods(keys: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean and deviation of the centres of rows' links, and the links' median spread."""
-    linked = present.any(dim=1)
-    keys, there = keys[linked].nan_to_num(0.0), present[linked].unsqueeze(-1).to(keys.dtype)
-    if not len(keys):
-        still = keys.new_zeros(keys.shape[2])
-        return still, still + 1, keys.new_tensor(_SOME_SPREAD)
-    count = there.sum(dim=1)
-    centres = (keys * there).sum(dim=1) / count
-    away = ((keys - centres.unsqueeze(1)).square() * there).sum(dim=(1, 2)) / count.squeeze(1)
-    spread = away.sqrt().median()
-    deviation = centres.std(dim=0, correction=0)
-    return centres.mean(dim=0), deviation, spread if float(spread) > 0 else spread + _SOME_SPREAD
-
-
-def _line(points: int) -> Tensor:
-    """Return points alternately left and right of 0, nearest first; shape (points, 1)."""
-    steps = torch.arange(1, points + 1)
-    signs = torch.where(steps % 2 == 0, 1.0, -1.0)
-    return (signs * torch.div(steps, 2, rounding_mode="floor")).unsqueeze(1)
-
-
-def _disc(points: int) -> Tensor:
-    """Return points that fill a disc evenly, nearest first (Vogel's spiral); (points, 2)."""
-    number = torch.arange(points, dtype=torch.float32)
-    angle, radius = number * _GOLDEN_ANGLE, (number / points).sqrt()
-    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
-
-
-def attention_by_rank(
-    weights: Float[Tensor, "batch heads queries memory"],
-    present: Bool[Tensor, "batch memory"] | None = None,
-) -> list[float]:
-    """Return each position's mean attention over rows, heads and queries.
-
-    Args:
-        weights: Attention weights of one layer; each query's sum to 1.
-        present: Mask of the links that exist, where queries are links too; absent queries and rows
-            without a link are left out. None: all exist.
-
-    Returns:
-        One number for each position, nearest link first; they sum to 1.
-    """
-    over_heads = weights.mean(dim=1)
-    if present is None:
-        return finite(over_heads.mean(dim=(0, 1)))
-    asks = present.to(weights.dtype).unsqueeze(-1)
-    by_row = (over_heads * asks).sum(dim=1) / asks.sum(dim=1).clamp_min(1)
-    return finite(by_row[present.any(dim=1)].mean(dim=0))
-
-
-def mask_by_rank(
-    bias: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
-) -> list[float]:
-    """Return each link's mean share by mask and ranks alone: the softmax of their sum."""
-    weights = attention_bias(bias, present).softmax(dim=1)[present.any(dim=1)]
-    return finite(weights.mean(dim=0))
-
-
-# A secondary's encoder: attention among the K records linked to a row.
 
 
 class FeTBottom(nn.Module):
@@ -437,3 +228,113 @@ def _of_links(hidden: Tensor, present: Tensor) -> Tensor:
 def _pool(hidden: Tensor, bias: Tensor, present: Tensor) -> Tensor:
     pooled = bias.softmax(dim=1).unsqueeze(1) @ hidden
     return pooled * present.any(dim=1)[:, None, None]
+
+
+_POINTS: Final = 200
+_PLACES: Final = (-1.0, 0.0, 1.0)
+_GOLDEN_ANGLE: Final = math.pi * (3 - math.sqrt(5))
+# The spread drawn for keys that are all equal.
+_SOME_SPREAD: Final = 0.5
+
+
+def mask_pictures(
+    mask: nn.Module,
+    keys: Float[Tensor, "batch links dimension"],
+    present: Bool[Tensor, "batch links"],
+) -> list[dict[str, Any]]:
+    """Return the mask's values at synthetic links around three synthetic rows.
+
+    Each row has its links evenly around it, nearest first: on a line for keys of one dimension,
+    else in a disc of the first two dimensions (the others equal the row's). Positions follow from
+    the batch: rows at the mean of the batch's rows and one deviation to either side of it, links
+    with the median row's spread. No link of the batch is shown.
+
+    Args:
+        mask: A :class:`securevfl.models.fet.fet_bottom.DynamicMask` or ``JoinedMask``.
+        keys: Keys of a batch's links.
+        present: Mask of the links that exist.
+
+    Returns:
+        For each row: ``row`` (D numbers), ``links`` (two numbers each, or one) and ``mask`` (one
+        number each, the bias of the link's attention scores).
+
+    References:
+        [FeT] section 5.1, Dynamic Masking and Figure 3, which shows links of real rows.
+    """
+    dimension = keys.shape[2]
+    shown = min(dimension, 2)
+    rows, deviation, spread = _neighbourhoods(keys, present)
+    points = keys.shape[1] if isinstance(mask, JoinedMask) else _POINTS
+    around = keys.new_zeros(points, dimension)
+    around[:, :shown] = (_line(points) if shown == 1 else _disc(points)).to(keys.device)
+    around *= spread / around.square().sum(dim=1).mean().sqrt().clamp_min(1e-12)
+    pictures = []
+    for place in _PLACES:
+        row = rows + place * deviation
+        links = row + around
+        there = torch.ones(1, points, dtype=torch.bool, device=keys.device)
+        with torch.no_grad():
+            values = mask(links.unsqueeze(0), there).squeeze(0)
+        pictures.append(
+            {"row": finite(row), "links": finite(links[:, :shown]), "mask": finite(values)}
+        )
+    return pictures
+
+
+def _neighbourhoods(keys: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean and deviation of the centres of rows' links, and the links' median spread."""
+    linked = present.any(dim=1)
+    keys, there = keys[linked].nan_to_num(0.0), present[linked].unsqueeze(-1).to(keys.dtype)
+    if not len(keys):
+        still = keys.new_zeros(keys.shape[2])
+        return still, still + 1, keys.new_tensor(_SOME_SPREAD)
+    count = there.sum(dim=1)
+    centres = (keys * there).sum(dim=1) / count
+    away = ((keys - centres.unsqueeze(1)).square() * there).sum(dim=(1, 2)) / count.squeeze(1)
+    spread = away.sqrt().median()
+    deviation = centres.std(dim=0, correction=0)
+    return centres.mean(dim=0), deviation, spread if float(spread) > 0 else spread + _SOME_SPREAD
+
+
+def _line(points: int) -> Tensor:
+    """Return points alternately left and right of 0, nearest first; shape (points, 1)."""
+    steps = torch.arange(1, points + 1)
+    signs = torch.where(steps % 2 == 0, 1.0, -1.0)
+    return (signs * torch.div(steps, 2, rounding_mode="floor")).unsqueeze(1)
+
+
+def _disc(points: int) -> Tensor:
+    """Return points that fill a disc evenly, nearest first (Vogel's spiral); (points, 2)."""
+    number = torch.arange(points, dtype=torch.float32)
+    angle, radius = number * _GOLDEN_ANGLE, (number / points).sqrt()
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
+
+
+def attention_by_rank(
+    weights: Float[Tensor, "batch heads queries memory"],
+    present: Bool[Tensor, "batch memory"] | None = None,
+) -> list[float]:
+    """Return each position's mean attention over rows, heads and queries.
+
+    Args:
+        weights: Attention weights of one layer; each query's sum to 1.
+        present: Mask of the links that exist, where queries are links too; absent queries and rows
+            without a link are left out. None: all exist.
+
+    Returns:
+        One number for each position, nearest link first; they sum to 1.
+    """
+    over_heads = weights.mean(dim=1)
+    if present is None:
+        return finite(over_heads.mean(dim=(0, 1)))
+    asks = present.to(weights.dtype).unsqueeze(-1)
+    by_row = (over_heads * asks).sum(dim=1) / asks.sum(dim=1).clamp_min(1)
+    return finite(by_row[present.any(dim=1)].mean(dim=0))
+
+
+def mask_by_rank(
+    bias: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
+) -> list[float]:
+    """Return each link's mean share by mask and ranks alone: the softmax of their sum."""
+    weights = attention_bias(bias, present).softmax(dim=1)[present.any(dim=1)]
+    return finite(weights.mean(dim=0))

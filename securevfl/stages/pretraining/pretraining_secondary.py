@@ -21,8 +21,8 @@ from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.release import require_finite
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
-from securevfl.models.family import Learner, PretrainingSettings
 from securevfl.models.fedhssl.learner import sphere_spread, unit
+from securevfl.models.pretraining import Learner, PretrainingSettings
 from securevfl.mpc.codec import RingFormat, quantise
 from securevfl.mpc.sum_to import encode_weighted, fraction_bits, words_needed
 from securevfl.transport.message import DeclaredMessage, MessageKind, wire

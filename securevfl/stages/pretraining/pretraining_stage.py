@@ -37,8 +37,8 @@ from securevfl.federation.session.peers import Peers, average_weights
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkedSecondary
-from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
+from securevfl.models.pretraining import PretrainingSettings
 from securevfl.mpc.codec import RingFormat, quantise, to_float
 from securevfl.stages.pretraining.pretraining_secondary import (
     CollapseWatch,
