@@ -20,8 +20,6 @@ from securevfl.core import checks
 from securevfl.core.devices import reads
 from securevfl.core.errors import ConfigError, EncodingRangeError, ProtocolError
 
-# How reals become elements of the ring Z_2^64: precision, lanes, and the range that must hold.
-
 # Bits of one lane, by the number of lanes in a 64-bit word.
 _LANE_BITS: Final = {2: 32, 3: 21, 4: 16}
 
@@ -162,8 +160,6 @@ def _bound_units(clip_norm: float, noise: float, precision_bits: int) -> int:
     # One more unit, because a bound computed in floats may be rounded down.
     return math.ceil((clip_norm + noise) * 2.0**precision_bits) + 1
 
-
-# Reals to ring units, units to words, and the sum of words back to reals; CPU and CUDA.
 
 # The narrow integer type of one lane, by lanes in a word; signed, since torch's arithmetic on
 # unsigned 16 and 32 bits is incomplete and wraps alike. Lanes of 21 bits have none.

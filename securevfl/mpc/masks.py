@@ -50,8 +50,6 @@ from torch import Tensor
 
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
 
-# One key per pair of secondaries and session: ephemeral X25519, then HKDF-SHA256.
-
 SESSION_BYTES: Final = 16
 PUBLIC_BYTES: Final = 32
 
@@ -171,9 +169,6 @@ def _pair_key(secret: bytes, first: KeyOffer, other: KeyOffer, agreed: bytes) ->
     return derive.derive(secret)
 
 
-# Which secondaries share masks in a round: all with all, or each with its nearest on a ring.
-
-
 def neighbours(rank: int, active: Sequence[int], degree: int | None) -> tuple[int, ...]:
     """Return the ranks with which ``rank`` shares masks, in rising order.
 
@@ -207,8 +202,6 @@ def connectivity(parties: int, degree: int | None) -> int:
     others = parties - 1
     return others if degree is None else min(degree, others)
 
-
-# Pairwise masks: AES-256-CTR key streams that cancel in the sum over the active secondaries.
 
 # Key streams are computed in pieces that stay in the cache while they are added; smaller ones cost
 # more in calls, larger ones hardly less.

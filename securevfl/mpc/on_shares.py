@@ -22,7 +22,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -31,9 +31,17 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
-from securevfl.mpc.crypten_bridge import Communicator, Found, ReduceOp, make_current
+from securevfl.mpc.crypten_bridge import (
+    ArithmeticSharedTensor,
+    Communicator,
+    CrypTenSumTo,
+    Found,
+    ReduceOp,
+    make_current,
+)
 from securevfl.mpc.dealt_sums import uniform
 from securevfl.mpc.dealt_tuples import DealerLine, DealtTuples, SeedOfMember
+from securevfl.mpc.sum_to import Words
 
 _STREAM_LABEL: Final = b"securevfl/mpc/on-shares/stream/v1"
 _SEED_LABEL: Final = b"securevfl/mpc/on-shares/zero/v1"
@@ -411,3 +419,59 @@ def computing(member: Seat, *, number: int = 0) -> Iterator[LineCommunicator]:
     communicator = LineCommunicator(member, first_step=begun)
     with make_current(Found(communicator, tuples, _zero_generators(member, number))):
         yield communicator
+
+
+class SharedSum:
+    """SplitAvg as a CrypTen program, for ``mpc.engine = "crypten"``.
+
+    Every secondary's words are CrypTen tensors that all active secondaries share. Each adds its
+    shares up and sends the result to the primary, under its pairwise masks as always. Only at the
+    primary do the shares add up to the sum, which is equal to that of ``"masked"`` to the bit.
+    """
+
+    def __init__(self, revealed: CrypTenSumTo, seat: Seat) -> None:
+        """Make it.
+
+        Args:
+            revealed: Masks this secondary's share, and reveals the sum to the primary.
+            seat: This secondary's seat among all secondaries.
+        """
+        self._revealed, self._seat = revealed, seat
+
+    def __call__(self, words: Words, *, round_number: int, active: Sequence[int]) -> Words | None:
+        """Share ``words``, add up the shares and contribute the result; see :class:`SumTo`.
+
+        Raises:
+            ProtocolError: If the round's mask was used before, or a peer fails.
+
+        Reveals:
+            As :class:`securevfl.mpc.crypten_bridge.CrypTenSumTo`.
+        """
+        seat, others = replace(self._seat, world=tuple(sorted(active))), torch.zeros_like(words)
+        with computing(seat, number=round_number) as communicator:
+            own = communicator.get_rank()
+            shared = [
+                ArithmeticSharedTensor(words if src == own else others, precision=0, src=src)
+                for src in range(communicator.get_world_size())
+            ]
+            total = sum(shared[1:], shared[0]).share
+        return self._revealed(total, round_number=round_number, active=active)
+
+    def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
+        """Bind a message of the primary; see :class:`securevfl.mpc.sum_to.SumTo`.
+
+        Reveals:
+            Nothing.
+        """
+        self._revealed.bind(message_digest, ranks)
+
+    def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
+        """Start computing this round's mask in the background.
+
+        Raises:
+            ProtocolError: If the round's mask was used before.
+
+        Reveals:
+            Nothing.
+        """
+        self._revealed.prepare(count, round_number=round_number, active=active)
