@@ -215,12 +215,7 @@ def missing_extra(error: BaseException, *, use: str = "this") -> ConfigError | N
         use: Setting, option or table that needs the package.
     """
     package = ((isinstance(error, ImportError) and error.name) or "").partition(".")[0]
-    if package not in EXTRAS:
-        return None
-    return ConfigError(
-        f"{use} needs the package {package}, which is not installed; "
-        f"pip install 'securevfl[{EXTRAS[package]}]'"
-    )
+    return _not_installed(package, use=use) if package in EXTRAS else None
 
 
 def of_an_extra(module: str, *, use: str) -> Any:
@@ -252,9 +247,14 @@ def require_extra(*packages: str, use: str) -> None:
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            lacks = missing_extra(ImportError(name=package), use=use)
-            assert lacks is not None, f"{package} is of no extra"
-            raise lacks
+            raise _not_installed(package, use=use)
+
+
+def _not_installed(package: str, *, use: str) -> ConfigError:
+    return ConfigError(
+        f"{use} needs the package {package}, which is not installed; "
+        f"pip install 'securevfl[{EXTRAS[package]}]'"
+    )
 
 
 def of_this_machine(

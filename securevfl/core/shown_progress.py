@@ -147,20 +147,21 @@ class RunProgress:
         order = ("left", "loss", "metric", "epsilon", "bytes")
         return "  ".join(self._figures[name] for name in order if name in self._figures)
 
-    def _begin(self, stage: str, *, total: int) -> None:
+    def _begin(self, stage: str, *, total: int) -> TaskID:
         self._stage = stage
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(stage, total=total, figures=self._text())
+        self._task = task = self._progress.add_task(stage, total=total, figures=self._text())
         if not self._live:
             _line(stage)
+        return task
 
     def _advance(self, stage: str, done: int, of: int) -> None:
         if self._live:
-            if self._task is None or stage != self._stage:
-                self._begin(stage, total=of)
-            assert self._task is not None
-            self._progress.update(self._task, completed=done, total=of, figures=self._text())
+            task = self._task
+            if task is None or stage != self._stage:
+                task = self._begin(stage, total=of)
+            self._progress.update(task, completed=done, total=of, figures=self._text())
 
     def _line(self, text: str) -> None:
         if self._live:

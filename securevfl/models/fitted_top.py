@@ -309,7 +309,7 @@ def fit_tied(
         head: The task.
         folds: Fold of each row.
     """
-    best: tuple[float, float, Tensor] | None = None
+    corrections, losses = {}, {}
     for penalty in PENALTIES:
         added = torch.zeros_like(base, dtype=torch.float64)
         for fold in folds.unique():
@@ -319,13 +319,12 @@ def fit_tied(
             model.fit(read[rest], base[rest], targets[rest], head, penalty=penalty)
             with torch.no_grad():
                 added[held_out] = model.correct(read[held_out])
-        loss = float(head.row_losses(base.double() + added, targets).mean())
-        if best is None or loss < best[0]:
-            best = loss, penalty, added
-    assert best is not None, "there are penalties"
+        corrections[penalty] = added
+        losses[penalty] = float(head.row_losses(base.double() + added, targets).mean())
+    best = min(PENALTIES, key=lambda penalty: losses[penalty])
     whole = make()
-    whole.fit(read, base, targets, head, penalty=best[1])
-    return whole, best[2]
+    whole.fit(read, base, targets, head, penalty=best)
+    return whole, corrections[best]
 
 
 _MIXED_BY: Final = 20_000

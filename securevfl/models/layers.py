@@ -110,7 +110,7 @@ class ByteDropout(nn.Dropout):
         if inputs.is_cuda:
             out: Tensor = torch.native_dropout(inputs, self.p, True)[0]
             return out
-        if _STREAMS.get() is None:
+        if _STREAMS.get(None) is None:
             drawn = _as_bytes(_empty_words(inputs).random_(-(2**63), None), inputs)
         else:
             drawn = _DrawnApart.apply(inputs)  # type: ignore[no-untyped-call]
@@ -136,7 +136,7 @@ def drawing_apart(streams: Sequence[torch.Generator]) -> Iterator[None]:
         _STREAMS.reset(before)
 
 
-_STREAMS: Final[ContextVar[Sequence[torch.Generator] | None]] = ContextVar("streams", default=None)
+_STREAMS: Final[ContextVar[Sequence[torch.Generator]]] = ContextVar("streams")
 
 
 class _DrawnApart(torch.autograd.Function):
@@ -154,11 +154,9 @@ class _DrawnApart(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], inputs: Tensor) -> tuple[Tensor, int]:
         del info
-        streams = _STREAMS.get()
-        assert streams is not None, "units are drawn apart"
         inputs = inputs.movedim(in_dims[0], 0)
         words = _empty_words(inputs, models=1)
-        for drawn, stream in zip(words, streams, strict=True):
+        for drawn, stream in zip(words, _STREAMS.get(), strict=True):
             drawn.random_(-(2**63), None, generator=stream)
         return _as_bytes(words, inputs), 0
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -389,7 +389,8 @@ class PartyLearner:
             kind: self._objective(records, derive_seed(seed, "queue", party, kind))
             for kind in ("cross", "local", "guide")
         }
-        self._pending: tuple[Tensor, Tensor] | None = None
+        self._pending: list[tuple[Tensor, Tensor]] = []
+        """Rows of the last :meth:`project` and their projection, until :meth:`learn_cross`."""
 
     def begin_iteration(self, iteration: int) -> None:
         """Set the step size of an iteration, counted from 0, by half a cosine as in [SimSiam]."""
@@ -409,7 +410,7 @@ class PartyLearner:
         """
         tower = self.towers["cross"]
         projected = tower(self._view(features))
-        self._pending = (features, projected)
+        self._pending = [(features, projected)]
         return tower.target(features, projected)
 
     def learn_cross(self, targets: Sequence[Float[Tensor, "rows width"]]) -> Float[Tensor, ""]:
@@ -424,20 +425,17 @@ class PartyLearner:
         References:
             [FedHSSL] Equation 5; section V-D for several updates from one exchange.
         """
-        assert self._pending is not None, "targets came without a projection"
-        features, projected = self._pending
-        self._pending = None
+        features, projected = self._pending.pop()
         tower, objective = self.towers["cross"], self._objectives["cross"]
-        first: Tensor | None = None
+        losses = []
         for update in range(self.settings.local_updates):
             if update:
                 projected = tower(self._view(features))
             loss = objective(tower.predict(projected), targets)
             self._step("cross", loss)
-            first = loss.detach() if first is None else first
+            losses.append(loss.detach())
         objective.remember(targets)
-        assert first is not None
-        return first
+        return losses[0]
 
     def learn_local(
         self, features: Float[Tensor, "rows features"]
