@@ -25,7 +25,7 @@ class Stage:
     """Protections of linkage by name (:mod:`~securevfl.linkage.protections.protection`)."""
 
     families: Mapping[str, str] = field(default_factory=dict)
-    """Model families by name (:class:`~securevfl.models.family.ModelFamily`)."""
+    """Model families by name (:class:`~securevfl.models.family.Family`)."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     """Readers of tables by kind of source."""
