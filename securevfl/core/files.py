@@ -42,7 +42,7 @@ _SUFFIX_BYTES: Final = 8
 _BESIDE: Final = re.compile(rf"\..+\.[0-9a-f]{{{2 * _SUFFIX_BYTES}}}")
 
 BINARY: Final[int] = getattr(os, "O_BINARY", 0)
-"""For ``os.open``: Windows alters line ends without it."""
+"""Flag for ``os.open`` that keeps Windows from changing line ends; 0 elsewhere."""
 
 
 def write_bytes(path: Path, content: bytes, *, for_others: bool = False) -> None:

@@ -29,7 +29,7 @@ class SpendingPlanned:
     delta: float
     runs_before: int
     epsilon: float | None = None
-    """This run's epsilon when all that is planned is released."""
+    """Epsilon of this run if everything planned is released."""
     total_before: float | None = None
     total: float | None = None
     """Epsilon of this run and all before it."""
@@ -73,7 +73,7 @@ class PresenceChanged:
     absent: Sequence[str] = ()
     back: Sequence[str] = ()
     secondaries: int
-    """How many continue."""
+    """Number of secondaries that take part from now on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +84,7 @@ class Stage:
 
     text: str
     of: int = 1
-    """Its units of work: parties, rounds, iterations."""
+    """Number of units of work: parties, rounds, iterations."""
     epsilon: float | None = None
     bytes: int | None = None
 
@@ -94,7 +94,7 @@ class PartDone:
     """Progress of a step that may take minutes."""
 
     name: str
-    """Whose step it is, or how it is done."""
+    """Party or method of the step."""
     done: int
     of: int
     seconds_left: float | None = None
@@ -124,7 +124,7 @@ class KeysAnnounced:
     keys: int
     """Number of different keys, which bounds the number of keys that it can test."""
     rows: int
-    """The primary's."""
+    """Number of the primary's rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +135,7 @@ class LinksCounted:
 
     name: str
     rows: int
-    """The primary's."""
+    """Number of the primary's rows."""
     records: int
     rows_linked: int
     """Rows that have a record."""
@@ -159,7 +159,7 @@ class LinkedRowsCounted:
     EVENT: ClassVar[str] = "linked-rows"
 
     name: str
-    """The secondary's."""
+    """Name of the secondary."""
     rows: int
     linked: int
     noise_std: float
@@ -205,7 +205,7 @@ class RoundDone:
     epsilon: float | None = None
     """Spent so far; None where nothing is promised."""
     bytes: int | None = None
-    """That the primary has sent and received so far."""
+    """Bytes that the primary has sent and received so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,7 +216,7 @@ class EpochDone:
 
     epoch: int
     epochs: int
-    """How many there will be, at most."""
+    """Maximum number of epochs."""
     loss: float
     train: float
     """Metric over the training rows, as they were seen."""

@@ -56,13 +56,13 @@ class ChildFiles:
     """File descriptors for a child."""
 
     lifeline: int
-    """Its standard input, which ends with the launcher."""
+    """The child's standard input, which ends with the launcher."""
 
     log: int
     """The child's standard output and error."""
 
     events: int
-    """Its reports."""
+    """Pipe for the child's reports."""
 
     handed: Mapping[str, int]
     """Others, by the argument in whose place their path stands."""

@@ -29,7 +29,7 @@ class PartyExit:
     """The end of a party's process."""
 
     name: str
-    """The party."""
+    """Name of the party."""
 
     exit_code: int
     """0 to 255 as the process chose; minus the signal's number when a signal ended it."""
@@ -75,7 +75,7 @@ class PartyCommand:
     """The command that starts a party."""
 
     name: str
-    """The party."""
+    """Name of the party."""
 
     arguments: Sequence[str]
     """Arguments after the program, or starting with it; never a shell line."""

@@ -261,7 +261,7 @@ class KeptProcesses:
         self._commands = {command.name: command for command in commands}
         self._on_end = on_end
         self.launch = Launch(on_event)
-        """Those that run now."""
+        """The running processes."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="securevfl-keeper", daemon=True)
 

@@ -111,13 +111,13 @@ class Session:
     run: str
     """The run's id."""
     federation: str
-    """Its federation's name."""
+    """Name of the run's federation."""
     settings: str
     """Digest of the federation file's settings."""
     party: str
     """Name of the table's party in the federation."""
     time: str
-    """When it began, in UTC."""
+    """Start of the session, in UTC."""
     plan: ReleasePlan
     noise_share_std: float
     """``tau``; 0 adds no noise."""
@@ -127,15 +127,15 @@ class Session:
     counts: str | None = None
     """Head of the record counts at the last release; None without counts."""
     fits: int = 0
-    """Fittings of a frozen encoder."""
+    """Number of fittings of a frozen encoder."""
     link_counts: int = 0
-    """Answers on how many rows are linked."""
+    """Number of reports of linked rows."""
     linked_rows: int | None = None
     """Linked-row count that a secondary has reported; None before that, and at the primary."""
     rounds: int = 0
     row_releases: int = 0
     passes: int = 0
-    """Most rounds that one row was in."""
+    """Largest number of rounds with the same row."""
     updates: int = 0
     last_round: int = 0
     release: str | None = None
@@ -145,8 +145,8 @@ class Session:
     labels: list[LabelRelease] = field(default_factory=list)
     """Releases of the primary's labels to secondaries: another promise, never in epsilon."""
     lost: bool = False
-    """True if the session stands for all that a run or a model may have released without a line,
-    as its ledger was restored from a copy."""
+    """True if the session stands for everything that a run or model may have released without a
+    line, since its ledger was restored from a copy."""
     _known: tuple[tuple[int, ...], list[Release]] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -303,9 +303,9 @@ class Limit:
     unit: UnitName
     epsilon: float
     delta: float
-    """At which epsilon is taken; no federation file changes it."""
+    """Delta at which the limit's epsilon holds; no federation file changes it."""
     time: str = ""
-    """When it was set, in UTC."""
+    """Time when the limit was set, in UTC."""
 
     def __post_init__(self) -> None:
         Privacy(epsilon=self.epsilon, delta=self.delta, unit=self.unit)
@@ -322,7 +322,7 @@ class ProgramUse:
     run: str
     """Id of the session in which it ran."""
     federation: str
-    """Its federation's name."""
+    """Name of the session's federation."""
     party: str
     """Name of the table's party in the federation."""
     program: str
@@ -330,7 +330,7 @@ class ProgramUse:
     peers: Mapping[str, str]
     """Public identity of each other party that took part, by name."""
     time: str
-    """When it was booked, in UTC."""
+    """Time of booking, in UTC."""
 
     def line(self) -> dict[str, Any]:
         """Return the ledger's ``program`` line."""
@@ -359,11 +359,11 @@ class LedgerBook:
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
-        """In the order in which they began."""
+        """All sessions, in the order of their start."""
         self.limits: dict[str, Limit] = {}
-        """The newest by unit."""
+        """The newest limit of each unit."""
         self.programs: list[ProgramUse] = []
-        """In the order in which they ran."""
+        """Programs that have read the table, in order."""
         self.programs_allowed: bool | None = None
         """Whether the owner lets programs read the table; None: unless there is a limit."""
         self.others = OtherLedgers()
@@ -371,7 +371,7 @@ class LedgerBook:
         self._met: set[str] = set()
         """Runs that parties have countersigned at any point."""
         self._ended: set[str] = set()
-        """Those that they have countersigned to the end."""
+        """Runs that parties have countersigned at their end."""
 
     def read(self, entries: Iterable[Mapping[str, Any]], *, where: str) -> None:
         """Add all lines of a file.

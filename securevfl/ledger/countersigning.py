@@ -58,7 +58,7 @@ class Memory:
 
     nonce: bytes
     heads: Mapping[str, tuple[bytes, int]]
-    """By party: a head, and the number of lines that it stands for."""
+    """A head and its number of lines, by party."""
     signature: bytes
 
 
@@ -70,7 +70,7 @@ class SignedHead:
     lines: int
     signature: bytes
     since: int
-    """After how many lines the proof begins."""
+    """Number of lines before the proof's first line."""
     proof: npt.NDArray[np.uint8]
     """SHA-256 of each line from there on, shape [lines - since, 32]."""
 
@@ -88,7 +88,7 @@ class Memories(TypedMessage):
     COVERS: ClassVar = {"ledgers": "parties memories lengths"}
 
     parties: Sequence[str]
-    """All parties that have a ledger; heads are in their order."""
+    """All parties with a ledger, in the order of the heads."""
     memories: Mapping[str, Memory]
 
     def to_message(self) -> Message:
@@ -235,7 +235,7 @@ class Remembered:
     head: bytes
     lines: int
     time: str
-    """When, by the clock of the party that remembers."""
+    """Time of the signature, by the clock of the remembering party."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,13 +247,13 @@ class HeadStatement:
     point: str
     """``start``, ``epoch N``, ``released``, ``served`` or ``end``."""
     party: str
-    """Whose ledger it is."""
+    """Owner of the ledger."""
     head: str
-    """Its chain's head, hexadecimal."""
+    """The ledger's head, hexadecimal."""
     lines: int
-    """How many lines it has."""
+    """Number of the ledger's lines."""
     since: int
-    """After how many lines the proof begins that came with it."""
+    """Number of lines before the first line of the statement's proof."""
     proof: str
     """SHA-256 of that proof, so that the primary, which passes it on, cannot alter it unnoticed."""
 
@@ -366,11 +366,11 @@ class Countersigner:
     ledger: ChainedFile
     """The party's own, open."""
     identity: Identity
-    """Its long-term identity."""
+    """This party's long-term identity."""
     pinned: Mapping[str, str]
     """The public identity of every party that has a ledger, this one among them."""
     occasion: Occasion
-    """The run."""
+    """The run that texts are signed for."""
     _: KW_ONLY
     session: bytes
     """The transport's id of the session."""
@@ -577,18 +577,18 @@ class Countersigning:
     """
 
     signer: Countersigner
-    """This party's own part."""
+    """This party's signing and checking."""
     transport: PrimaryTransport | SecondaryTransport
-    """Its end of the star."""
+    """This party's end of the star."""
     _: KW_ONLY
     deadline_s: float
-    """How long the others may take to answer, in seconds."""
+    """Seconds for the others to answer."""
     log: Log
-    """This party's."""
+    """This party's log."""
     frozen: InitVar[bool] = False
-    """True if all rows are released at once, which the primary may mark."""
+    """True if all rows are released at once, so that the primary may request heads after it."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds."""
+    """Returns the time in seconds."""
 
     def __post_init__(self, frozen: bool) -> None:
         self._due = {END, "released"} if frozen else {END}

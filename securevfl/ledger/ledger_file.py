@@ -203,17 +203,17 @@ class RunSpent:
     party: str
     """Name of the table's party in the federation."""
     began: str
-    """In UTC."""
+    """Start of the run, in UTC."""
     sessions: int
     unit: str
     encoder: str
     epsilon: float | None
-    """All its sessions together; None: no bound."""
+    """Epsilon of all its sessions together; None: no bound."""
     delta: float
     releases: int
     row_releases: int
     lost: bool
-    """True if some promise of the run has releases in no line, as the ledger was restored."""
+    """True if releases of the run may have no line, since the ledger was restored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,12 +222,12 @@ class UnitSpent:
 
     unit: str
     epsilon: float | None
-    """None: no bound, as where a program has read the table."""
+    """Total epsilon; None: no bound, for example after a program has read the table."""
     delta: float
-    """The limit's; without one, the smallest of the runs'."""
+    """Delta of the limit; without a limit, the smallest delta of the runs."""
     runs: int
     limit: float | None
-    """None: the owner has set none."""
+    """The owner's limit; None without one."""
     left: float | None
     """Epsilon left of the limit; programs that the owner allows take nothing of it."""
 
@@ -238,12 +238,12 @@ class LedgerSummary:
 
     ledger: str
     runs: tuple[RunSpent, ...]
-    """In the order in which they began."""
+    """Spending of each run, in the order of their start."""
     units: tuple[UnitSpent, ...]
     programs: tuple[ProgramUse, ...]
     """Programs that have read the table, in the order in which they ran."""
     programs_allowed: bool
-    """True if the owner lets the next program read the table."""
+    """True if the next program may read the table."""
     labels: LabelsSpent | None
     """Releases of the table's own labels, which only a primary has; None where there was none."""
     head: str

@@ -50,7 +50,7 @@ class FedSimConfig(ManyLinksSettings):
     a perceptron, or the mean."""
 
     rank_prior: RankPrior = 1.0
-    """How far near links start ahead in ``residual``: place j with a weight in proportion to
+    """Head start of near links in ``residual``: place j starts with a weight in proportion to
     j^-rank_prior."""
 
     pair_outputs: checks.Width = 5

@@ -79,8 +79,9 @@ _PROJECTED_LIMIT: Final = 4.0
 
 _LEAST_RANK: Final = 0.01
 _SLOPE: Final = 1.5
-"""At 1, ranks would be spread evenly over half a circle. At 1.5, the highest and the lowest sixth
-of the records are at its ends, which was best under noise (notebook/class-means.md)."""
+"""Steepness of the map from ranks to angles: 1 spreads ranks evenly over half a circle, 1.5 puts
+the lowest and the highest sixth at its ends, which was best under noise
+(notebook/class-means.md)."""
 
 
 class PiecewiseLinear(nn.Module):

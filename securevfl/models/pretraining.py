@@ -46,13 +46,13 @@ class PretrainingSettings:
     """Rows of a step."""
 
     learning_rate: checks.Positive = 1e-3
-    """First step size; a half cosine brings it to 0, except the predictor's."""
+    """First step size, which falls to 0 by a half cosine, except the predictor's."""
 
     optimizer: Literal["adamw", "adam", "lamb", "sgd"] = "adamw"
     """Every party's optimizer."""
 
     precision: devices.Precision = "float32"
-    """As in ``[training]``."""
+    """Precision of pretraining, as in ``[training]``."""
 
     weight_decay: checks.NonNegative = 1e-4
     """Decoupled weight decay."""
@@ -76,7 +76,7 @@ class PretrainingSettings:
     """Share of a view's features that other records' values replace."""
 
     views: Literal["together", "apart"] = "together"
-    """Both views in one pass, or in two with separate batch statistics."""
+    """Both views in one pass (``together``), or in two with separate batch statistics."""
 
     augment_aligned: bool = False
     """Aligned rows are augmented too; not in the paper."""
@@ -88,7 +88,7 @@ class PretrainingSettings:
     """Tops, projectors and predictors start apart at each party, or equal."""
 
     weights: Literal["parties", "records"] = "parties"
-    """In the average of local tops parties weigh equally, or by their records."""
+    """Weights of parties in the average of local tops: equal, or by their numbers of records."""
 
     exchange: Literal["average", "plain"] = "average"
     """The primary receives the average of secondaries' projections, or each. SimSiam and BYOL learn

@@ -45,7 +45,7 @@ class TaskMetric:
     """``"label"``: the labels' own units."""
 
     values: str
-    """Range."""
+    """Range of values."""
 
     higher_is_better: bool = True
 

@@ -297,16 +297,17 @@ class Evaluation:
     """Number of bootstrap resamples."""
 
     threshold: dict[str, Any] | None
-    """In a binary task: the ``rule`` and the ``value``, the probability above which a row counts as
-    the second class."""
+    """Decision threshold of a binary task: the ``rule``, and the ``value``, the probability above
+    which a row counts as the second class."""
 
     confusion: dict[str, Any] | None
-    """For classes: their names, ``classes``, and ``counts`` of rows by true and predicted class."""
+    """Confusion matrix of a classification task: names of ``classes``, and ``counts`` of rows by
+    true and predicted class."""
 
     calibration: list[dict[str, float]] | None
-    """For classes: of each bin of probabilities with ``rows``, their mean probability,
-    ``predicted``, and the share of rows where it came true, ``observed``. The probability is that
-    of the second class, or of the most probable of several."""
+    """Calibration of a classification task, by bins of probabilities: number of ``rows``, their
+    mean probability ``predicted``, and the share ``observed`` of rows where it came true. The
+    probability is the second class's, or that of the most probable of several classes."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for files, next to the metrics, without those that the task lacks."""

@@ -213,7 +213,7 @@ class Found:
     provider: Any = None
     """Deals the randomness of multiplications and conversions; None: there are none."""
     generators: Mapping[str, Mapping[torch.device, torch.Generator]] = field(default_factory=dict)
-    """For CrypTen's sharings of zero, by name and device."""
+    """Generators of CrypTen's sharings of zero, by name and device."""
 
 
 _current: ContextVar[Found] = ContextVar("securevfl_crypten")

@@ -66,7 +66,7 @@ class DealtFor:
     """Rows of the primary."""
 
     bins: int
-    """That its rows fall into, >= 1."""
+    """Number of bins of the rows, >= 1."""
 
     numbers: int
     """Numbers in a vector, >= 1."""

@@ -74,7 +74,7 @@ class KeyOffer:
     """The party's name in the federation file."""
 
     public: bytes
-    """Its X25519 public key of this session, 32 bytes."""
+    """The party's X25519 public key of this session, 32 bytes."""
 
     def __post_init__(self) -> None:
         if len(self.session) != SESSION_BYTES:

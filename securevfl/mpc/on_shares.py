@@ -88,7 +88,7 @@ class Seat:
     """One member's place in a joint computation."""
 
     rank: int
-    """Its own, one of the world's."""
+    """This member's rank, one of the world's."""
     world: tuple[int, ...]
     """Ranks of all that compute, ascending; CrypTen counts them from 0."""
     pair_keys: Mapping[int, bytes]
@@ -96,7 +96,7 @@ class Seat:
     context: bytes
     """Context of the computation: session, run and program, the same at all members."""
     lines: Lines | None = None
-    """To the others; None where nothing is opened."""
+    """Lines to the other members; None if nothing is opened."""
     dealer: DealerLine | None = None
     """The way to the dealer; None where nothing is multiplied."""
 

@@ -97,7 +97,7 @@ class Outgoing:
     held_bytes: int = 0
     """Number of these bytes."""
     sent: bool = field(default=False, init=False)
-    """True if TLS has taken the message's last byte."""
+    """True once TLS has accepted the message's last byte."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -410,7 +410,7 @@ class _Caller:
         self.address = address
         self.called = now
         self.deadline = now
-        """When this phase of the call must be over."""
+        """End of this phase of the call."""
         self.has_spoken = False
         self.refused = False
 
@@ -433,9 +433,9 @@ class Doorkeeper:
     """Accepts calls in the thread of a :class:`StarLoop`, and admits each pinned party once."""
 
     loop: StarLoop
-    """Where admitted connections go."""
+    """Loop that gets admitted connections."""
     listener: socket.socket
-    """From :func:`open_listener`."""
+    """Listening socket from :func:`open_listener`."""
     context: ssl.SSLContext
     """TLS 1.3, demanding a certificate."""
     names: Mapping[str, str]

@@ -81,7 +81,7 @@ class Dialling:
     """The primary's pinned public text."""
     own_name: str
     rank: int
-    """This party's, which the primary must agree to."""
+    """This party's rank, which the primary must confirm."""
     limits: TransportLimits
     returning: bool
     """Call again a primary that holds an earlier connection of this party, until it has noticed
@@ -277,11 +277,11 @@ class _Turn(NamedTuple):
     """A wait for parties whose turn it is."""
 
     begin: float
-    """When it began, by ``time.monotonic``."""
+    """Start of the wait, by ``time.monotonic``."""
     until: float
-    """When it is over."""
+    """End of the wait, by ``time.monotonic``."""
     within: str
-    """Its length, in words."""
+    """Length of the wait, in words."""
 
 
 _Self = TypeVar("_Self", bound="Transport")

@@ -167,7 +167,7 @@ _AS_GOOD: Final = 1.001
 """Largest loss of simpler weights that are preferred, over the smallest loss."""
 
 Single = MarginModel | NetworkModel
-"""A single model."""
+"""Model of a single candidate, not averaged."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -45,9 +45,10 @@ class PlaceboGain:
 
     placebo: Placebo
     value: float
-    """In the metric's own unit."""
+    """The gain, in the metric's own unit."""
     interval: task_metrics.Interval | None
-    """From paired resamples of the test rows; None if too few of them define the metric."""
+    """Interval from paired resamples of the test rows; None if too few of them define the
+    metric."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,8 @@ class Gain:
     value: float
     """The gain."""
     interval: task_metrics.Interval | None
-    """From paired resamples of the test rows; None if too few of them define the metric."""
+    """Interval from paired resamples of the test rows; None if too few of them define the
+    metric."""
     outcome: Outcome
     """``"better"`` only if the joint model is used, and both the gain and the partners' part of it
     are above zero."""
@@ -90,8 +92,8 @@ class AloneMeasured:
     chosen: str
     """Name of the chosen candidate."""
     candidates: Mapping[str, Mapping[str, Any]]
-    """By name: the metric that training optimises on ``validation`` and ``test`` rows, and its
-    bootstrap ``interval`` on test rows."""
+    """Figures by candidate: the metric that training optimises on ``validation`` and ``test`` rows,
+    and its bootstrap ``interval`` on test rows."""
     metrics: Metrics
     """Every metric of the chosen candidate on the test rows."""
     gain: Gain

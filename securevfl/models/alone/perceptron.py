@@ -152,7 +152,7 @@ class NetworkModel:
     """A trained perceptron, and the standardisation of its inputs."""
 
     network: MLP
-    """In float64, so that no visible digit depends on which rows are in a batch."""
+    """The perceptron, in float64 so that outputs hardly depend on the other rows of a batch."""
     hidden: tuple[int, ...]
     """Widths of its hidden layers."""
     mean: Float64[np.ndarray, " inputs"]

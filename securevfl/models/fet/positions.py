@@ -118,7 +118,7 @@ class PositionsTaken:
     """The party's weights before the average, by name."""
 
     mean: Mapping[str, Tensor]
-    """The average."""
+    """The average of all parties' weights, by name."""
 
 
 def key_grid(key_dim: int) -> Float[Tensor, "keys dimension"]:

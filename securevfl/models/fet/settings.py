@@ -61,7 +61,7 @@ class FeTConfig:
     """The model may learn weights of links' ranks; not in the paper."""
 
     rank_prior: RankPrior = 1.0
-    """How far near links start ahead: the j-th nearest with a share in proportion to
+    """Head start of near links: the j-th nearest starts with a share in proportion to
     j^-rank_prior."""
 
     memory_norm: bool = True
