@@ -20,7 +20,8 @@ from securevfl.core.memory import loading
 
 if TYPE_CHECKING:
     from securevfl.desk.report.verify import Finding
-    from securevfl.ledger.ledger_file import Book, LabelsSpent, LedgerSummary, UnitSpent
+    from securevfl.ledger.book import LabelsSpent
+    from securevfl.ledger.ledger_file import Book, LedgerSummary, UnitSpent
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -13,6 +13,7 @@ import json
 import math
 import operator
 import string
+import typing
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,17 +21,7 @@ from functools import partial
 from numbers import Real
 from pathlib import PureWindowsPath
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    NoReturn,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Final, Literal, NoReturn, Union
 
 from securevfl.core.errors import ConfigError
 
@@ -184,24 +175,25 @@ def require_limits(settings: object) -> None:
 def limits_of(kind: type[Any]) -> list[tuple[str, bool, list[Callable[..., None]]]]:
     """Return each field's name, whether it may be None, and the checks in its annotation."""
     limits_by_name = []
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         options = options_of(hint)
         numbers = [
-            get_args(option)[0] if get_origin(option) is tuple else option for option in options
+            typing.get_args(option)[0] if typing.get_origin(option) is tuple else option
+            for option in options
         ]
         limits = [
             c for number in numbers for c in getattr(number, "__metadata__", ()) if callable(c)
         ]
-        if len(options) == 1 and get_origin(options[0]) is Literal:
-            limits.append(partial(one_of, get_args(options[0])))
-        limits_by_name.append((name, NoneType in get_args(hint), limits))
+        if len(options) == 1 and typing.get_origin(options[0]) is Literal:
+            limits.append(partial(one_of, typing.get_args(options[0])))
+        limits_by_name.append((name, NoneType in typing.get_args(hint), limits))
     return limits_by_name
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:
     """Return the alternatives of a type hint, without None."""
-    if get_origin(hint) in (Union, UnionType):
-        return tuple(choice for choice in get_args(hint) if choice is not NoneType)
+    if typing.get_origin(hint) in (Union, UnionType):
+        return tuple(choice for choice in typing.get_args(hint) if choice is not NoneType)
     return (hint,)
 
 

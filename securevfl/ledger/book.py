@@ -27,11 +27,12 @@ from jaxtyping import Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.core.formatting import finite_or_none
 from securevfl.core.settings import read_settings
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import GaussianRelease, Release
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.dp.labels import LabelRelease
+from securevfl.dp.labels import LabelRelease, LabelTotal, labels_total
 from securevfl.dp.privacy import Privacy, UnitName
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.countersigning import COUNTERSIGNED, END, FORGOTTEN, OtherLedgers
@@ -682,3 +683,87 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
         least = min(plan.release_multiplier(share_std) for plan, share_std in plans)
         events.append(GaussianRelease(noise_multiplier=least))
     return epsilon_of(events, delta=delta)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelsSpent(LabelTotal):
+    """Label releases of all runs on a table."""
+
+    runs: int
+
+
+def labels_spent(sessions: Iterable[Session]) -> LabelsSpent | None:
+    """Return the total of the sessions' label releases; None without any."""
+    released = [session for session in sessions if session.labels]
+    total = labels_total(label for session in released for label in session.labels)
+    if total is None:
+        return None
+    return LabelsSpent(runs=len({session.run for session in released}), **asdict(total))
+
+
+def label_figures(own: Sequence[Session], table: Sequence[Session]) -> dict[str, float | None]:
+    """Return the privacy figures of labels, of a run's sessions and of the table's, by name.
+
+    Returns:
+        ``epsilon`` against one secondary and ``together`` against all of them, at ``delta``;
+        ``total_epsilon`` and ``total_together`` of all ``runs`` on the table; all None if the run
+        released no labels.
+    """
+    run, total = labels_spent(own), labels_spent(table)
+    if run is None or total is None:
+        names = ("epsilon", "together", "delta", "total_epsilon", "total_together", "runs")
+        return dict.fromkeys(names)
+    return {
+        "epsilon": run.epsilon,
+        "together": run.together,
+        "delta": run.delta,
+        "total_epsilon": total.epsilon,
+        "total_together": total.together,
+        "runs": total.runs,
+    }
+
+
+def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mapping[str, Any]]:
+    """Return a ledger's lines up to a run's last line, without later runs on the table.
+
+    Args:
+        entries: All lines of the ledger.
+        run: The run's id.
+    """
+    current, end = "", 0
+    for number, entry in enumerate(entries, 1):
+        current = run_after(entry, current)
+        if current == run:
+            end = number
+    return entries[:end]
+
+
+def recompute_figures(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
+    """Return a run's privacy figures by name, computed again from its ledger's lines.
+
+    Args:
+        entries: The ledger's lines up to the run's end.
+        run: Its id.
+
+    Returns:
+        ``epsilon`` of the run and ``total_epsilon`` of all runs on the table, both at the run's
+        delta and for its unit (None: no bound), ``releases`` and ``row_releases``; and the figures
+        of labels, ``labels.epsilon`` and so on (None if none was released).
+
+    Raises:
+        PrivacyError: If they are no ledger's lines, or have no session of the run.
+    """
+    book = LedgerBook()
+    book.read(entries, where="the ledger")
+    sessions = [session for session in book.sessions if session.run == run]
+    if not sessions:
+        raise PrivacyError(f"no session of run {run} was opened in it")
+    privacy = sessions[-1].plan.privacy
+    labels = label_figures(sessions, book.sessions)
+    return {
+        "epsilon": finite_or_none(epsilon_of_sessions(sessions, delta=privacy.delta)),
+        "total_epsilon": finite_or_none(book.total(privacy.unit, delta=privacy.delta)),
+        "releases": sum(session.rounds for session in sessions),
+        "row_releases": sum(session.row_releases for session in sessions),
+        **{f"labels.{name}": value for name, value in labels.items()},
+    }

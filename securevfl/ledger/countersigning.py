@@ -92,7 +92,7 @@ class Memories(TypedMessage):
     memories: Mapping[str, Memory]
 
     def to_message(self) -> Message:
-        """Return it as it is sent."""
+        """Return the message as it is sent."""
         tensors: dict[str, npt.NDArray[np.generic]] = {}
         for name, memory in self.memories.items():
             heads = [memory.heads.get(other, _NOTHING) for other in self.parties]
@@ -146,7 +146,7 @@ class Heads(TypedMessage):
     heads: Mapping[str, SignedHead]
 
     def to_message(self) -> Message:
-        """Return it as it is sent."""
+        """Return the message as it is sent."""
         tensors: dict[str, npt.NDArray[np.generic]] = {}
         for name, signed in self.heads.items():
             tensors[f"head:{name}"] = _array(signed.head)

@@ -10,8 +10,7 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,15 +19,16 @@ from securevfl.core.checks import strict_json
 from securevfl.core.errors import ConfigError, PrivacyError, StorageError
 from securevfl.core.formatting import finite_or_none
 from securevfl.data.sources.settings import file_behind
-from securevfl.dp.labels import LabelTotal, labels_total
 from securevfl.ledger.book import (
     RESTORED,
     VERSION,
+    LabelsSpent,
     LedgerBook,
     Limit,
     ProgramUse,
     Session,
     epsilon_of_sessions,
+    labels_spent,
     run_after,
 )
 from securevfl.ledger.chain import MOST_LEVELS, ChainedFile, now
@@ -154,44 +154,6 @@ def _takes_files(folder: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LabelsSpent(LabelTotal):
-    """Label releases of all runs on a table."""
-
-    runs: int
-
-
-def labels_spent(sessions: Iterable[Session]) -> LabelsSpent | None:
-    """Return the total of the sessions' label releases; None without any."""
-    released = [session for session in sessions if session.labels]
-    total = labels_total(label for session in released for label in session.labels)
-    if total is None:
-        return None
-    return LabelsSpent(runs=len({session.run for session in released}), **asdict(total))
-
-
-def label_figures(own: Sequence[Session], table: Sequence[Session]) -> dict[str, float | None]:
-    """Return the privacy figures of labels, of a run's sessions and of the table's, by name.
-
-    Returns:
-        ``epsilon`` against one secondary and ``together`` against all of them, at ``delta``;
-        ``total_epsilon`` and ``total_together`` of all ``runs`` on the table; all None if the run
-        released no labels.
-    """
-    run, total = labels_spent(own), labels_spent(table)
-    if run is None or total is None:
-        names = ("epsilon", "together", "delta", "total_epsilon", "total_together", "runs")
-        return dict.fromkeys(names)
-    return {
-        "epsilon": run.epsilon,
-        "together": run.together,
-        "delta": run.delta,
-        "total_epsilon": total.epsilon,
-        "total_together": total.together,
-        "runs": total.runs,
-    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -390,49 +352,3 @@ def lines_of_run(path: Path, run: str) -> list[dict[str, Any]]:
         if current == run:
             run_lines.append(line)
     return run_lines
-
-
-def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mapping[str, Any]]:
-    """Return a ledger's lines up to a run's last line, without later runs on the table.
-
-    Args:
-        entries: All lines of the ledger.
-        run: The run's id.
-    """
-    current, end = "", 0
-    for number, entry in enumerate(entries, 1):
-        current = run_after(entry, current)
-        if current == run:
-            end = number
-    return entries[:end]
-
-
-def recompute_figures(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
-    """Return a run's privacy figures by name, computed again from its ledger's lines.
-
-    Args:
-        entries: The ledger's lines up to the run's end.
-        run: Its id.
-
-    Returns:
-        ``epsilon`` of the run and ``total_epsilon`` of all runs on the table, both at the run's
-        delta and for its unit (None: no bound), ``releases`` and ``row_releases``; and the figures
-        of labels, ``labels.epsilon`` and so on (None if none was released).
-
-    Raises:
-        PrivacyError: If they are no ledger's lines, or have no session of the run.
-    """
-    book = LedgerBook()
-    book.read(entries, where="the ledger")
-    sessions = [session for session in book.sessions if session.run == run]
-    if not sessions:
-        raise PrivacyError(f"no session of run {run} was opened in it")
-    privacy = sessions[-1].plan.privacy
-    labels = label_figures(sessions, book.sessions)
-    return {
-        "epsilon": finite_or_none(epsilon_of_sessions(sessions, delta=privacy.delta)),
-        "total_epsilon": finite_or_none(book.total(privacy.unit, delta=privacy.delta)),
-        "releases": sum(session.rounds for session in sessions),
-        "row_releases": sum(session.row_releases for session in sessions),
-        **{f"labels.{name}": value for name, value in labels.items()},
-    }

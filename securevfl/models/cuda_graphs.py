@@ -26,7 +26,7 @@ class Replays:
     """A function of tensors whose training passes a GPU captures and replays."""
 
     def __init__(self, compute: Callable[..., Tensor], *, name: str) -> None:
-        """Make it.
+        """Wrap a function.
 
         Args:
             compute: Returns one tensor from all inputs and then all weights.

@@ -41,7 +41,7 @@ class FittedTop(nn.Module):
         released: int,
         similarities: int,
     ) -> None:
-        """Make an unfitted top model.
+        """Build an unfitted top model.
 
         Args:
             head: The task.

@@ -254,7 +254,7 @@ class DirectionBottom(nn.Module):
     def __init__(
         self, encode: Projection, *, components: int, width: int, offset: int, length: float
     ) -> None:
-        """Make an encoder.
+        """Build an encoder.
 
         Args:
             encode: Maps features of a record to ``v``.

@@ -60,7 +60,7 @@ class TaskMetric:
     logit above which a row of a binary task counts as the second class."""
 
     def value(self, outputs: Outputs, targets: Targets, cut: float) -> float:
-        """Return the metric of the rows as they are; arguments as for ``measure``."""
+        """Return the metric of the rows, each once; arguments as for ``measure``."""
         return float(self.measure(outputs, targets, cut)(np.ones((1, len(targets))))[0])
 
 

@@ -142,7 +142,7 @@ class CrypTenSumTo:
     """The sum between processes: masks turn words into shares, and CrypTen reveals the sum."""
 
     def __init__(self, wire: WordWire, masks: PairwiseMasks | None) -> None:
-        """Make it.
+        """Create one party's end of the sum.
 
         Args:
             wire: Transport of the words.

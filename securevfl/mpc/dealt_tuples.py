@@ -159,7 +159,7 @@ class TupleDealer:
     """The dealer's part: draws seeds for members and corrections for the first member."""
 
     def __init__(self, ranks: Sequence[int], context: bytes) -> None:
-        """Make it.
+        """Create a dealer.
 
         Args:
             ranks: Ranks of all parties that may compute.
@@ -294,7 +294,7 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
         line: DealerLine | None,
         first_number: int = 0,
     ) -> None:
-        """Make it.
+        """Create a member's provider.
 
         Args:
             member: This party's seed.

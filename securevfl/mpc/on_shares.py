@@ -31,14 +31,8 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
-from securevfl.mpc.crypten_bridge import (
-    ArithmeticSharedTensor,
-    Communicator,
-    CrypTenSumTo,
-    Found,
-    ReduceOp,
-    make_current,
-)
+from securevfl.mpc import crypten_bridge
+from securevfl.mpc.crypten_bridge import ArithmeticSharedTensor, CrypTenSumTo, ReduceOp
 from securevfl.mpc.dealt_sums import uniform
 from securevfl.mpc.dealt_tuples import DealerLine, DealtTuples, SeedOfMember
 from securevfl.mpc.sum_to import Words
@@ -106,13 +100,13 @@ class Seat:
         return hmac.digest(self.pair_keys[peer], agreed, "sha256")
 
 
-class LineCommunicator(Communicator):  # type: ignore[misc]
+class LineCommunicator(crypten_bridge.Communicator):  # type: ignore[misc]
     """CrypTen's collectives over lines; CrypTen's ranks are positions in the world."""
 
     BYTES_PER_ELEMENT = 8
 
     def __init__(self, member: Seat, *, first_step: int = 0) -> None:
-        """Make it.
+        """Create a member's communicator.
 
         Args:
             member: This party's seat.
@@ -417,7 +411,9 @@ def computing(member: Seat, *, number: int = 0) -> Iterator[LineCommunicator]:
             first_number=begun,
         )
     communicator = LineCommunicator(member, first_step=begun)
-    with make_current(Found(communicator, tuples, _zero_generators(member, number))):
+    with crypten_bridge.make_current(
+        crypten_bridge.Found(communicator, tuples, _zero_generators(member, number))
+    ):
         yield communicator
 
 
@@ -430,7 +426,7 @@ class SharedSum:
     """
 
     def __init__(self, revealed: CrypTenSumTo, seat: Seat) -> None:
-        """Make it.
+        """Create a secondary's end of the sum.
 
         Args:
             revealed: Masks this secondary's share, and reveals the sum to the primary.

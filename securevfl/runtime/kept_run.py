@@ -33,10 +33,9 @@ from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.membership import in_blocks
-from securevfl.ledger.book import LedgerBook
+from securevfl.ledger.book import LedgerBook, recompute_figures, until_end
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.ledger import Ledger
-from securevfl.ledger.ledger_file import recompute_figures, until_end
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import key_scaler, keys_of, model_keys

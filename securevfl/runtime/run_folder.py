@@ -26,8 +26,8 @@ from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.party_files import PartyFiles
+from securevfl.ledger.book import label_figures, labels_spent
 from securevfl.ledger.ledger import Ledger
-from securevfl.ledger.ledger_file import label_figures, labels_spent
 from securevfl.models.tasks import Metrics
 
 # The figures of a finished run: what ``metrics.json`` holds.

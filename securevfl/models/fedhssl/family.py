@@ -10,17 +10,8 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.models import family
-from securevfl.models.fedhssl import augment
-from securevfl.models.fedhssl.encoders import (
-    CategoricalColumn,
-    FedCSSLConfig,
-    FedGSSLConfig,
-    FedHSSLConfig,
-    FedLocalSSLConfig,
-    FedSplitNNConfig,
-    build_encoder,
-    one_hot_columns,
-)
+from securevfl.models.fedhssl import augment, encoders
+from securevfl.models.fedhssl.encoders import CategoricalColumn, FedHSSLConfig, build_encoder
 from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.layers import MLP, ByteDropout, LayerNorm
 from securevfl.models.pretraining import PretrainingSettings
@@ -301,7 +292,7 @@ def _augmentation(
         low, high = (float(end) for end in torch.aminmax(features))
         return augment.AugmentedImages(image=settings.image, low=low, high=high)
     # A perceptron reads words as 0/1 columns, but a word is still replaced as a whole.
-    columns = one_hot_columns(feature_names)
+    columns = encoders.one_hot_columns(feature_names)
     return augment.CorruptedFeatures(features, rate=pretraining.corruption, columns=columns)
 
 
@@ -309,29 +300,29 @@ class FedGSSLFamily(FedHSSLFamily):
     """``family = "fedgssl"``: without aggregation of models ([FedHSSL] V-C, figure 6, Table V)."""
 
     name = "fedgssl"
-    settings_class = FedGSSLConfig
-    pretraining = FedGSSLConfig.STEPS
+    settings_class = encoders.FedGSSLConfig
+    pretraining = encoders.FedGSSLConfig.STEPS
 
 
 class FedCSSLFamily(FedHSSLFamily):
     """``family = "fedcssl"``: cross-party learning only ([FedHSSL] V-C, figure 6, Table IX)."""
 
     name = "fedcssl"
-    settings_class = FedCSSLConfig
-    pretraining = FedCSSLConfig.STEPS
+    settings_class = encoders.FedCSSLConfig
+    pretraining = encoders.FedCSSLConfig.STEPS
 
 
 class FedLocalSSLFamily(FedHSSLFamily):
     """``family = "fedlocalssl"``: local pretraining only ([FedHSSL] V-A, Table IV)."""
 
     name = "fedlocalssl"
-    settings_class = FedLocalSSLConfig
-    pretraining = FedLocalSSLConfig.STEPS
+    settings_class = encoders.FedLocalSSLConfig
+    pretraining = encoders.FedLocalSSLConfig.STEPS
 
 
 class FedSplitNNFamily(FedHSSLFamily):
     """``family = "fedsplitnn"``: no pretraining ([FedHSSL] V-A, Table IV)."""
 
     name = "fedsplitnn"
-    settings_class = FedSplitNNConfig
-    pretraining = FedSplitNNConfig.STEPS
+    settings_class = encoders.FedSplitNNConfig
+    pretraining = encoders.FedSplitNNConfig.STEPS

@@ -442,7 +442,7 @@ class PartyLearner:
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "views width"]]:
         """Learn from two views of the party's own records, guided by its cross-party encoder.
 
-        The cross-party encoder stays as it is, running statistics included.
+        The cross-party encoder does not change, nor do its running statistics.
 
         Returns:
             The loss, and the targets of both views, whose spread shows collapse.
