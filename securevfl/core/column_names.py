@@ -13,7 +13,7 @@ _AXES: Final[dict[Literal["longitude", "latitude"], frozenset[str]]] = {
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words of a column's name, for ``custBirthDate`` as for ``cust_birth-date``."""
+    """Return the lower-case words of a column's name, in camel case or with separators."""
     return _WORDS.findall(_CAMEL.sub(" ", name).lower())
 
 

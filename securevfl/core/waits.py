@@ -41,15 +41,15 @@ class Waits:
     """
 
     join_s: float
-    """``join_timeout_s``."""
+    """Timeout for all to join, ``join_timeout_s``."""
     return_s: float
     """Seconds that a lost party may take to come back; 0 where the others do not wait."""
     round_s: float
-    """``round_timeout_s``."""
+    """Timeout of an answer in a round, ``round_timeout_s``."""
     idle_s: float
-    """``idle_timeout_s``."""
+    """Timeout of long work, ``idle_timeout_s``."""
     silence_s: float
-    """``silence_timeout_s``."""
+    """Longest silence of a connected party, ``silence_timeout_s``."""
 
     @property
     def second_s(self) -> float:

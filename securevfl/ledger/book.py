@@ -144,7 +144,7 @@ class Session:
     released: list[tuple[int, int]] = field(default_factory=list)
     """Rows that a frozen session released, in ranges with both ends in them."""
     labels: list[LabelRelease] = field(default_factory=list)
-    """Releases of the primary's labels to secondaries: another promise, never in epsilon."""
+    """Releases of the primary's labels to secondaries, which have their own epsilon."""
     lost: bool = False
     """True if the session stands for everything that a run or model may have released without a
     line, since its ledger was restored from a copy."""
@@ -163,7 +163,7 @@ class Session:
 
     @property
     def counts_records(self) -> bool:
-        """Whether each record's releases are counted, so that all requests are one answer.
+        """Whether each record's releases are counted, so that all requests together are one answer.
 
         The session then continues over several requests.
         """

@@ -183,7 +183,8 @@ class EncoderConfig:
     """Layers of an encoder; equal at parties that aggregate their tops."""
 
     kind: Literal["mlp", "embedding", "resnet18"] = "mlp"
-    """``embedding`` is a perceptron that gets an embedding of each categorical column."""
+    """Kind of encoder: a perceptron, a perceptron with an embedding of each categorical column, or
+    a ResNet-18."""
 
     hidden: checks.Width = 512
     """Width of the first fully-connected layer; ``resnet18`` has none."""

@@ -87,9 +87,9 @@ class FeTConfig:
     """gamma: frequencies start as N(0, gamma^-2), in radians per unit of scaled keys."""
 
     fourier_octaves: Annotated[int, partial(checks.within, 0, _MOST_OCTAVES)] | None = None
-    """Octaves of the frequencies: deviations from 1/gamma to 2^octaves/gamma. 0, the paper's: all
-    1/gamma, divided by sqrt(``fourier_features``). Default: 5 for one or two key columns, else
-    0."""
+    """Octaves of the frequencies, whose deviations go from 1/gamma to 2^octaves/gamma; 0, as in the
+    paper: all 1/gamma, and features divided by sqrt(``fourier_features``). Default: 5 for one or
+    two key columns, else 0."""
 
     average_positions_every: checks.FromZero = 0
     """T_pe, epochs between averagings of positional encodings; 0: never."""
