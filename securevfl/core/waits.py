@@ -17,18 +17,18 @@ class Wait:
     """The timeouts of one wait, in seconds, by waiting and awaited party."""
 
     primary_s: float
-    """The primary's, for a caller: the setting itself."""
+    """Timeout of the primary that waits for a caller: the setting itself."""
     for_primary_s: float
-    """A caller's, for the primary: longer by all that the primary may wait and work meanwhile."""
+    """Timeout of a caller that waits for the primary, which may itself be waiting or computing."""
 
     @property
     def helper_s(self) -> float:
-        """A helper's, for another caller."""
+        """Timeout of a helper that waits for another caller."""
         return _HELPER * self.primary_s
 
     @property
     def secondary_s(self) -> float:
-        """A secondary's, for another caller."""
+        """Timeout of a secondary that waits for another caller."""
         return _SECONDARY * self.primary_s
 
 
@@ -53,11 +53,11 @@ class Waits:
 
     @property
     def second_s(self) -> float:
-        """A second party's of one name: by then the primary knows whether the first is lost."""
+        """Timeout of a second party of one name: by then the primary knows whether the first is lost."""
         return 2 * self.silence_s
 
     def joining(self, patience_s: float | None = None) -> Wait:
-        """Return the wait for all to join; a caller's lasts until it is welcomed.
+        """Return the wait for all to join; a caller's lasts until it is admitted.
 
         Args:
             patience_s: Seconds that all may take, by this party's own state; default: ``join_s``.

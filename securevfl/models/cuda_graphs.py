@@ -21,6 +21,9 @@ from securevfl.models.family import Stackable
 MOST: Final = 8
 """Shapes that one computation is captured for; batches of further shapes are launched."""
 
+_WARM_UPS: Final = 3
+"""Passes before a capture, in which libraries allocate memory and choose algorithms."""
+
 
 class Replays:
     """A function of tensors whose training passes a GPU captures and replays."""
@@ -117,10 +120,6 @@ class _Captured:
         self._gradient.copy_(gradient)
         self._backward.replay()
         return self._found
-
-
-_WARM_UPS: Final = 3
-"""Passes before a capture, in which libraries allocate memory and choose algorithms."""
 
 
 def _gradients(out: Tensor, values: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor | None]:

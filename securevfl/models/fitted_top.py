@@ -288,6 +288,18 @@ class TiedTop(nn.Module):
             optimizer.step(closure)
 
 
+def _tie(width: int, outputs: int) -> Float[Tensor, "width outputs"]:
+    if outputs == 1:
+        return (
+            torch.linspace(-1, 1, width, dtype=torch.float64)[:, None]
+            if width > 1
+            else (torch.ones(1, 1, dtype=torch.float64))
+        )
+    if width == outputs:
+        return torch.eye(width, dtype=torch.float64)
+    return torch.zeros(width, outputs, dtype=torch.float64)
+
+
 def fit_tied(
     make: Callable[[], TiedTop],
     read: Float64[Tensor, "rows width"],
@@ -411,15 +423,3 @@ class MixedTop(nn.Module):
     def as_json(self) -> dict[str, float]:
         """Return the trees' weight, their gain out of fold and its standard error."""
         return dict(zip(("trees", "gain", "error"), self.mixed.tolist(), strict=True))
-
-
-def _tie(width: int, outputs: int) -> Float[Tensor, "width outputs"]:
-    if outputs == 1:
-        return (
-            torch.linspace(-1, 1, width, dtype=torch.float64)[:, None]
-            if width > 1
-            else (torch.ones(1, 1, dtype=torch.float64))
-        )
-    if width == outputs:
-        return torch.eye(width, dtype=torch.float64)
-    return torch.zeros(width, outputs, dtype=torch.float64)

@@ -284,89 +284,6 @@ def metrics_of(
     return tuple(sorted(own, key=lambda metric: metric.name != (first or names[0])))
 
 
-LEVEL: Final = 0.95
-"""Share of the resamples inside an interval."""
-
-_MOST: Final = 1000
-_FEWEST: Final = 200
-# Rows times outputs times resamples: a third of a second.
-_DRAWN_AT_MOST: Final = 20_000_000
-_BLOCK: Final = 1_000_000
-# A metric that fewer resamples than this share define has no interval.
-_DEFINED: Final = 0.5
-
-Interval = tuple[float, float]
-
-
-def resamples_for(rows: int, outputs: int) -> int:
-    """Return the number of resamples: 1000, or fewer for very many rows."""
-    return min(_MOST, max(_FEWEST, _DRAWN_AT_MOST // max(1, rows * outputs)))
-
-
-def bootstrap_intervals(
-    metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
-) -> dict[str, Interval | None]:
-    """Return a percentile interval of every metric; None if too few resamples define it.
-
-    Args:
-        metrics: Result of :func:`resampled_metrics`.
-        rows: Number of rows.
-        resamples: Number of resamples.
-        seed: Run seed.
-
-    References:
-        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
-    """
-    drawn = bootstrap_draws(metrics, rows=rows, resamples=resamples, seed=seed)
-    return {name: percentile_interval(values) for name, values in drawn.items()}
-
-
-def bootstrap_draws(
-    metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
-) -> dict[str, Float64[np.ndarray, " resamples"]]:
-    """Return every metric on the same resamples, so that differences between metrics are paired.
-
-    Calls with equal numbers of rows and resamples and an equal seed draw equal resamples. Arguments
-    as in :func:`bootstrap_intervals`.
-    """
-    random = stream(seed, "bootstrap")
-    drawn: dict[str, list[Float64[np.ndarray, " _"]]] = {name: [] for name in metrics}
-    left = resamples
-    while left:
-        block = min(left, max(1, _BLOCK // rows))
-        left -= block
-        places = random.integers(0, rows, size=(block, rows))
-        places += np.arange(block)[:, None] * rows
-        counts = np.bincount(places.ravel(), minlength=block * rows)
-        weights = counts.reshape(block, rows).astype(np.float64)
-        for name, measure in metrics.items():
-            drawn[name].append(measure(weights))
-    return {name: np.concatenate(blocks) for name, blocks in drawn.items()}
-
-
-def percentile_interval(values: Float64[np.ndarray, " resamples"]) -> Interval | None:
-    """Return the interval with a :data:`LEVEL` share of the resamples; None if few are defined."""
-    known = values[np.isfinite(values)]
-    if len(known) < _DEFINED * len(values):
-        return None
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
-def resampled_metrics(
-    task: Task, outputs: Outputs, targets: Targets, *, cut: float
-) -> dict[str, Resampled]:
-    """Return every metric of a task as a function of resamples, by name.
-
-    Args:
-        task: Kind of label.
-        outputs: A model's outputs.
-        targets: The labels, in the outputs' units.
-        cut: The logit above which a row of a binary task counts as the second class.
-    """
-    return {metric.name: metric.measure(outputs, targets, cut) for metric in TASK_METRICS[task]}
-
-
 def _explained_variance(
     predicted: Float64[np.ndarray, " rows"], targets: Float64[np.ndarray, " rows"]
 ) -> Resampled:
@@ -467,3 +384,86 @@ def _nanmean(values: list[Float64[np.ndarray, " resamples"]]) -> Float64[np.ndar
     table = np.stack(values)
     known = ~np.isnan(table)
     return np.where(known, table, 0).sum(axis=0) / known.sum(axis=0)
+
+
+LEVEL: Final = 0.95
+"""Share of the resamples inside an interval."""
+
+_MOST: Final = 1000
+_FEWEST: Final = 200
+# Rows times outputs times resamples: a third of a second.
+_DRAWN_AT_MOST: Final = 20_000_000
+_BLOCK: Final = 1_000_000
+# A metric that fewer resamples than this share define has no interval.
+_DEFINED: Final = 0.5
+
+Interval = tuple[float, float]
+
+
+def resamples_for(rows: int, outputs: int) -> int:
+    """Return the number of resamples: 1000, or fewer for very many rows."""
+    return min(_MOST, max(_FEWEST, _DRAWN_AT_MOST // max(1, rows * outputs)))
+
+
+def bootstrap_intervals(
+    metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
+) -> dict[str, Interval | None]:
+    """Return a percentile interval of every metric; None if too few resamples define it.
+
+    Args:
+        metrics: Result of :func:`resampled_metrics`.
+        rows: Number of rows.
+        resamples: Number of resamples.
+        seed: Run seed.
+
+    References:
+        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
+    """
+    drawn = bootstrap_draws(metrics, rows=rows, resamples=resamples, seed=seed)
+    return {name: percentile_interval(values) for name, values in drawn.items()}
+
+
+def bootstrap_draws(
+    metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
+) -> dict[str, Float64[np.ndarray, " resamples"]]:
+    """Return every metric on the same resamples, so that differences between metrics are paired.
+
+    Calls with equal numbers of rows and resamples and an equal seed draw equal resamples. Arguments
+    as in :func:`bootstrap_intervals`.
+    """
+    random = stream(seed, "bootstrap")
+    drawn: dict[str, list[Float64[np.ndarray, " _"]]] = {name: [] for name in metrics}
+    left = resamples
+    while left:
+        block = min(left, max(1, _BLOCK // rows))
+        left -= block
+        places = random.integers(0, rows, size=(block, rows))
+        places += np.arange(block)[:, None] * rows
+        counts = np.bincount(places.ravel(), minlength=block * rows)
+        weights = counts.reshape(block, rows).astype(np.float64)
+        for name, measure in metrics.items():
+            drawn[name].append(measure(weights))
+    return {name: np.concatenate(blocks) for name, blocks in drawn.items()}
+
+
+def percentile_interval(values: Float64[np.ndarray, " resamples"]) -> Interval | None:
+    """Return the interval with a :data:`LEVEL` share of the resamples; None if few are defined."""
+    known = values[np.isfinite(values)]
+    if len(known) < _DEFINED * len(values):
+        return None
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def resampled_metrics(
+    task: Task, outputs: Outputs, targets: Targets, *, cut: float
+) -> dict[str, Resampled]:
+    """Return every metric of a task as a function of resamples, by name.
+
+    Args:
+        task: Kind of label.
+        outputs: A model's outputs.
+        targets: The labels, in the outputs' units.
+        cut: The logit above which a row of a binary task counts as the second class.
+    """
+    return {metric.name: metric.measure(outputs, targets, cut) for metric in TASK_METRICS[task]}
