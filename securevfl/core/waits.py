@@ -53,7 +53,7 @@ class Waits:
 
     @property
     def second_s(self) -> float:
-        """Timeout of a second party of one name: by then the primary knows whether the first is lost."""
+        """Timeout of a second party of one name; by then it is known whether the first is lost."""
         return 2 * self.silence_s
 
     def joining(self, patience_s: float | None = None) -> Wait:
