@@ -81,7 +81,7 @@ _LEAST_RANK: Final = 0.01
 _SLOPE: Final = 1.5
 """Steepness of the map from ranks to angles: 1 spreads ranks evenly over half a circle, 1.5 puts
 the lowest and the highest sixth at its ends, which was best under noise
-(notebook/class-means.md)."""
+(research/class_means/README.md)."""
 
 
 class PiecewiseLinear(nn.Module):

@@ -1,6 +1,5 @@
 """Placebos: the same training without what partners know, and what they say of a gain."""
 
-import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from research.local_baseline import null_partners
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import stream
@@ -18,16 +18,13 @@ from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "null_partners.py"
-NULL = runpy.run_path(str(SCRIPT))
-
 
 def federation(
     partner: str, *, seed: int, method: str = "fedsim", rows: int = 240
 ) -> tuple[FederationConfig, dict[str, PartyTable]]:
     """Return a table's federation of the study of partners that know nothing."""
-    task, parties = NULL["tables"](partner, rows=rows, seed=seed)
-    config = parse_federation(NULL["source"](method, task, seed, 0.4), file="test")
+    task, parties = null_partners.tables(partner, rows=rows, seed=seed)
+    config = parse_federation(null_partners.source(method, task, seed, 0.4), file="test")
     return config, {table.name: table for table in parties}
 
 
