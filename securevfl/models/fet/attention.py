@@ -23,8 +23,8 @@ class Attention(nn.Module):
     """Multi-head attention of queries to a memory.
 
     Products and softmax are written out, since torch's fused kernel is slower where the bias is
-    learned, as in most of our encoders (research/fet/attention.py). Attention weights are not dropped
-    out; blocks drop units of the output.
+    learned, as in most of our encoders (research/fet/attention.py). Attention weights are not
+    dropped out; blocks drop units of the output.
     """
 
     def __init__(self, width: int, *, heads: int) -> None:
