@@ -173,10 +173,10 @@ class RowsAligned:
     EVENT: ClassVar[str] = "aligned"
 
     aligned: int
-    """Rows that are linked at every secondary."""
+    """Number of rows that are linked at every secondary."""
     rows: int
     by_secondary: Mapping[str, int]
-    """Rows that are linked at each of them."""
+    """Number of linked rows of each secondary, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

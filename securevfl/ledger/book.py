@@ -163,9 +163,9 @@ class Session:
 
     @property
     def counts_records(self) -> bool:
-        """Whether each record's releases are counted, so that all requests together are one answer.
+        """Whether a record's number of releases is limited over all requests to the model.
 
-        The session then continues over several requests.
+        All requests are then parts of one answer, in one session.
         """
         return self.plan.releases_per_record is not None
 
@@ -480,7 +480,7 @@ class LedgerBook:
         ]
 
     def limit_covers(self, after: Session) -> bool:
-        """Return whether the owner's limit covers the newest session becoming ``after``."""
+        """Return whether the owner's limit would cover the newest session if it became ``after``."""
         total = self.limited_total(after)
         return not self.limits or (
             total is not None and total <= self.limits[after.plan.privacy.unit].epsilon

@@ -160,16 +160,16 @@ class Preset:
     """
 
     model: Mapping[str, Any]
-    """Fields of ``[model]``."""
+    """Fields of ``[model]`` and their values."""
 
     training: Mapping[str, Any]
-    """Fields of ``[training]``."""
+    """Fields of ``[training]`` and their values."""
 
     pretraining: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ``[pretraining]``."""
+    """Fields of ``[pretraining]`` and their values."""
 
     algorithms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """More fields of ``[pretraining]``, by its ``algorithm``."""
+    """Further fields of ``[pretraining]`` for each value of its ``algorithm``."""
 
     base: str = "best"
     """``base.estimator``; papers have no base."""

@@ -292,7 +292,7 @@ class PerceptronMerge(nn.Module):
 
 
 class AverageMerge(nn.Module):
-    """Merge gate: the mean over links of outputs that are the task's."""
+    """Merge gate: the mean over links, for pairs with the task's outputs."""
 
     def forward(
         self, pairs: Float[Tensor, "batch links pair_outputs"]

@@ -25,7 +25,7 @@ class PretrainingSettings:
     """Self-supervised loss, target and predictor ([FedHSSL] Table II)."""
 
     iterations: checks.Times = 10
-    """Each: cross-party epochs, local epochs, one aggregation."""
+    """Number of iterations of cross-party epochs, local epochs and one aggregation."""
 
     cross_epochs: checks.Times = 1
     """Passes over aligned rows in an iteration."""

@@ -95,7 +95,7 @@ class Outgoing:
     """The connection that a relayed message came from, among whose waiting bytes it counts until it
     is sent."""
     held_bytes: int = 0
-    """Number of these bytes."""
+    """Number of bytes that a relayed message holds at ``held_for``; 0 for others."""
     sent: bool = field(default=False, init=False)
     """True once TLS has accepted the message's last byte."""
 

@@ -74,8 +74,8 @@ class FeTConfig:
     """Keys are inputs too, as in the paper. Encodings and masks always read them."""
 
     top: Literal["attention", "additive"] = "attention"
-    """The paper's decoder, or own evidence plus the aggregate's, which learns more from noisy
-    releases."""
+    """Top model: the paper's decoder, or a sum of the primary's own and the aggregate's evidence,
+    which learns more from noisy releases."""
 
     fourier_features: Annotated[int, partial(checks.within, 2, checks.MOST_WIDTH)] = 64
     """Sines and cosines of the positional encoding together; even."""
