@@ -480,7 +480,7 @@ class LedgerBook:
         ]
 
     def limit_covers(self, after: Session) -> bool:
-        """Return whether the owner's limit would cover the newest session if it became ``after``."""
+        """Return whether the owner's limit would cover the newest session as ``after``."""
         total = self.limited_total(after)
         return not self.limits or (
             total is not None and total <= self.limits[after.plan.privacy.unit].epsilon
