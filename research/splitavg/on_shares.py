@@ -37,8 +37,7 @@ from securevfl.launch.spawn import reserved_port
 from securevfl.mpc.codec import RingFormat, encode
 from securevfl.mpc.crypten_bridge import CrypTenSumTo, crypten
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.on_shares import Seat
-from securevfl.mpc.shared_sum import SharedSum
+from securevfl.mpc.on_shares import Seat, SharedSum
 from securevfl.transport.identity import Identity, provision
 from securevfl.transport.message import Done, StarKind
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session

@@ -15,8 +15,7 @@ from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan
 from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
 from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.on_shares import Seat
-from securevfl.mpc.shared_sum import SharedSum
+from securevfl.mpc.on_shares import Seat, SharedSum
 from securevfl.mpc.sum_to import SumTo, Words
 from securevfl.transport.message import TypedMessage
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport

@@ -11,7 +11,8 @@ from securevfl.core.formatting import finite_or_none, format_figure
 from securevfl.core.stages import stages
 from securevfl.dp.statement import of_labels
 from securevfl.federation.run_plan import RunPlan
-from securevfl.ledger.ledger import Ledger, label_figures, labels_spent
+from securevfl.ledger.book import label_figures, labels_spent
+from securevfl.ledger.ledger import Ledger
 from securevfl.models.tasks import Metrics
 
 UNTESTED: Final = (

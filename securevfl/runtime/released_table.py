@@ -20,9 +20,8 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation import run_plan
 from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.rounds.kept_rounds import CachedRows
-from securevfl.ledger.book import LedgerBook
+from securevfl.ledger.book import LedgerBook, recompute_figures, until_end
 from securevfl.ledger.chain import Chain, read_chain
-from securevfl.ledger.ledger import recompute_figures, until_end
 from securevfl.runtime.saved_run import SavedRun
 from securevfl.version import __version__
 

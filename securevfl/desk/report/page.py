@@ -23,7 +23,7 @@ from securevfl.federation.run_plan import predictions_in_words
 from securevfl.federation.session.membership import absences_in_words
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.chain import read_chain
-from securevfl.ledger.ledger import lines_of_run
+from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import metrics_file, run_folder
 from securevfl.runtime.run_folder import own_folders

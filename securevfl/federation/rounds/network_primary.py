@@ -22,7 +22,7 @@ from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import average_weights
 from securevfl.models.alone.choice import choose_scale
-from securevfl.models.layers import PositionsTaken, alignment
+from securevfl.models.fet.positions import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
 
 

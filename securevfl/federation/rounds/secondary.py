@@ -51,7 +51,7 @@ from securevfl.models.building import Forward
 from securevfl.models.building import row_by_row as each_row
 from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import DistinctBottom, ExplainedBottom, Stackable
-from securevfl.models.layers import PositionsTaken, alignment
+from securevfl.models.fet.positions import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc import codec
 from securevfl.mpc.sum_to import encode_weighted

@@ -41,7 +41,8 @@ from securevfl.federation.run_plan import (
     run_facts,
 )
 from securevfl.ledger.book import Limit
-from securevfl.ledger.ledger import Ledger, set_limit
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import set_limit
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.sampling import has_candidate
 from securevfl.linkage.spec import LinkSpec
