@@ -5,7 +5,7 @@ Imports neither torch nor CrypTen, and the accountants, with all of scipy, only 
 
 import json
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -119,18 +119,19 @@ def budget(
         "gradient_noise_multiplier": gradient_noise_multiplier,
         "gradient_clip_norm": gradient_clip_norm,
         "accountant": accountant,
-        "counts_links": encoder != "trained" or unit == "linked-row" or bool(links_per_record),
     }
     from securevfl.dp.budget import Budget
     from securevfl.lab.accountants import compare
 
     asked = Budget(**settings)
+    counted = asked.regime.caps_records or unit == "linked-row" or bool(links_per_record)
+    asked = replace(asked, counts_links=counted)
     if noise_multiplier is None:
         assert epsilon is not None  # one of the two is given
         noise_multiplier = asked.noise_multiplier(epsilon=epsilon)
     elif epsilon is not None:
-        settings["steps"] = asked.steps_within(epsilon=epsilon, noise_multiplier=noise_multiplier)
-        asked = Budget(**settings)
+        within = asked.steps_within(epsilon=epsilon, noise_multiplier=noise_multiplier)
+        asked = replace(asked, steps=within)
     _answer(
         asked,
         noise_multiplier=noise_multiplier,
@@ -153,7 +154,7 @@ def _answer(
     spent = asked.epsilon(noise_multiplier=noise_multiplier)
     share = asked.noise_share_std(noise_multiplier=noise_multiplier)
     updates: dict[str, float] = {}
-    if asked.encoder == "dp-trained":
+    if asked.regime.noises_updates:
         multiplier = asked.gradient_noise_multiplier or noise_multiplier
         updates = {
             "gradient_noise_multiplier": multiplier,

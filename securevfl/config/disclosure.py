@@ -159,13 +159,9 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
 
 def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
     """Yield what rounds return to secondaries: gradients, residuals, averages of weights."""
-    encoder, assisted = config.privacy.encoder, config.family.assisted
-    if encoder == "frozen" or assisted:
-        why = (
-            "bottom models are frozen"
-            if encoder == "frozen"
-            else "secondaries learn from residuals"
-        )
+    regime, assisted = config.regime, config.family.assisted
+    if assisted or not regime.learns:
+        why = "secondaries learn from residuals" if regime.learns else "bottom models are frozen"
         yield Channel("gradients", f"no one: {why}", _NOTHING, "primary", "nobody")
     else:
         reveals, covered = _gradients(config.training)
@@ -197,12 +193,10 @@ def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
             "primary",
             "secondaries",
         )
-    reveals, covered = "no one", _NOTHING
-    if encoder != "frozen" and config.model.average_positions_every:
-        reveals = "every party: the mean of the encodings' weights"
-        covered = "heuristic: a secure mean without noise"
-        if encoder == "dp-trained":
-            covered = "covered by epsilon: every update of the weights is noised"
+    covered = regime.weights_guarantee if config.model.average_positions_every else _NOTHING
+    reveals = "every party: the mean of the encodings' weights"
+    if covered == _NOTHING:
+        reveals = "no one"
     yield Channel(
         "positional-encoding averaging",
         reveals,
@@ -494,26 +488,26 @@ def _covered_by_noise(config: FederationConfig) -> str:
 
 def _why_noise_is_not_enough(config: FederationConfig) -> str:
     """Return why noise does not cover what rounds release, and what to write; empty if it does."""
-    encoder, name = config.privacy.encoder, config.family.name
+    regime, name = config.regime, config.family.name
     if config.family.assisted:
         return (
             f"model.family: {name!r} releases scores of models that are fitted to private records "
             f'without noise, so no epsilon would cover them; set privacy.mechanism = "none", or '
             f'take frozen encoders (family = "fet", privacy.encoder = "frozen")'
         )
-    if encoder == "trained":
+    if not regime.caps_records:
         return ""
     if config.family.pretraining:
         return (
             f"model.family: {name!r} pretrains encoders on private records without noise, so they "
-            f"are not {encoder} in the sense of the promise; use encoder = "
+            f"are not {regime.name} in the sense of the promise; use encoder = "
             f'"trained", or "fedsplitnn"'
         )
     for party in config.secondaries:
         if party.scaling in ("standard", "clamped"):
             return (
                 f'party {party.name!r}: scaling = "{party.scaling}" fits statistics to the table, '
-                f"so one record moves every row and a {encoder} encoder's epsilon would not hold; "
-                f'use scaling = "bounds" with declared bounds, or "none"'
+                f"so one record moves every row and a {regime.name} encoder's epsilon would not "
+                f'hold; use scaling = "bounds" with declared bounds, or "none"'
             )
     return ""

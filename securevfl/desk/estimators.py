@@ -537,7 +537,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         )
         privacy = settings.privacy
         # A promise may rest on it that secondaries' features take nothing from records.
-        declared = privacy.encoder != "trained" and privacy.mechanism != "none"
+        declared = privacy.regime.caps_records and privacy.mechanism != "none"
         others = partner_tables(partners, key, declared=declared, bounds=self.bounds)
         state = self.random_state
         seed = state if isinstance(state, int) else int(check_random_state(state).randint(2**31))

@@ -30,7 +30,7 @@ from typing import Final, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from jaxtyping import Int32
@@ -426,23 +426,24 @@ class _KeyStream:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._nonce = 0
-        self._left = 0
         self._zeros = memoryview(bytes(_PIECE * _CANDIDATE_BYTES))
         self._buffer = bytearray(_PIECE * _CANDIDATE_BYTES + _AES_BLOCK_BYTES)
-        self._context: CipherContext | None = None
+        self._nonce = -1
+        self._begin()
+
+    def _begin(self) -> None:
+        """Take the next nonce, which is good for 64 GiB: the one after it starts well before."""
+        self._nonce += 1
+        # GCM without its tag is counter mode, and faster than OpenSSL's plain one.
+        gcm = GCM(self._nonce.to_bytes(12, "big"))
+        self._context = Cipher(AES256(self._key), gcm).encryptor()
+        self._left = _BYTES_PER_NONCE
 
     def take(self, count: int) -> npt.NDArray[np.uint8]:
         """Return the next ``count`` bytes, writable; the next call may overwrite them."""
         if count > self._left:
-            # GCM without its tag is counter mode, and faster than OpenSSL's plain one. A nonce is
-            # good for 64 GiB; the next one starts well before.
-            nonce = self._nonce.to_bytes(12, "big")
-            self._context = Cipher(AES256(self._key), GCM(nonce)).encryptor()
-            self._nonce += 1
-            self._left = _BYTES_PER_NONCE
+            self._begin()
         self._left -= count
-        assert self._context is not None
         if count <= len(self._zeros):
             self._context.update_into(self._zeros[:count], self._buffer)
             return np.frombuffer(self._buffer, np.uint8, count)

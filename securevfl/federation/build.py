@@ -88,18 +88,18 @@ def bottom_at_work(
     config = plan.config
     require_enough_records(config, table)
     if config.features_are_declared:
-        base.require_declared_features(table, encoder=config.privacy.encoder)
+        base.require_declared_features(table, encoder=config.regime.name)
     features = base.features_of(party, table, model)
     bottom = build_bottom(config, party, table)
     if model is not None:
         model.into(bottom)
     privacy = config.privacy
-    published = privacy.encoder == "trained" and privacy.accounting == "as-published"
     # Then the budget holds only if no row moves another's representation.
-    promised = privacy.mechanism != "none" and not published
+    sound = privacy.accounting == "sound" or config.regime.caps_records
+    promised = privacy.mechanism != "none" and sound
     apart = promised and not is_built_in(config.family)
     if promised:
-        require_no_batch_norm(bottom, encoder=config.privacy.encoder)
+        require_no_batch_norm(bottom, encoder=config.regime.name)
     if apart and config.encoder is None:
         require_rows_apart(
             config.family,
@@ -107,7 +107,9 @@ def bottom_at_work(
             bottom,
             num_features=table.num_features,
             key_dim=table.key_dim,
-            encoder=config.privacy.encoder,
+            encoder=config.regime.name,
+            learns=config.regime.learns,
+            noises_updates=config.regime.noises_updates,
         )
     return BottomAtWork(bottom=bottom.to(device), features=features, row_by_row=apart)
 
@@ -148,7 +150,7 @@ def build_secondary(
     most = plan.releases.releases_per_record
     if most is not None:
         counted = CountedRelease(linked.source, ledger, most)
-    elif plan.frozen:
+    elif plan.regime.releases_once:
         fit: Callable[[], None] | None = None
         if kept_bottom is None and isinstance(bottom, FittedBottom) and plan.releases.fitting:
             if plan.fits_class_means:
@@ -175,7 +177,7 @@ def build_secondary(
         ledger=counted or kept or ledger,
     )
     privacy, gradient_noise = config.privacy, None
-    if plan.learns and privacy.encoder == "dp-trained":
+    if plan.learns and plan.regime.noises_updates:
         gradient_noise = GradientNoise(
             clip_norm=privacy.update_clip_norm,
             noise_std=plan.releases.gradient_noise_std(plan.noise_share_std),
@@ -203,7 +205,7 @@ def build_secondary(
         class_means=class_means,
         row_by_row=at_work.row_by_row,
         decorrelates=config.training.distance_correlation,
-        precision="float32" if plan.frozen else config.training.precision,
+        precision=config.training.precision if plan.regime.learns else "float32",
     )
 
 
@@ -231,7 +233,7 @@ def build_bottom(config: FederationConfig, party: PartySettings, table: PartyTab
                 num_features=table.num_features,
                 key_dim=table.key_dim,
                 feature_names=table.feature_names,
-                frozen=config.privacy.encoder == "frozen",
+                frozen=not config.regime.learns,
                 pooled=pools(config),
             )
         ),

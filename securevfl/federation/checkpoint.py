@@ -481,8 +481,7 @@ def last_common(
         ConfigError: If all have lost epochs that they had.
     """
     common, furthest = set(checkpoints.epochs()), max(checkpoints.epochs(), default=0)
-    # A frozen run goes on row by row, from the first row if need be.
-    for epochs in () if config.privacy.encoder == "frozen" else others:
+    for epochs in others if config.regime.saves_epochs else ():
         common &= set(epochs)
         furthest = max(furthest, *epochs, 0)
     # Nobody begins a second epoch before everybody has saved the first.

@@ -14,6 +14,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
+from securevfl.dp.regime import Regime
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
 from securevfl.ledger.book import Session, epsilon_of_sessions
@@ -294,14 +295,14 @@ class RunPlan:
     ``training.rows = "aligned"``, once keys are linked. The accounting is of all of them."""
 
     @property
-    def frozen(self) -> bool:
-        """Whether bottom models stay as they are and every row is released once."""
-        return self.config.privacy.encoder == "frozen"
+    def regime(self) -> Regime:
+        """How encoders come by their weights, and what follows from it."""
+        return self.config.regime
 
     @property
     def learns(self) -> bool:
         """Whether secondaries get gradients."""
-        return not (self.frozen or self.is_assisted or self.facts.predicts)
+        return self.regime.learns and not (self.is_assisted or self.facts.predicts)
 
     @property
     def is_assisted(self) -> bool:
@@ -319,7 +320,7 @@ class RunPlan:
         """What every row is released once for, if that is all that happens."""
         if self.facts.predicts:
             return "predict"
-        return "release" if self.frozen else None
+        return "release" if self.regime.releases_once else None
 
     def aggregation(self) -> Aggregation:
         """Return how representations are clipped, encoded and averaged."""
@@ -464,7 +465,7 @@ def kept_aggregation(config: FederationConfig, *, noise_share_std: float) -> Agg
 
 
 def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> ReleasePlan:
-    training, frozen = config.training, config.privacy.encoder == "frozen"
+    training = config.training
     batch = training.batch_size
     # Fewer active secondaries add less noise. What a request costs is reckoned for those that
     # answer it; of training, noise is made for as few as any session may have.
@@ -474,7 +475,7 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
     # Where records are counted, an entity has its releases at every secondary, asked or not.
     secondaries = active if counted is None else len(config.secondaries)
     released = facts.predicted_rows if facts.predicts else facts.rows
-    if frozen or facts.predicts:
+    if facts.predicts or config.regime.releases_once:
         rounds, row_releases, per_row = math.ceil(released / batch), released, 1
     else:
         parts = (facts.train_rows, facts.validation_rows)
@@ -514,7 +515,7 @@ def _aggregation_of(config: FederationConfig) -> type[Aggregation]:
     Raises:
         ConfigError: If there is none of that name, or it pools where the family does not.
     """
-    family, frozen = config.family, config.privacy.encoder == "frozen"
+    family, frozen = config.family, not config.regime.learns
     name = family.aggregation(config.model, frozen=frozen)
     kind = AGGREGATIONS.get(name)
     if kind is None:

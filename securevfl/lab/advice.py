@@ -303,7 +303,7 @@ class Advice:
         notes = []
         reasons = dict.fromkeys(bound.refused for bound in self.bounds if bound.refused)
         notes += [f"as it stands, the file would be refused: {reason}" for reason in reasons]
-        if self.config.privacy.encoder != "frozen":
+        if self.config.regime.learns:
             notes.append(
                 "encoders that train release a row in every epoch; what survives is told of one "
                 "release"

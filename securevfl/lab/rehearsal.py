@@ -45,7 +45,7 @@ def settings_for(config: FederationConfig, epsilon: float | None) -> Overrides:
         "noise_multiplier": None,
         "gradient_noise_multiplier": None,
     }
-    if epsilon is None and config.privacy.encoder == "dp-trained":
+    if epsilon is None and config.regime.noises_updates:
         # An encoder that learns without a promise is called so, and takes none of its settings.
         privacy |= {"encoder": "trained", "gradient_share": None, "gradient_clip_norm": None}
     return {"privacy": privacy}

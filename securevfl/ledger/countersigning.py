@@ -588,13 +588,13 @@ class Countersigning:
     """How long the others may take to answer, in seconds."""
     log: Log
     """This party's."""
-    frozen: InitVar[bool] = False
+    releases_once: InitVar[bool] = False
     """True if all rows are released at once, which the primary may mark."""
     clock: Callable[[], float] = time.monotonic
     """Seconds."""
 
-    def __post_init__(self, frozen: bool) -> None:
-        self._due = {END, "released"} if frozen else {END}
+    def __post_init__(self, releases_once: bool) -> None:
+        self._due = {END, "released"} if releases_once else {END}
         self._met, self._rows = self.clock(), 0
 
     def count_rows(self, rows: int) -> None:

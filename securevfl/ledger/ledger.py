@@ -427,7 +427,7 @@ class Ledger:
                     f"before, and now asks for {unit!r}; restore the federation file, or begin "
                     f"another run"
                 )
-            if self._own.frozen:
+            if self._own.releases_once:
                 for first, last in session.released:
                     self._uses.add(np.arange(first, last + 1))
 
@@ -481,7 +481,7 @@ class Ledger:
     @property
     def released_rows(self) -> Int64[np.ndarray, " released"]:
         """Ids of the rows that a frozen run released, in all its sessions and in order."""
-        return self._uses.rows if self._own.frozen else np.zeros(0, dtype=np.int64)
+        return self._uses.rows if self._own.releases_once else np.zeros(0, dtype=np.int64)
 
     @property
     def epsilon_spent(self) -> float:
@@ -569,7 +569,7 @@ class Ledger:
         if not 0 <= int(rows.min()) <= int(rows.max()) < MOST_ROWS:
             raise PrivacyError(f"{self.party}: {what} asks for rows that no table has")
         passes = self._uses.most_with(rows)
-        if self._own.frozen and passes > plan.releases_per_row:
+        if self._own.releases_once and passes > plan.releases_per_row:
             raise BudgetExceededError(
                 f"{self.party}: {what} asks for rows that this run has released before; a frozen "
                 f"encoder releases a row {plan.releases_per_row} times at most, whatever became of "
@@ -584,7 +584,7 @@ class Ledger:
                 "passes": passes,
                 "purpose": purpose,
                 "epsilon": finite_or_none(epsilon),
-                **({"released": ranges_of(rows)} if self._own.frozen else {}),
+                **({"released": ranges_of(rows)} if self._own.releases_once else {}),
                 **({"counts": self.records.head} if self.records else {}),
             }
         )
@@ -672,7 +672,7 @@ class Ledger:
         Raises:
             PrivacyError: If the run released with others before.
         """
-        if not self._own.frozen:
+        if not self._own.releases_once:
             raise PrivacyError("only a frozen encoder makes one release in parts")
         for session in self._sessions:
             if session.release not in (None, digest):

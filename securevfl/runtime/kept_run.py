@@ -152,9 +152,9 @@ def released_table(kept_run: KeptRun, *, own: bool = False) -> pd.DataFrame:
         Nothing: it is made of what was released before.
     """
     config = kept_run.config
-    if config.privacy.encoder != "frozen":
+    if config.regime.learns:
         raise ConfigError(
-            f'privacy.encoder: rows of a "{config.privacy.encoder}" encoder are released anew in '
+            f'privacy.encoder: rows of a "{config.regime.name}" encoder are released anew in '
             f'every epoch and not kept; only a run with "frozen" has releases as a table'
         )
     table = kept_run.table(config.primary)
@@ -731,7 +731,7 @@ def partners_of(
 
 def answers_in_blocks(config: FederationConfig) -> bool:
     """Whether a run's releases hold each secondary's numbers apart from the others'."""
-    if config.privacy.encoder != "frozen":
+    if config.regime.learns:
         return False
     return len(config.secondaries) == 1 or in_blocks(config)
 

@@ -426,7 +426,7 @@ class PrimaryRun:
             self.checkpoints.load(self.plan.facts.resume_epoch, self.primary.load_state)
         else:
             self.checkpoints.forget_after(0)
-        if self.plan.frozen:
+        if self.plan.regime.releases_once:
             self._train_on_one_release(base)
         else:
             self._train_by_rounds(base)
@@ -546,7 +546,7 @@ class PrimaryRun:
     def _test_outputs(self) -> Tensor | None:
         """Return the test rows' outputs of the model that answers; None: no budget is left."""
         primary, choice, rows = self.primary, self.choice, self.data.split.test
-        if (choice is None or choice.asks(primary)) and not self.plan.frozen:
+        if (choice is None or choice.asks(primary)) and self.plan.regime.learns:
             # A simulation cannot be lost.
             files = None if self._others.countersigning is None else self.checkpoints.files
             if not for_test_rows(primary, self.plan, self.ledger, files):

@@ -515,7 +515,7 @@ class _Simulation:
 
         The secondaries go back to it.
         """
-        trained = {} if plan.frozen else self._secondaries
+        trained = self._secondaries if plan.regime.saves_epochs else {}
         saved = [self._files[name].checkpoints.epochs() for name in trained]
         primary = self._files[self._config.primary.name].checkpoints
         epoch = last_common(plan.config, primary, saved)

@@ -463,7 +463,7 @@ class Check:
             "unit": self.plan.config.privacy.unit,
             "noise_share_std": tau,
             "sensitivity": releases.sensitivity(),
-            "of": "all releases together" if self.plan.frozen else "one round",
+            "of": "all releases together" if self.plan.regime.releases_once else "one round",
             "clip_norm": self.plan.config.privacy.clip_norm,
             "statement": releases.statement(tau).text,
             "labels": self._labels(),
@@ -599,7 +599,7 @@ def _plan(check: Check, config: FederationConfig, primary: PartyCheck | None) ->
     try:
         if table is not None:
             facts = run_facts(config, table)[1]
-        elif config.privacy.encoder == "frozen":
+        elif config.regime.releases_once:
             facts = RunFacts(
                 rows=_SOME_ROWS,
                 train_rows=_SOME_ROWS - 2,

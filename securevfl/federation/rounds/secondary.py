@@ -394,10 +394,9 @@ class Secondary:
 
     @property
     def learns_plainly(self) -> bool:
-        """Whether it computes what every secondary with a trained encoder does."""
+        """Whether it learns by steps of whole batches, without noise or an extra loss."""
         return (
-            type(self) is Secondary
-            and self.optimizer is not None
+            self.optimizer is not None
             and self.gradient_noise is None
             and not self.row_by_row
             and not self.decorrelates

@@ -158,10 +158,9 @@ def require_own_run(
         raise ProtocolError(_other_run("this party", run, primary, theirs))
     if not run or facts.predicts:
         return
-    # Of a frozen run only the primary has epochs: encoders stay as they are.
-    frozen = config.privacy.encoder == "frozen"
+    saves = config.regime.saves_epochs
     behind = config.continues_on_loss and max(epochs, default=0) < facts.resume_epoch
-    wants = {} if frozen or behind else {"epoch": (facts.resume_epoch, epochs)}
+    wants = {} if behind or not saves else {"epoch": (facts.resume_epoch, epochs)}
     wants["iteration of pretraining"] = (facts.resume_pretraining, pretrained)
     for what, (number, own) in wants.items():
         if number and number not in own:
@@ -170,7 +169,7 @@ def require_own_run(
                 f"start afresh with another --out"
             )
     # No party can be further than one epoch before all have saved it.
-    if not frozen and not facts.resume_epoch and max(epochs, default=0) > 1:
+    if saves and not facts.resume_epoch and max(epochs, default=0) > 1:
         raise ProtocolError(
             f"{primary!r} wants run {run} to begin again, of which this party has epoch "
             f"{max(epochs)}; start another run with another --out"

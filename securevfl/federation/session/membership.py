@@ -211,7 +211,7 @@ def least_secondaries(config: FederationConfig) -> int:
     if in_blocks(config):
         # Without noise, each one's numbers are seen by themselves whoever answers.
         return 1
-    if config.privacy.encoder == "frozen":
+    if config.regime.releases_once:
         return len(config.secondaries)
     return active_parties(range(config.least_in_training), config.model.party_dropout)
 

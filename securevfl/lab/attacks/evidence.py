@@ -142,7 +142,7 @@ class Evidence:
         """The channel from which encoders have learned something of labels; None if from none."""
         if self.config.family.assisted:
             return "residuals"
-        if self.privacy["encoder"] != "frozen":
+        if self.config.regime.learns:
             return "gradients"
         encoder = self.config.encoder
         named = encoder is not None and encoder.method == "class-means"
@@ -193,7 +193,7 @@ class Evidence:
         They are all rows of a frozen run, and the test rows of any other.
         """
         assert self.primary is not None, "attacks on averages ask for the primary's view"
-        last = ("release",) if self.privacy["encoder"] == "frozen" else ("test",)
+        last = ("release",) if self.config.regime.releases_once else ("test",)
         lines = [line for line in self.primary.of(AVERAGE) if line["purpose"] in last]
         if not lines:
             return np.empty(0, dtype=np.int64), np.empty((0, 0))
