@@ -61,6 +61,11 @@ class FederationConfig:
         return next(party for party in self.parties if party.role == "primary")
 
     @property
+    def address(self) -> str:
+        """Address of the primary, which all others call; every checked file has one."""
+        return self.primary.address or ""
+
+    @property
     def secondaries(self) -> tuple[sections.PartySettings, ...]:
         """The other parties, in the order of the file; the first has rank 1."""
         return tuple(party for party in self.parties if party.role == "secondary")

@@ -212,7 +212,6 @@ def train_alone_on(
     Raises:
         DataError: If there are too few rows.
     """
-    assert table.labels is not None, "given by fit"
     kind = training.split_of(task)
     if kind not in ("random", "stratified"):
         raise DataError(f"training.split: {kind!r} needs a column of a table that is read")
@@ -222,7 +221,7 @@ def train_alone_on(
         test_fraction=training.test_fraction,
         seed=seed,
         kind=kind,
-        by=table.labels.astype(np.int64) if kind == "stratified" else None,
+        by=table.known_labels.astype(np.int64) if kind == "stratified" else None,
     )
     classes = len(table.classes or ()) if task == "multiclass" else 1
     head = TaskHead(
@@ -471,8 +470,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         trained = run.trained if isinstance(run, RunResult) else trained_run(run, **source)
         if trained is None:
             raise ConfigError("run: has pretrained encoders, and there is no model to predict with")
-        model = trained.model(trained.config.primary.name)
-        assert model.primary is not None, "the primary's"
+        model = trained.primary_model()
         made = cls(device=source.get("device", "cpu"))
         made._take(model.primary.head.task, model.primary.classes)
         made._alone, made._asked = None, Asked(trained)

@@ -18,7 +18,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
 from securevfl.federation.rounds.cut import Aggregation
 from securevfl.federation.run_plan import kept_aggregation
-from securevfl.federation.saved_model import SavedModel
+from securevfl.federation.saved_model import SavedModel, SavedPrimary
 from securevfl.models.alone.choice import mix_outputs
 from securevfl.models.family import share_of_base
 from securevfl.models.fitted_top import FittedTop, MixedTop
@@ -117,9 +117,9 @@ def part_of(config: FederationConfig, model: SavedModel) -> ExportedPart:
         feature_names=model.features,
         features=np.zeros((1, len(model.features)), dtype=np.float32),
     )
-    if model.role == "secondary":
-        return _secondary(config, model, table)
-    return _primary(config, model, table)
+    if isinstance(model, SavedPrimary):
+        return _primary(config, model, table)
+    return _secondary(config, model, table)
 
 
 def _secondary(config: FederationConfig, model: SavedModel, table: PartyTable) -> ExportedPart:
@@ -151,9 +151,8 @@ def _secondary(config: FederationConfig, model: SavedModel, table: PartyTable) -
     )
 
 
-def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> ExportedPart:
+def _primary(config: FederationConfig, model: SavedPrimary, table: PartyTable) -> ExportedPart:
     part = model.primary
-    assert part is not None, "the primary's model has the task"
     top = build_top(config, table, model.head)
     model.into(top)
     if isinstance(top, MixedTop) and not top.share:
@@ -307,13 +306,12 @@ class PrimaryModule(nn.Module):
         self,
         scaling: _Scaling,
         top: nn.Module,
-        model: SavedModel,
+        model: SavedPrimary,
         *,
         keys: bool,
         similarities: bool,
     ) -> None:
         super().__init__()
-        assert model.primary is not None, "the primary's model has the task"
         self.scaling = scaling
         self.top = top
         self.task = model.primary.head.task

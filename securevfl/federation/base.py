@@ -105,9 +105,8 @@ def task_head(config: FederationConfig, table: PartyTable, split: RowSplit) -> T
     Raises:
         DataError: If the labels are constant in the training rows.
     """
-    assert table.labels is not None, "the primary's table has labels"
     if config.federation.task == "regression":
-        scaler = LabelScaler.fit(table.labels[split.train])
+        scaler = LabelScaler.fit(table.known_labels[split.train])
         return TaskHead(
             task="regression", label_deviation=scaler.deviation, chosen=config.training.metric
         )
@@ -122,14 +121,12 @@ def task_head(config: FederationConfig, table: PartyTable, split: RowSplit) -> T
 
 def label_scaler_of(table: PartyTable, split: RowSplit, head: TaskHead) -> LabelScaler | None:
     """Return how a regression's labels are standardised: by the training rows. None for classes."""
-    assert table.labels is not None, "the primary's table has labels"
-    return LabelScaler.fit(table.labels[split.train]) if head.task == "regression" else None
+    return LabelScaler.fit(table.known_labels[split.train]) if head.task == "regression" else None
 
 
 def targets_of(table: PartyTable, split: RowSplit, head: TaskHead) -> torch.Tensor:
     """Return the labels as losses take them; regression labels are standardised."""
-    assert table.labels is not None, "the primary's table has labels"
-    labels = table.labels
+    labels = table.known_labels
     if head.task == "regression":
         labels = LabelScaler.fit(labels[split.train]).apply(labels)
     targets = torch.from_numpy(labels)
@@ -293,6 +290,8 @@ class Choice:
 
     base: Model
     """Model that the joint model is averaged with."""
+    base_margins: Float[Tensor, "rows outputs"] = field(repr=False)
+    """Its margins for all rows, out of fold on training rows."""
     alone: Alone
     decision: Decision
     validation: Metrics
@@ -324,10 +323,10 @@ class Choice:
             To the primary: one average a test row. To the secondaries: the rows' ids.
         """
         data = primary.data
-        assert data.base is not None, "outputs are added to it"
-        rows = torch.as_tensor(data.split.test, device=data.base.device)
+        base = self.base_margins
+        rows = torch.as_tensor(data.split.test, device=base.device)
         asked = self.asks(primary)
-        joint = primary.predict(data.split.test, "test") if asked else data.base[rows]
+        joint = primary.predict(data.split.test, "test") if asked else base[rows]
         self.joint_test = data.head.metrics(joint, data.targets[rows], threshold=primary.threshold)
         return joint
 
@@ -379,14 +378,15 @@ def choose(
         before = CrossFitted(model=base.model, margins=base.margins.cpu().numpy())
         alone = train_alone(config, table, data, fitted={config.base.estimator: before})
     margins = torch.from_numpy(alone.margins(own_inputs(table))).to(data.features.device)
-    decision = primary.decide(margins, base_is_alone=base.alone is not None)
+    decision = primary.decide(base.margins, margins, base_is_alone=base.alone is not None)
     if own is not None:
-        own.decide(margins, base_is_alone=base.alone is not None)
-        if decision.used == "joint" and not primary.is_better_than(own):
+        own.decide(base.margins, margins, base_is_alone=base.alone is not None)
+        if decision.used == "joint" and not primary.is_better_than(own, base.margins):
             decision = replace(decision, used="alone")
     joint, top = decision.used == "joint", primary.top
     return Choice(
         base=base.model,
+        base_margins=base.margins,
         alone=alone,
         decision=decision,
         validation=primary.best_validation if joint else alone.best.validation,

@@ -34,7 +34,7 @@ from securevfl.federation.rounds.release import CachedRelease, CountedRelease, S
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
-from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
+from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel, SavedPrimary
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
@@ -151,17 +151,14 @@ def build_secondary(
     if most is not None:
         counted = CountedRelease(linked.source, ledger, most)
     elif plan.regime.releases_once:
-        fit: Callable[[], None] | None = None
+        kept = CachedRelease(files, ledger, bottom=bottom, links=linked.source, records=records)
         if kept_bottom is None and isinstance(bottom, FittedBottom) and plan.releases.fitting:
             if plan.fits_class_means:
-                fit = class_means = ClassMeansFitting(
-                    plan, party, bottom, features, linked.source, ledger
+                kept.fit = class_means = ClassMeansFitting(
+                    plan, party, bottom, features, linked.source, ledger, kept
                 )
             elif isinstance(bottom, DirectionBottom):
-                fit = PrincipalFitting(plan, bottom, features, ledger)
-        kept = CachedRelease(
-            files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
-        )
+                kept.fit = PrincipalFitting(plan, bottom, features, ledger)
     data = SecondaryData(
         name=party.name,
         features=records["features"].to(device),
@@ -225,7 +222,7 @@ def build_bottom(config: FederationConfig, party: PartySettings, table: PartyTab
         config,
         party.name,
         lambda: (
-            build_encoder(config, party, num_features=table.num_features)
+            build_encoder(config, config.encoder, party, num_features=table.num_features)
             if config.encoder
             else bottom_of(
                 config.family,
@@ -370,8 +367,8 @@ def build_primary(
     """
     device = data.features.device
     top = build_top(plan.config, table, data.head).to(device)
-    if isinstance(top, FittedTop | TiedTop | MixedTop):
-        assert plan.config.top is not None, "the federation file names it"
+    named = plan.config.top
+    if named is not None and isinstance(top, FittedTop | TiedTop | MixedTop):
         features, keys = primaries.read_by_top(
             plan.config, table, features=data.features, keys=data.keys
         )
@@ -384,7 +381,7 @@ def build_primary(
             inputs,
             top,
             exchange,
-            estimator=plan.config.top.name if estimator is None else estimator,
+            estimator=named.name if estimator is None else estimator,
             observe=observe,
         )
     if plan.is_assisted:
@@ -459,7 +456,7 @@ def save_primary(
     Raises:
         StorageError: If the disk takes no more.
     """
-    SavedModel(
+    SavedPrimary(
         **_common(plan, plan.config.primary, table, ledger),
         key_scale=linked.key_scale,
         similarity_scale=None,

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
+from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
@@ -26,22 +27,27 @@ FittedBottom = frozen.DirectionBottom | frozen.ScoreBottom
 
 
 def build_encoder(
-    config: FederationConfig, party: PartySettings, *, num_features: int
+    config: FederationConfig, encoder: EncoderSettings, party: PartySettings, *, num_features: int
 ) -> FittedBottom:
     """Return the encoder of one secondary, not fitted yet.
+
+    Args:
+        config: The federation file.
+        encoder: Its ``[encoder]`` table.
+        party: The secondary.
+        num_features: Columns of its table.
 
     Raises:
         DataError: If the party has fewer features than its encoder has numbers to write.
     """
-    assert config.encoder is not None, "asked for by the federation file"
     if config.scores:
         return frozen.ScoreBottom(
             projection=_projection_of(config, party, num_features), length=config.privacy.clip_norm
         )
     _, width = config.family.cut_shape(config.model)
-    blocks = len(config.secondaries) if config.encoder.in_blocks else 1
+    blocks = len(config.secondaries) if encoder.in_blocks else 1
     components = width // blocks
-    class_means = config.encoder.method == "class-means"
+    class_means = encoder.method == "class-means"
     if components > num_features and not class_means:
         raise DataError(
             f"table of {party.name!r}: has {num_features} features, fewer than the {components} "
@@ -149,8 +155,9 @@ class ClassMeansFitting:
     links: LinkSource
     ledger: Ledger
     """This party's own."""
+    kept: CachedRelease
+    """Keeps the encoder once it is fitted; it calls back for the fit."""
     _sums: Float64[np.ndarray, "bins numbers"] | None = field(default=None, init=False)
-    _kept: CachedRelease | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._projection = _projection_of(self.plan.config, self.party, self.features.shape[1])
@@ -162,14 +169,10 @@ class ClassMeansFitting:
         """Whose part it is."""
         return self.party.name
 
-    def keeps(self, kept: CachedRelease) -> None:
-        """Say where the encoder is kept once it is fitted; it calls back for the fit."""
-        self._kept = kept
-
     @property
     def encoder_fixed(self) -> bool:
         """Whether the encoder was fitted and kept before: then no class sums are needed."""
-        return self._kept is not None and self._kept.encoder_fixed
+        return self.kept.encoder_fixed
 
     def begin(self, *, leaves: bool) -> None:
         """Charge the fitting, before anything of it is computed.
@@ -257,8 +260,7 @@ class ClassMeansFitting:
             sums: In units, with all noise that there is.
         """
         self._sums = sums
-        assert self._kept is not None, "said when the secondary was made"
-        self._kept.settle()
+        self.kept.settle()
 
     def __call__(self) -> None:
         """Fit the encoder to the class sums that came.

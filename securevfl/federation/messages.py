@@ -389,14 +389,13 @@ class PredictRequest(DeclaredMessage):
         )
 
     @classmethod
-    def of(cls, facts: RunFacts) -> "PredictRequest":
-        """Return the request that announces a session's facts."""
-        assert facts.active is not None, "a request names its secondaries"
+    def of(cls, facts: RunFacts, *, active: tuple[int, ...]) -> "PredictRequest":
+        """Return the request that announces a session's facts, answered by active secondaries."""
         return cls(
             run=facts.run,
             rows=facts.rows,
             predicted_rows=facts.predicted_rows,
-            active=facts.active,
+            active=active,
         )
 
     @classmethod

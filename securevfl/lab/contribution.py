@@ -31,7 +31,7 @@ from securevfl.federation.base import Base, fit_base
 from securevfl.federation.build import build_primary
 from securevfl.federation.messages import EpochMark
 from securevfl.federation.run_plan import plan_prediction, prediction_facts
-from securevfl.federation.saved_model import SavedModel
+from securevfl.federation.saved_model import SavedPrimary
 from securevfl.models.alone.choice import Used
 from securevfl.models.alone.margins import MarginModel
 from securevfl.models.fitted_top import FittedTop
@@ -379,7 +379,9 @@ class Retrained:
         primary.train(after_epoch=_nothing)
         primary.restore_best()
         if base is not None:
-            decision = primary.decide(source.alone.margins, base_is_alone=base.alone is not None)
+            decision = primary.decide(
+                base.margins, source.alone.margins, base_is_alone=base.alone is not None
+            )
             if decision.used == "alone":
                 return source.alone.test
         outputs = primary.predict(source.data.split.test, "test")
@@ -389,7 +391,7 @@ class Retrained:
 class _KeptOutputs:
     """What was trained again, a file for each set of partners; a damaged one is trained anew."""
 
-    def __init__(self, folder: Path, model: SavedModel) -> None:
+    def __init__(self, folder: Path, model: SavedPrimary) -> None:
         self._folder = folder
         self._of = [model.run, model.digest, __version__]
 
@@ -560,7 +562,7 @@ def _measure_partners(
     figures = read_figures(folder)
     if "untested" in figures:
         raise ConfigError(f"run folder {folder}: {figures['untested']}, so nothing can be compared")
-    model = trained.model(config.primary.name)
+    model = trained.primary_model()
     seed = config.federation.seed if seed is None else seed
     again, notes = None, []
     if config.privacy.mechanism != "none" and not answers_in_blocks(config):
@@ -618,7 +620,7 @@ def _measure_partners(
 def _refusal(run: TrainedRun, figures: Mapping[str, Any]) -> str:
     config, rows = run.config, figures["evaluation"]["rows"]
     passes = len(config.secondaries)
-    model = run.model(config.primary.name)
+    model = run.primary_model()
     plan = plan_prediction(
         config,
         prediction_facts(rows=rows, predicted_rows=rows),

@@ -612,34 +612,48 @@ class Ledger:
         self._own.fits += 1
         return epsilon
 
-    def charge_link_count(self, draw: Callable[[], int] | None = None) -> float:
-        """Book how many rows are linked, durably, with the number itself; once a run.
+    def charge_link_count(self) -> None:
+        """Book secondaries' answers on how many rows are linked, once a run, at the primary.
+
+        Raises:
+            BudgetExceededError: If the budget does not cover it; nothing is booked then.
+            PrivacyError: If this run has no such number, or has answered before.
+        """
+        self._book_link_count(self._cost_of_link_count(), None)
+
+    def charge_own_link_count(self, draw: Callable[[], int]) -> int:
+        """Book how many rows are linked, durably, and return it: a secondary's answer, once a run.
 
         The line has the number, so that there is no moment at which it is charged and not known, or
         known and not charged.
 
         Args:
-            draw: Draws a secondary's noised number; None at the primary, which has none to give.
-
-        Returns:
-            Epsilon of this run, the number included; rounded up.
+            draw: Draws the noised number.
 
         Raises:
             BudgetExceededError: If the budget does not cover it; nothing is drawn or booked then.
             PrivacyError: If this run has no such number, or has answered before.
         """
+        epsilon = self._cost_of_link_count()
+        linked = draw()
+        self._book_link_count(epsilon, linked)
+        return linked
+
+    def _cost_of_link_count(self) -> float:
+        """Return the epsilon of this run with one more answer, which must be due and covered."""
         if not self.link_counts_due:
             raise PrivacyError(
                 "how many rows are linked is said once in a run, where it is planned"
             )
-        epsilon = self._require(
+        return self._require(
             rounds=0, rows=0, passes=0, link_counts=1, what="saying how many rows are linked"
         )
-        linked, kind = None if draw is None else draw(), "link-count"
+
+    def _book_link_count(self, epsilon: float, linked: int | None) -> None:
+        kind = "link-count"
         self._file.append({"kind": kind, "linked": linked, "epsilon": finite_or_none(epsilon)})
         self._own.link_counts += 1
         self._own.linked_rows = linked
-        return epsilon
 
     def count_records(self, folder: Path, keys: KeyTable) -> None:
         """Hold what counts in how many rows of predictions each record was released.
@@ -659,6 +673,17 @@ class Ledger:
                 if session.lost or session.counts:
                     last, lost = session.counts, session.lost
             self.records = RecordCounts(folder, self._file, keys, last=last, lost=lost)
+
+    @property
+    def record_counts(self) -> RecordCounts:
+        """Counts of each record's releases in predictions.
+
+        Raises:
+            PrivacyError: If they are not held; see :meth:`count_records`.
+        """
+        if self.records is None:
+            raise PrivacyError(f"{self.party}: releases of records are not counted here")
+        return self.records
 
     def require_same_release(self, digest: str) -> None:
         """Book what a frozen run makes its release with, and hold later sessions to the same.

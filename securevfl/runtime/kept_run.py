@@ -31,7 +31,13 @@ from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import CachedRows, ReleasedRows, without_blocks
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
+from securevfl.federation.saved_model import (
+    FOLDER,
+    SavedModel,
+    SavedPrimary,
+    load_model,
+    load_primary,
+)
 from securevfl.federation.session.membership import in_blocks
 from securevfl.ledger.book import LedgerBook
 from securevfl.ledger.chain import Chain, read_chain
@@ -77,7 +83,18 @@ class KeptRun:
         Raises:
             ConfigError: As :func:`securevfl.federation.saved_model.load_model`.
         """
-        return load_model(self.folder / "parties" / party / FOLDER, self.config, party=party)
+        return load_model(self._model_folder(party), self.config, party=party)
+
+    def primary_model(self) -> SavedPrimary:
+        """Read the primary's model.
+
+        Raises:
+            ConfigError: As :func:`securevfl.federation.saved_model.load_primary`.
+        """
+        return load_primary(self._model_folder(self.config.primary.name), self.config)
+
+    def _model_folder(self, party: str) -> Path:
+        return self.folder / "parties" / party / FOLDER
 
     def table(self, party: PartySettings) -> PartyTable:
         """Return a party's table as in training, from memory or read again."""
@@ -408,9 +425,8 @@ class BaselineOfRun:
     """The primary's local model on the rows of training, to compare a saved model with."""
 
     def __init__(
-        self, config: FederationConfig, table: PartyTable, model: SavedModel, data: PrimaryData
+        self, config: FederationConfig, table: PartyTable, model: SavedPrimary, data: PrimaryData
     ) -> None:
-        assert model.primary is not None, "the primary's"
         self.part, self.data = model.primary, data
         self.head, device = data.head, data.features.device
         split = data.split
@@ -455,7 +471,7 @@ class Partners:
         self,
         config: FederationConfig,
         table: PartyTable,
-        model: SavedModel,
+        model: SavedPrimary,
         linked: LinkedPrimary,
         split: RowSplit,
         *,
@@ -543,7 +559,8 @@ class SavedModels(Partners):
         self,
         config: FederationConfig,
         tables: Mapping[str, PartyTable],
-        models: Mapping[str, SavedModel],
+        model: SavedPrimary,
+        secondaries: Mapping[str, SavedModel],
         *,
         device: torch.device,
     ) -> None:
@@ -552,13 +569,14 @@ class SavedModels(Partners):
         Args:
             config: The federation file.
             tables: Every party's table by name, as in training.
-            models: Every party's model by name.
+            model: The primary's.
+            secondaries: Every secondary's model by name.
             device: Where models compute.
 
         Reveals:
             Nothing leaves the process, which holds everybody's table.
         """
-        table, model = tables[config.primary.name], models[config.primary.name]
+        table = tables[config.primary.name]
         split, facts = run_plan.run_facts(config, table)
         plan = run_plan.plan_prediction(
             config,
@@ -570,7 +588,7 @@ class SavedModels(Partners):
         linked = {
             party.name: link(
                 keys_of(spec.keys, tables[party.name]),
-                similarity_scale=models[party.name].similarity_scale,
+                similarity_scale=secondaries[party.name].similarity_scale,
             )
             for party in config.secondaries
         }
@@ -579,7 +597,7 @@ class SavedModels(Partners):
         self._parts = {}
         for party in config.secondaries:
             kept = predicting.KeptSecondary(
-                party, tables[party.name], models[party.name], device=device
+                party, tables[party.name], secondaries[party.name], device=device
             )
             # In memory: nothing leaves this process, and no table's ledger is charged.
             ledger = Ledger(
@@ -634,7 +652,7 @@ class BlockReleases(Partners):
         self,
         config: FederationConfig,
         table: PartyTable,
-        model: SavedModel,
+        model: SavedPrimary,
         released: Float[Tensor, "rows positions width"],
         *,
         device: torch.device,
@@ -691,7 +709,7 @@ def worth_without(
         Nothing: no party is asked, and no ledger is charged.
     """
     config = run.config
-    model = run.model(config.primary.name)
+    model = run.primary_model()
     present = {party.name for party in config.secondaries} - set(absent)
     kept = read_measured(run.folder, CONTRIBUTION, run=model.run)
     if kept is not None:
@@ -717,7 +735,7 @@ def worth_without(
 
 
 def partners_of(
-    run: KeptRun, model: SavedModel, figures: Mapping[str, Any]
+    run: KeptRun, model: SavedPrimary, figures: Mapping[str, Any]
 ) -> BlockReleases | SavedModels:
     """Return where outputs with fewer partners come from.
 
@@ -726,7 +744,7 @@ def partners_of(
     """
     if answers_in_blocks(run.config):
         return _releases(run, model)
-    return _kept_models(run, figures)
+    return _kept_models(run, model, figures)
 
 
 def answers_in_blocks(config: FederationConfig) -> bool:
@@ -736,7 +754,7 @@ def answers_in_blocks(config: FederationConfig) -> bool:
     return len(config.secondaries) == 1 or in_blocks(config)
 
 
-def _releases(run: KeptRun, model: SavedModel) -> BlockReleases:
+def _releases(run: KeptRun, model: SavedPrimary) -> BlockReleases:
     config = run.config
     if config.training.rows == "aligned":
         raise ConfigError(
@@ -760,7 +778,7 @@ def _releases(run: KeptRun, model: SavedModel) -> BlockReleases:
     )
 
 
-def _kept_models(run: KeptRun, figures: Mapping[str, Any]) -> SavedModels:
+def _kept_models(run: KeptRun, model: SavedPrimary, figures: Mapping[str, Any]) -> SavedModels:
     config = run.config
     if config.privacy.mechanism != "none":
         raise PrivacyError(
@@ -780,5 +798,5 @@ def _kept_models(run: KeptRun, figures: Mapping[str, Any]) -> SavedModels:
             "similarity_noise = 0"
         )
     tables = {party.name: run.table(party) for party in config.table_parties}
-    models = {party.name: run.model(party.name) for party in config.table_parties}
-    return SavedModels(config, tables, models, device=device_named(run.device))
+    secondaries = {party.name: run.model(party.name) for party in config.secondaries}
+    return SavedModels(config, tables, model, secondaries, device=device_named(run.device))

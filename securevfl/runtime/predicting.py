@@ -28,13 +28,14 @@ from securevfl.federation.rounds.primaries import read_by_top
 from securevfl.federation.rounds.primary import PrimaryInputs, TopModel
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import PredictionBudget, RunFacts, RunPlan, plan_prediction
-from securevfl.federation.saved_model import PrimaryPart, SavedModel
+from securevfl.federation.saved_model import PrimaryPart, SavedModel, SavedPrimary
 from securevfl.federation.session.membership import absent_names, in_blocks
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.models.alone.choice import Model
 from securevfl.models.tasks import Metrics
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of
 from securevfl.stages.psi.psi import most_keys
@@ -128,7 +129,7 @@ class Request:
 
 
 def request_of(
-    config: FederationConfig, model: SavedModel, new: KeyTable, *, active: tuple[int, ...] | None
+    config: FederationConfig, model: SavedPrimary, new: KeyTable, *, active: tuple[int, ...] | None
 ) -> Request:
     """Return the request for predictions of new rows.
 
@@ -141,7 +142,6 @@ def request_of(
         new: Keys of the new rows.
         active: Ranks of the secondaries that answer; None: all.
     """
-    assert model.primary is not None, "the primary asks"
     kept = model.primary.keys
     keys = new
     if kept is not None:
@@ -173,7 +173,7 @@ def prediction_spec(
         active: Ranks of the secondaries that take part; None: all.
     """
     spec = link_spec(config)
-    trained = MOST_KEYS if model.primary is None else most_keys(model.primary.rows)
+    trained = most_keys(model.primary.rows) if isinstance(model, SavedPrimary) else MOST_KEYS
     return replace(
         spec,
         hiding=replace(spec.hiding, most_keys=spec.hiding.most_keys or trained),
@@ -242,7 +242,7 @@ class KeptSecondary:
 
 
 def kept_top(
-    config: FederationConfig, model: SavedModel, table: PartyTable, *, device: torch.device
+    config: FederationConfig, model: SavedPrimary, table: PartyTable, *, device: torch.device
 ) -> nn.Module:
     """Return the primary's half of the network, for one request after another.
 
@@ -262,7 +262,7 @@ def kept_top(
 
 def top_model(
     config: FederationConfig,
-    model: SavedModel,
+    model: SavedPrimary,
     top: nn.Module,
     table: PartyTable,
     linked: LinkedPrimary,
@@ -279,7 +279,6 @@ def top_model(
     features = features_of(config.primary, table, model)
     asked = request.rows
     part = model.primary
-    assert part is not None, "the primary asks"
     active = [rank - 1 for rank in exchange.ranks]
     similarities = None
     if linked.similarities is not None:
@@ -321,12 +320,12 @@ def top_model(
     )
 
 
-def answers_alone(model: SavedModel) -> bool:
+def answers_alone(model: SavedPrimary) -> bool:
     """Whether the primary's model answers without its partners."""
-    return model.primary is not None and model.primary.used == "alone"
+    return model.primary.used == "alone"
 
 
-def made_alone(model: SavedModel, *, threshold: float | None = None) -> SavedModel:
+def made_alone(model: SavedPrimary, *, threshold: float | None = None) -> SavedPrimary:
     """Return the primary's model as it answers without partners; itself where there is no base.
 
     Args:
@@ -334,13 +333,13 @@ def made_alone(model: SavedModel, *, threshold: float | None = None) -> SavedMod
         threshold: Of the best model alone, of a binary task; None: that of the model.
     """
     part = model.primary
-    if part is None or part.alone is None:
+    if part.alone is None:
         return model
     chosen = part.threshold if threshold is None else threshold
     return replace(model, primary=replace(part, used="alone", threshold=chosen))
 
 
-def require_one_model(primary: SavedModel, run: str, name: str) -> None:
+def require_one_model(primary: SavedPrimary, run: str, name: str) -> None:
     """Refuse a party whose model another run has trained.
 
     Raises:
@@ -386,7 +385,7 @@ class PredictionSession:
     def __init__(
         self,
         config: FederationConfig,
-        model: SavedModel,
+        model: SavedPrimary,
         *,
         device: torch.device = torch.device("cpu"),  # noqa: B008 - a value
         active: tuple[int, ...] | None = None,
@@ -442,18 +441,18 @@ class PredictionSession:
         require_finite_outputs(table, features, self._outputs_without_partners)
         outputs, spent = torch.empty((0, model.head.outputs), device=self.device), 0.0
         if linkable.any():
-            linked = table.take(np.flatnonzero(linkable))
-            if answers_alone(model):
-                outputs = self._alone_outputs(linked)
+            linked, alone = table.take(np.flatnonzero(linkable)), self._part.alone
+            if alone is not None and answers_alone(model):
+                outputs = self._margins(alone, linked)
             else:
                 outputs, spent = self._release(linked, observe or self.observe)
         notes = None
         if not linkable.all():
-            alone = self._unlinked_outputs(table.take(np.flatnonzero(~linkable)))
-            whole = alone.new_empty((len(linkable), alone.shape[1]))
+            unlinked = self._unlinked_outputs(table.take(np.flatnonzero(~linkable)))
+            whole = unlinked.new_empty((len(linkable), unlinked.shape[1]))
             there = torch.from_numpy(linkable).to(outputs.device)
             whole[there] = outputs
-            whole[~there] = alone
+            whole[~there] = unlinked
             outputs, notes = whole, ["" if has_key else NO_KEY for has_key in linkable]
         part = self._part
         predictions = predictions_of(
@@ -476,7 +475,6 @@ class PredictionSession:
 
     @property
     def _part(self) -> PrimaryPart:
-        assert self.model.primary is not None, "the primary answers"
         return self.model.primary
 
     def _release(self, table: PartyTable, observe: Observer) -> tuple[Tensor, float]:  # noqa: ARG002
@@ -504,15 +502,12 @@ class PredictionSession:
         scale = self.model.key_scale
         if scale is not None:
             table = replace(table, keys=np.broadcast_to(np.array(scale.centre), table.keys.shape))
-        if self._part.alone is not None:
-            return self._alone_outputs(table)
-        return self._top_outputs(table)
-
-    def _alone_outputs(self, table: PartyTable) -> Tensor:
-        """Return the outputs of the best model of the primary alone, shape (rows, outputs)."""
         alone = self._part.alone
-        assert alone is not None, "there is a base"
-        return torch.from_numpy(alone.margins(own_inputs(table))).to(self.device)
+        return self._top_outputs(table) if alone is None else self._margins(alone, table)
+
+    def _margins(self, model: Model, table: PartyTable) -> Tensor:
+        """Return the outputs of a model of the primary alone, shape (rows, outputs)."""
+        return torch.from_numpy(model.margins(own_inputs(table))).to(self.device)
 
     def _top_outputs(self, table: PartyTable) -> Tensor:
         """Return the top model's outputs, with zero as the average of no record."""
@@ -537,7 +532,7 @@ class PredictionSession:
     def _outputs_without_partners(self, table: PartyTable) -> Tensor:
         """Return what each part of the primary's half says of rows, (rows, outputs of all)."""
         parts = [
-            torch.from_numpy(model.margins(own_inputs(table))).to(self.device)
+            self._margins(model, table)
             for model in (self._part.alone, self._part.base)
             if model is not None
         ]
@@ -599,7 +594,7 @@ class SimulatedSession(SessionWithPartners):
     def __init__(
         self,
         config: FederationConfig,
-        model: SavedModel,
+        model: SavedPrimary,
         secondaries: Mapping[str, KeptSecondary],
         files: Mapping[str, PartyFiles],
         **more: Any,

@@ -21,7 +21,7 @@ from securevfl.federation.link_counts import book_link_counts, require_link_coun
 from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.rounds.exchanges import RoundExchange
 from securevfl.federation.rounds.recording import Recorder, recording
-from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
+from securevfl.federation.saved_model import FOLDER, SavedPrimary, load_primary
 from securevfl.federation.session import handshake, membership
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
@@ -157,9 +157,8 @@ def primary_session(
         without: Parties that are turned away.
     """
     config = party.config
-    assert config.primary.address is not None, "checked with the federation file"
     with PrimaryTransport(
-        parse_address(party.job.listen or config.primary.address),
+        parse_address(party.job.listen or config.address),
         party.identity,
         party.pinned,
         new_session(),
@@ -424,7 +423,7 @@ def _hellos(
 class PredictingPrimary(SessionWithPartners):
     """A session of predictions with all parties of a federation, which the primary holds."""
 
-    def __init__(self, session: PrimarySession, model: SavedModel) -> None:
+    def __init__(self, session: PrimarySession, model: SavedPrimary) -> None:
         party, facts = session.party, session.facts
         assert facts is not None, "welcomed before"
         super().__init__(
@@ -474,7 +473,7 @@ class PredictingPrimary(SessionWithPartners):
         ledger = party.files.open_prediction(plan, model=self.model.run)
         callers = list(membership.callers_in_predictions(self.config, self.active))
         self.broken = True
-        asked = messages.PredictRequest.of(request.facts)
+        asked = messages.PredictRequest.of(request.facts, active=tuple(plan.secondaries))
         session.transport.broadcast(callers, asked.to_message())
         session.wait_until_ready(callers)
         session.countersign().count_rows(request.facts.predicted_rows)
@@ -501,7 +500,7 @@ class PredictingPrimary(SessionWithPartners):
 @contextmanager
 def predicting(
     party: PartySession,
-    model: SavedModel,
+    model: SavedPrimary,
     *,
     opened: Callable[[PrimaryTransport], None] = lambda _transport: None,
     without: Sequence[str] = (),
@@ -551,7 +550,7 @@ def predict_once(party: PartySession) -> Predictions:
     job, config, asked = party.job, party.config, party.job.in_memory.new_rows
     assert asked is not None, "said where the job was made"
     files.require_writable_folder(asked.out.parent, what="folder of --out")
-    model = load_model(job.folder / FOLDER, config, party=job.name)
+    model = load_primary(job.folder / FOLDER, config)
     try:
         with predicting(party, model, without=asked.without) as session:
             predictions = session.ask(asked.named)

@@ -16,7 +16,7 @@ from securevfl.core.errors import ConfigError, NoRowsError
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.party_tables import as_pandas, library_of
 from securevfl.data.tables import PartyTable
-from securevfl.federation.saved_model import SavedModel
+from securevfl.federation.saved_model import SavedPrimary
 from securevfl.federation.session.membership import absent_names, active_without, in_blocks
 from securevfl.runtime import predicting, run_options
 from securevfl.runtime.kept_run import NEVER_FEWER, KeptRun, released_table, worth_without
@@ -59,7 +59,7 @@ class TrainedRun(KeptRun):
         except NoRowsError:
             return self._of_no_rows("row" if id_column is None else id_column, out)
         _warn_of(named.table, observe)
-        model = self.model(self.config.primary.name)
+        model = self.primary_model()
         absent = absent_names(self.config, active)
         measured = self._measured_without(absent, observe) if absent else None
         none_left = active is not None and not active
@@ -96,7 +96,7 @@ class TrainedRun(KeptRun):
             library=library_of(rows),
         )
 
-    def way(self, model: SavedModel) -> Way:
+    def way(self, model: SavedPrimary) -> Way:
         """Return where requests for predictions of the primary's model are answered."""
         if predicting.answers_alone(model):
             return "alone"
@@ -136,8 +136,7 @@ class TrainedRun(KeptRun):
 
     def _of_no_rows(self, row_name: str, out: Path | None) -> Predictions:
         """Return the answer to no rows: no party is asked, and nothing is charged."""
-        part = self.model(self.config.primary.name).primary
-        assert part is not None, "the primary predicts"
+        part = self.primary_model().primary
         predictions = predictions_of(
             torch.empty((0, part.head.outputs)),
             part.head,
@@ -197,7 +196,7 @@ class TrainedRun(KeptRun):
             ConfigError: If the run has kept no model.
             DataError: If the rows' columns are not those of training.
         """
-        model = self.model(self.config.primary.name)
+        model = self.primary_model()
         if isinstance(rows, PartyTable):
             if id_column is not None:
                 raise ConfigError("id_column: goes with a frame or a file; a PartyTable has none")
@@ -234,7 +233,7 @@ class TrainedRun(KeptRun):
                 secondaries are left, or a ledger is in use by another run.
         """
         config, active = self.config, active_without(self.config, without)
-        primary, absent = self.model(config.primary.name), absent_names(config, active)
+        primary, absent = self.primary_model(), absent_names(config, active)
         secondaries = {}
         for party in config.secondaries:
             if party.name not in absent:

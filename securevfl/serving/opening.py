@@ -10,7 +10,7 @@ import pandas as pd
 from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
+from securevfl.federation.saved_model import FOLDER, SavedModel, SavedPrimary, load_primary
 from securevfl.federation.session.membership import active_without, idle_helpers
 from securevfl.launch.spawn import KeptProcesses, keeping
 from securevfl.runtime import launching
@@ -39,7 +39,7 @@ class WithoutLost:
     def __init__(
         self,
         life: PartySession,
-        model: SavedModel,
+        model: SavedPrimary,
         *,
         opened: Callable[[PrimaryTransport], None],
         observe: Observer,
@@ -109,7 +109,7 @@ class Opened:
     """A kept model that can be asked."""
 
     model: Model
-    kept: SavedModel
+    kept: SavedPrimary
     rows: RowFormat
     processes: KeptProcesses | None = None
     """Processes of the other parties, where they run on this machine."""
@@ -117,7 +117,6 @@ class Opened:
     def describe(self, *, max_rows: int) -> Served:
         """Return its description for the API."""
         part = self.kept.primary
-        assert part is not None, "the primary serves"
         return Served(
             federation=self.kept.federation,
             run=self.kept.run,
@@ -149,7 +148,7 @@ def open_model(
             run has a ledger that requests are charged to.
         DataError: If a party's table, which the model was trained on, cannot be read any more.
     """
-    own = run.model(run.config.primary.name)
+    own = run.primary_model()
     way = run.way(own)
     if way == "alone":
         session = PredictionSession(run.config, own)
@@ -182,12 +181,12 @@ def in_process(run: TrainedRun) -> Opened:
         ConfigError: If a model is missing or damaged.
         DataError: If a party's table cannot be read any more.
     """
-    own = run.model(run.config.primary.name)
+    own = run.primary_model()
     return _open_local(own, run.config, lambda: run.session(unheard))
 
 
 def _open_local(
-    own: SavedModel,
+    own: SavedPrimary,
     config: FederationConfig,
     session: Callable[[], AbstractContextManager[PredictionSession]],
 ) -> Opened:
@@ -217,7 +216,7 @@ def between_processes(
     """
     with party_session(job, identity=identity) as party:
         config = party.config
-        model = load_model(job.folder / FOLDER, config, party=job.name)
+        model = load_primary(job.folder / FOLDER, config)
         star = _Star()
         # Another server or request on this table ends here, before it says that it is ready.
         party.files.hold_ledger()

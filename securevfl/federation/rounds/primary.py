@@ -236,8 +236,8 @@ class Primary(TopModel, ABC):
         """0 is the base, where there is one."""
         self.best_metric: float | None = None
         self.best_weights: dict[str, Tensor] = {}
-        self.best_outputs: Tensor | None = None
-        """Of the validation rows, at the best epoch; None where there is no base."""
+        self.best_outputs = torch.empty(0)
+        """Outputs for the validation rows at the best epoch; none where there is no base."""
         self.threshold = HALF
         """Of a binary task, as the best epoch's validation rows chose it."""
         self.out_of_fold: Tensor | None = None
@@ -413,7 +413,7 @@ class Primary(TopModel, ABC):
         if self.best_metric is not None and not self.head.is_better(metric, self.best_metric):
             return False
         self.best_metric, self.best_epoch, self.threshold = metric, epoch, threshold
-        self.best_outputs = None if self.data.base is None else outputs
+        self.best_outputs = outputs if self.data.base is not None else torch.empty(0)
         self.best_weights = {
             name: value.detach().clone() for name, value in self.top.state_dict().items()
         }
@@ -433,7 +433,11 @@ class Primary(TopModel, ABC):
             self.exchange.peers.tell(mark)
 
     def decide(
-        self, alone: Float[Tensor, "rows outputs"], *, base_is_alone: bool = False
+        self,
+        base: Float[Tensor, "rows outputs"],
+        alone: Float[Tensor, "rows outputs"],
+        *,
+        base_is_alone: bool = False,
     ) -> Decision:
         """Choose the joint model's weight against the base, and whether it answers.
 
@@ -445,13 +449,12 @@ class Primary(TopModel, ABC):
         Outputs, and the threshold of a binary task, are those of the choice from now on.
 
         Args:
+            base: Margins that :meth:`take_base` took.
             alone: Margins of the best model of the primary alone, of all rows.
             base_is_alone: Whether that model is the base, whose margins are out of fold on
                 training rows.
         """
-        base, outputs = self.data.base, self.best_outputs
-        assert base is not None, "there is a base"
-        assert outputs is not None, "the base was the first best epoch"
+        outputs = self.best_outputs
         rows = torch.as_tensor(self.data.split.validation, device=base.device)
         known, seen, scale = rows, outputs, None
         if self.out_of_fold is not None:
@@ -490,19 +493,21 @@ class Primary(TopModel, ABC):
         self._validated = self.head.metrics(*validated, threshold=self.threshold)
         return decision
 
-    def is_better_than(self, own: "Primary") -> bool:
+    def is_better_than(self, own: "Primary", base: Float[Tensor, "rows outputs"]) -> bool:
         """Return whether this joint model has a lower mean loss than the network without partners.
 
         Both are weighed with the base, on validation rows and, where both have outputs out of
         fold, on training rows. No standard error is asked for: the two share most of what they
         say, and a gain over the local baseline has had to be clear already.
-        """
-        return bool(self._unseen_loss() < own._unseen_loss())
 
-    def _unseen_loss(self) -> Tensor:
+        Args:
+            own: The network without partners.
+            base: Margins that both took as their base.
+        """
+        return bool(self._unseen_loss(base) < own._unseen_loss(base))
+
+    def _unseen_loss(self, base: Tensor) -> Tensor:
         """Return the mean loss of the weighted outputs for rows that no model was fitted to."""
-        base = self.data.base
-        assert base is not None, "there is a base"
         rows, outputs = self._unseen_outputs()
         joint = mix_outputs(base[rows], outputs, self.scale)
         return self.head.row_losses(joint, self.data.targets[rows]).mean()
@@ -513,7 +518,6 @@ class Primary(TopModel, ABC):
         Those are the validation rows and, with outputs out of fold, the training rows before them.
         """
         outputs = self.best_outputs
-        assert outputs is not None, "the base was the first best epoch"
         rows = torch.as_tensor(self.data.split.validation, device=outputs.device)
         if self.out_of_fold is None:
             return rows, outputs

@@ -187,7 +187,7 @@ class CountedRelease:
     most: int
     """N, rows that a record may be released in."""
     _charged: LinkTable | None = field(default=None, init=False)
-    """The records that take part in the round that is paid for."""
+    """Links of the round that is paid for."""
 
     def charge(
         self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
@@ -198,16 +198,19 @@ class CountedRelease:
             PrivacyError: If the counts were altered under this process.
         """
         links = self.links.link(rows)
-        assert self.ledger.records is not None, "a number of releases is kept by counting them"
-        admitted = self.ledger.records.admit(links.indices, most=self.most)
+        admitted = self.ledger.record_counts.admit(links.indices, most=self.most)
         epsilon = self.ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
         self._charged = links.only(admitted)
         return epsilon
 
     def link(self, rows: Int64[np.ndarray, " chosen"]) -> LinkTable:
-        """Return the links of the round that is charged, without those that had their releases."""
-        assert self._charged is not None, "charged before"
-        assert len(rows) == self._charged.num_rows, "the same rows"
+        """Return the links of the round that is charged, without those that had their releases.
+
+        Raises:
+            PrivacyError: If other rows than these were charged.
+        """
+        if self._charged is None or len(rows) != self._charged.num_rows:
+            raise PrivacyError("links were asked for of rows that were not charged")
         return self._charged
 
 
@@ -233,7 +236,7 @@ class CachedRelease:
     """Its links as they were just found."""
     records: Mapping[str, Tensor]
     """Its table as the encoder reads it, by name."""
-    fit: Callable[[], None] | None
+    fit: Callable[[], None] | None = None
     """Charges for the encoder and fits it; None if it is not fitted."""
 
     def __post_init__(self) -> None:

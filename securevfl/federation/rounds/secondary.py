@@ -134,10 +134,6 @@ class Secondary:
     _unread: DeviceReads = field(default_factory=DeviceReads, init=False)
     """Checks of the last step that its device has not been asked for."""
 
-    def __post_init__(self) -> None:
-        if self.kept is not None and self.class_means is not None:
-            self.class_means.keeps(self.kept)
-
     @property
     def name(self) -> str:
         """The party's name."""
@@ -333,8 +329,13 @@ class Secondary:
 
     @property
     def _due(self) -> RoundPlan:
-        """The round that waits for its gradient."""
-        assert self._pending is not None, "a gradient follows a release"
+        """The round that waits for its gradient.
+
+        Raises:
+            ProtocolError: If none waits.
+        """
+        if self._pending is None:
+            raise ProtocolError("a gradient came without a release")
         return self._pending[0]
 
     @property

@@ -327,10 +327,9 @@ def join_session(
         To the primary: that this party takes part, the file's hash, its public key of the session,
         the run and the epochs. To the other callers: that public key.
     """
-    assert config.primary.address is not None, "checked with the federation file"
     wait = config.waits.joining(patience_s)
     transport = SecondaryTransport(
-        parse_address(config.primary.address),
+        parse_address(config.address),
         identity,
         pinned,
         config.ranks,

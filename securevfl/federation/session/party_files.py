@@ -8,7 +8,7 @@ from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
-from securevfl.core.errors import StorageError
+from securevfl.core.errors import PrivacyError, StorageError
 from securevfl.core.files import EventLog
 from securevfl.data.tables import KeyTable
 from securevfl.federation.checkpoint import Checkpoints, used_folder
@@ -53,8 +53,13 @@ class PartyFiles:
 
     @property
     def ledger(self) -> Ledger:
-        """The party's ledger, once :meth:`open_ledger` has opened it."""
-        assert self._ledger is not None, "opened when the run is planned"
+        """The party's ledger, once :meth:`open_ledger` has opened it.
+
+        Raises:
+            PrivacyError: If it is not open.
+        """
+        if self._ledger is None:
+            raise PrivacyError(f"{self.party}: no ledger is open, so nothing can be charged")
         return self._ledger
 
     def log(self, event: str, **fields: object) -> None:

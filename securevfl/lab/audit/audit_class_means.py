@@ -39,6 +39,7 @@ from securevfl.federation.build import bottom_at_work
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import ClassMeansFitting, FittedBottom
 from securevfl.federation.rounds.primary import PrimaryData
+from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.lab.audit.audit_statistics import (
     AuditTest,
@@ -465,14 +466,9 @@ class _SumsStage:
         at_work = bottom_at_work(self._plan, party, self._records, device=torch.device("cpu"))
         assert isinstance(at_work.bottom, FittedBottom), "encoders are class means"
         ledger = _ledger(self._plan, party.name)
-        return _Overheard(
-            self._plan,
-            party,
-            at_work.bottom,
-            at_work.features,
-            self._linked_secondary.source,
-            ledger,
-        )
+        links = self._linked_secondary.source
+        kept = CachedRelease(None, ledger, bottom=at_work.bottom, links=links, records={})
+        return _Overheard(self._plan, party, at_work.bottom, at_work.features, links, ledger, kept)
 
     @cached_property
     def _direction(self) -> Float64[np.ndarray, " features"]:

@@ -16,7 +16,7 @@ import torch
 from helpers.fuzzing.files import RUN, SEALED, folder, frozen_plan, moded, unlike
 from helpers.fuzzing.mutation import altered_tree, as_json, havoc
 from helpers.fuzzing.target import Broken, Target
-from helpers.kept import FEATURES, KEYS, kept, write_kept_run
+from helpers.kept import FEATURES, KEYS, kept_primary, write_kept_run
 
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable, PartyTable
@@ -24,7 +24,7 @@ from securevfl.federation.build import build_top
 from securevfl.federation.checkpoint import PRESENCE, Checkpoints, StateFolder
 from securevfl.federation.rounds.exchanges import CachedRows
 from securevfl.federation.rounds.release import CachedRelease
-from securevfl.federation.saved_model import SavedModel, load_model
+from securevfl.federation.saved_model import SavedPrimary, load_primary
 from securevfl.federation.session.membership import Presence, absences_in_words
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable, SimilarityScale
@@ -316,8 +316,7 @@ def _model_seeds() -> list[bytes]:
     from sklearn.linear_model import LogisticRegression
 
     config, place = _federation(), folder() / "seed"
-    whole = kept(config, "agency")
-    assert whole.primary is not None, "the agency is the primary"
+    whole = kept_primary(config)
     head = whole.primary.head
     values = np.array([[0.0, 1.0], [1.0, 0.0], [2.0, 1.0], [0.5, 3.0]])
     fitted = LogisticRegression().fit(values, [0, 1, 1, 0])
@@ -374,10 +373,10 @@ def _read_model(data: bytes) -> None:
     place.mkdir(exist_ok=True)
     for name, content in parts.items():
         (place / name).write_bytes(content)
-    model = load_model(place, config, party="agency")
+    model = load_primary(place, config)
     model.into(_top())
     model.save(again)
-    second = load_model(again, config, party="agency")
+    second = load_primary(again, config)
     unlike("a model", _meaning(model), _meaning(second))
 
 
@@ -391,17 +390,17 @@ def _top() -> torch.nn.Module:
         feature_names=tuple(f"x{axis}" for axis in range(FEATURES)),
         features=np.zeros((1, FEATURES), dtype=np.float32),
     )
-    return build_top(config, table, kept(config, "agency").head)
+    return build_top(config, table, kept_primary(config).head)
 
 
-def _meaning(model: SavedModel) -> str:
+def _meaning(model: SavedPrimary) -> str:
     plain = {
         name: getattr(model, name)
         for name in ("party", "role", "run", "family", "settings", "features", "schema", "version")
     }
     weights = {name: repr(value.tolist()) for name, value in model.weights.items()}
     part = model.primary
-    own = None if part is None else (part.head, part.classes, part.threshold, part.scale, part.used)
+    own = part.head, part.classes, part.threshold, part.scale, part.used
     return repr((plain, sorted(weights.items()), own, model.key_scale))
 
 

@@ -313,9 +313,9 @@ def test_a_number_is_on_the_disk_before_it_is_said(tmp_path: Path) -> None:
     class FullDisk(Ledger):
         """Takes its first line alone."""
 
-        def charge_link_count(self, draw: Callable[[], int] | None = None) -> float:
+        def charge_own_link_count(self, draw: Callable[[], int]) -> int:
             self._file.close()
-            return super().charge_link_count(draw)
+            return super().charge_own_link_count(draw)
 
     with pytest.raises(PrivacyError, match="closed"):
         answer(plan, tmp_path / "other.jsonl", [7], run="0" * 32, kind=FullDisk)
