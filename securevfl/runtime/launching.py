@@ -164,7 +164,11 @@ def pretrain_in_processes(
 
 
 def predict_in_processes(
-    config: FederationConfig, options: RunOptions, in_memory: Mapping[str, InMemory]
+    config: FederationConfig,
+    options: RunOptions,
+    in_memory: Mapping[str, InMemory],
+    *,
+    without: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Predict new rows, every party in its own process; see :func:`train_in_processes`.
 
@@ -172,6 +176,7 @@ def predict_in_processes(
         config: The federation file.
         options: Of the run that trained.
         in_memory: What parties have from no file, by name; of the primary the new rows.
+        without: Secondaries that are absent.
 
     Returns:
         What :meth:`Predictions.metadata` says; the primary has written the file.
@@ -182,14 +187,12 @@ def predict_in_processes(
     Reveals:
         Between the processes: what a real request reveals. This machine holds all of it.
     """
-    asked = in_memory[config.primary.name].new_rows
-    assert asked is not None, "what for"
     content, _ = _run_parties(
         config,
         options,
         more=[],
         of_all=["--serve", "--once"],
-        without=[*asked.without, *idle_helpers(config)],
+        without=[*without, *idle_helpers(config)],
         in_memory=in_memory,
     )
     return dict(content)

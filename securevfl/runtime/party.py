@@ -439,8 +439,7 @@ def _recording(party: PartySession, role: str, *, run: str) -> Iterator[Take]:
     with recording(
         job.name, party.files.folder, run=run, most_mib=job.record_mib, observe=party.observe
     ) as recorder:
-        assert recorder is not None, "a bound on its size is set"
-        yield recorder.take
+        yield take_nothing if recorder is None else recorder.take
 
 
 def serve_as_helper(party: PartySession) -> None:

@@ -175,11 +175,9 @@ def predictions_of(
     """
     scores = outputs.detach().double().cpu()
     probabilities = None
-    if head.task == "regression":
-        assert label_scaler is not None, "a regression standardises its labels"
+    if label_scaler is not None:
         values = scores[:, 0].numpy() * label_scaler.deviation + label_scaler.mean
     else:
-        assert classes is not None, "classes have labels"
         if head.task == "binary":
             second = torch.sigmoid(scores[:, 0])
             probabilities = torch.stack([1 - second, second], dim=1).numpy()
@@ -188,7 +186,7 @@ def predictions_of(
         else:
             probabilities = torch.softmax(scores, dim=1).numpy()
             number = probabilities.argmax(axis=1)
-        values = np.array(classes, dtype=object)[number]
+        values = np.array(classes or (), dtype=object)[number]
     return Predictions(
         rows=rows,
         values=values,

@@ -45,11 +45,22 @@ class PrimarySession:
     def __init__(self, party: PartySession, transport: PrimaryTransport) -> None:
         self.party = party
         self.transport = transport
-        self.facts: run_plan.RunFacts | None = None
+        self._facts: run_plan.RunFacts | None = None
         """Facts that all parties received; None until they are welcomed."""
         self.countersigning: Countersigning | None = None
         """None until the first ledger of the session is open at all parties."""
         self._waits = party.config.waits
+
+    @property
+    def facts(self) -> run_plan.RunFacts:
+        """Facts that every party was welcomed with.
+
+        Raises:
+            ProtocolError: If nobody was welcomed yet.
+        """
+        if self._facts is None:
+            raise ProtocolError("the session has welcomed nobody yet")
+        return self._facts
 
     def wait(self, callers: Collection[str], timeout_s: float, **enough: Any) -> Collection[str]:
         """Listen, and wait until the parties have joined.
@@ -83,7 +94,7 @@ class PrimarySession:
         Reveals:
             To every caller: what :class:`securevfl.federation.messages.Welcome` says.
         """
-        self.facts = facts
+        self._facts = facts
         limits = handshake.session_limits(self.party.config, facts, self.transport.limits)
         self.transport.widen(limits)
         self.transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
@@ -101,7 +112,6 @@ class PrimarySession:
     def countersign(self) -> Countersigning:
         """Countersign all ledgers at the session's start, once."""
         if self.countersigning is None:
-            assert self.facts is not None, "welcomed before"
             self.countersigning = Countersigning(
                 countersigner(self.party, self.facts, session=self.transport.session),
                 self.transport,
@@ -425,7 +435,6 @@ class PredictingPrimary(SessionWithPartners):
 
     def __init__(self, session: PrimarySession, model: SavedPrimary) -> None:
         party, facts = session.party, session.facts
-        assert facts is not None, "welcomed before"
         super().__init__(
             party.config,
             model,

@@ -623,7 +623,9 @@ class PrimaryRun:
         """
         tested = self.tested
         placebos = {} if tested is None else self._placebos(with_alone=with_alone)
-        alone = self._measure_alone(placebos) if with_alone and tested is not None else None
+        alone = None
+        if with_alone and tested is not None and self.joint_outputs is not None:
+            alone = self._measure_alone(self.joint_outputs, placebos)
         primary, config, head = self.primary, self.plan.config, self.data.head
         choice = self.choice
         validation = primary.best_validation if choice is None else choice.validation
@@ -692,10 +694,9 @@ class PrimaryRun:
             placebos["permuted"] = self.placebo
         return placebos
 
-    def _measure_alone(self, placebos: Mapping[Placebo, Tensor]) -> AloneMeasured:
+    def _measure_alone(self, outputs: Tensor, placebos: Mapping[Placebo, Tensor]) -> AloneMeasured:
         self._observe(progress.Stage(text="fitting the primary alone"))
-        rows, outputs, choice = self.data.split.test, self.joint_outputs, self.choice
-        assert outputs is not None, "a run is tested at the end of its training"
+        rows, choice = self.data.split.test, self.choice
         return measure_alone(
             train_alone(self.plan.config, self.table, self.data)
             if choice is None

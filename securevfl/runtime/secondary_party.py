@@ -151,7 +151,7 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         party.open_ledger(plan)
         if not run:
             _begin(files, facts.run)
-        session.ready(releases_once=plan.regime.releases_once)
+        countersigning = session.ready(releases_once=plan.regime.releases_once)
         linked = _link(session, plan, table)
         if plan.releases.linked_rows is not None:
             _tell_link_count(session, plan, linked)
@@ -164,7 +164,13 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         secondary = _build(party, plan, table, linked)
         try:
             if not _serve_recorded(
-                session, plan, table, secondary, linked, came_back=epoch if away else 0
+                session,
+                countersigning,
+                plan,
+                table,
+                secondary,
+                linked,
+                came_back=epoch if away else 0,
             ):
                 return RejoinDue(parties=())
             save_secondary(plan, table, linked, secondary, files.ledger, folder=party.job.folder)
@@ -297,6 +303,7 @@ def _begin(files: PartyFiles, run: str) -> None:
 
 def _serve_recorded(
     session: SecondarySession,
+    countersigning: Countersigning,
     plan: RunPlan,
     table: PartyTable,
     secondary: Secondary,
@@ -312,7 +319,7 @@ def _serve_recorded(
         if recorder is not None:
             samples = plan.config.privacy.sampling_rate < 1
             recorder.attend(secondary, samples=samples)
-        done = _serve(session, plan, table, secondary, linked, came_back=came_back)
+        done = _serve(session, countersigning, plan, table, secondary, linked, came_back=came_back)
         if recorder is not None:
             recorder.hold_secondary(secondary, batch=plan.config.training.batch_size)
             recorder.hold_keys(table)
@@ -321,6 +328,7 @@ def _serve_recorded(
 
 def _serve(
     session: SecondarySession,
+    countersigning: Countersigning,
     plan: RunPlan,
     table: PartyTable,
     secondary: Secondary,
@@ -332,8 +340,7 @@ def _serve(
 
     It is not where all parties join another session.
     """
-    party, star, countersigning = session.party, session.star, session.countersigning
-    assert countersigning is not None, "countersigned before it links"
+    party, star = session.party, session.star
     keeper = EpochSaver(secondary, party.files.checkpoints, came_back=came_back)
 
     def end_epoch(mark: messages.EpochMark) -> None:

@@ -176,7 +176,9 @@ class TrainedRun(KeptRun):
             in_memory = run_options.of_tables(self.tables, primary)
             in_memory[primary] = asked = replace(in_memory[primary], new_rows=new)
             if way == "processes":
-                metadata = predict_in_processes(self.config, self.options(observe), in_memory)
+                metadata = predict_in_processes(
+                    self.config, self.options(observe), in_memory, without=absent
+                )
                 predictions = read_predictions(new.out, metadata)
             else:
                 outcome = run_party(self.primary_job(observe, asked))

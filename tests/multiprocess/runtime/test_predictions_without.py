@@ -47,7 +47,9 @@ def test_processes_without_a_secondary_predict_what_one_process_does(tmp_path: P
     named = trained_run(run).name_rows(rows)
     new = NewRows(named=named, out=tmp_path / "many.csv", without=("bank-2",))
     options = RunOptions(run_folder=run, data_root=tmp_path, observe=unheard)
-    told = predict_in_processes(config, options, {"agency": InMemory(new_rows=new)})
+    told = predict_in_processes(
+        config, options, {"agency": InMemory(new_rows=new)}, without=("bank-2",)
+    )
     many = read_predictions(new.out, told)
 
     assert alone.probabilities is not None
