@@ -141,6 +141,11 @@ class FederationConfig:
         return self.family.cut_shape(self.model)[1] == 2
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether every secondary writes into coordinates of the sum that are its own."""
+        return self.encoder is not None and self.encoder.in_blocks
+
+    @property
     def fitting(self) -> FittingPlan | None:
         """What the fitting of encoders takes; None if nothing is fitted.
 

@@ -432,13 +432,8 @@ def _cut_of(config: FederationConfig, *, noise_share_std: float) -> CutLayer:
         shape=config.family.cut_shape(config.model),
         clip_norm=config.privacy.clip_norm,
         noise_share_std=noise_share_std,
-        disjoint=_in_blocks(config),
+        disjoint=config.in_blocks,
     )
-
-
-def _in_blocks(config: FederationConfig) -> bool:
-    """Return whether each secondary writes into coordinates of its own."""
-    return config.encoder is not None and config.encoder.in_blocks
 
 
 def pools(config: FederationConfig) -> bool:
@@ -501,7 +496,7 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         links=config.model.neighbours,
         pooled=pools(config),
         contested=config.linkage.choose == "rows",
-        disjoint=_in_blocks(config),
+        disjoint=config.in_blocks,
         fitting=None if facts.predicts else config.fitting,
         rounding=0.0 if config.linkage.choose == "rows" else drawn_back,
         linked_rows=facts.rows if privacy.bounds_linked_rows and not facts.predicts else None,

@@ -38,7 +38,6 @@ from securevfl.federation.saved_model import (
     load_model,
     load_primary,
 )
-from securevfl.federation.session.membership import in_blocks
 from securevfl.ledger.book import LedgerBook
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.ledger import Ledger, recompute_figures, until_end
@@ -751,7 +750,7 @@ def answers_in_blocks(config: FederationConfig) -> bool:
     """Whether a run's releases hold each secondary's numbers apart from the others'."""
     if config.regime.learns:
         return False
-    return len(config.secondaries) == 1 or in_blocks(config)
+    return len(config.secondaries) == 1 or config.in_blocks
 
 
 def _releases(run: KeptRun, model: SavedPrimary) -> BlockReleases:

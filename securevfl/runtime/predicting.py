@@ -29,7 +29,7 @@ from securevfl.federation.rounds.primary import PrimaryInputs, TopModel
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import PredictionBudget, RunFacts, RunPlan, plan_prediction
 from securevfl.federation.saved_model import PrimaryPart, SavedModel, SavedPrimary
-from securevfl.federation.session.membership import absent_names, in_blocks
+from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
@@ -292,7 +292,7 @@ def top_model(
             "f4",
         )
         similarities[:, active] = asked_similarities
-    if in_blocks(config) and len(active) < len(config.secondaries):
+    if config.in_blocks and len(active) < len(config.secondaries):
         exchange = PresentBlocks(exchange, blocks=len(config.secondaries))
     read, keys = read_by_top(
         config,

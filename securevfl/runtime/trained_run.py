@@ -17,7 +17,7 @@ from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.party_tables import as_pandas, library_of
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedPrimary
-from securevfl.federation.session.membership import absent_names, active_without, in_blocks
+from securevfl.federation.session.membership import absent_names, active_without
 from securevfl.runtime import predicting, run_options
 from securevfl.runtime.kept_run import NEVER_FEWER, KeptRun, released_table, worth_without
 from securevfl.runtime.launching import predict_in_processes
@@ -73,7 +73,7 @@ class TrainedRun(KeptRun):
             absent
             and way != "alone"
             and self.config.model.party_dropout == 0
-            and not in_blocks(self.config)
+            and not self.config.in_blocks
         ):
             observe(Warned(text=NEVER_FEWER))
         if way == "alone" or way == "here":

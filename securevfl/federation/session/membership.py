@@ -208,17 +208,12 @@ def least_secondaries(config: FederationConfig) -> int:
         return stated
     if config.privacy.mechanism != "none":
         return config.privacy.colluding + 1
-    if in_blocks(config):
+    if config.in_blocks:
         # Without noise, each one's numbers are seen by themselves whoever answers.
         return 1
     if config.regime.releases_once:
         return len(config.secondaries)
     return active_parties(range(config.least_in_training), config.model.party_dropout)
-
-
-def in_blocks(config: FederationConfig) -> bool:
-    """Whether every secondary writes into coordinates of the sum that are its own."""
-    return config.encoder is not None and config.encoder.in_blocks
 
 
 def active_without(config: FederationConfig, without: Sequence[str]) -> tuple[int, ...] | None:
