@@ -33,9 +33,9 @@ from sklearn.datasets import make_classification
 
 from securevfl.config.reading import method_source_of, parse_federation, read_federation
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import task_head
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.run_plan import run_facts
+from securevfl.federation.party_inputs import task_head
+from securevfl.federation.run_facts import run_facts
 from securevfl.lab.datasets import load_folder, load_full, split_pair
 from securevfl.lab.digits import write_tables
 from securevfl.lab.pooled_methods import train_in_one_place

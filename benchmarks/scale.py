@@ -35,8 +35,10 @@ from securevfl.core import files
 from securevfl.core.memory import keep_freed_memory
 from securevfl.data.tables import PartyTable
 from securevfl.federation.messages import RoundKind, Share
-from securevfl.federation.rounds import primaries, primary, secondary
-from securevfl.federation.run_plan import ROUNDS_AHEAD, RunFacts
+from securevfl.federation.rounds import primary, secondary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.lab.bench.wire import Bytes, WiredRun
 from securevfl.ledger.chain import ChainedFile
 from securevfl.linkage.stage import linking
@@ -206,7 +208,7 @@ class Clock:
 WATCHED: Final = {
     "answer": (secondary.Secondary, "answer"),
     "learn": (secondary.Secondary, "learn"),
-    "step": (primaries.NetworkPrimary, "_train_batch"),
+    "step": (NetworkPrimary, "_train_batch"),
     "forward": (primary.Primary, "_forward"),
     "link": (linking.Linker, "__call__"),
     "alone": (primary_run, "train_alone"),

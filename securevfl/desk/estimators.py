@@ -32,7 +32,7 @@ from securevfl.data.scaling import Bounds, ColumnSettings, LabelScaler
 from securevfl.data.sources.read import read_frame
 from securevfl.data.tables import Labels, PartyTable
 from securevfl.dp.privacy import Privacy
-from securevfl.federation.base import label_scaler_of, own_inputs, targets_of
+from securevfl.federation.party_inputs import label_scaler_of, own_inputs, targets_of
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linking import METRICS
 from securevfl.models.alone.choice import Alone, fit_alone

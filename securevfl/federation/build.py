@@ -20,22 +20,41 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation import base
-from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import (
     ClassMeansFitting,
     FittedBottom,
     PrincipalFitting,
     build_encoder,
 )
-from securevfl.federation.rounds import primaries
+from securevfl.federation.party_inputs import (
+    aligned_rows,
+    features_of,
+    label_scaler_of,
+    require_declared_features,
+    scaler_of,
+    targets_of,
+    task_head,
+)
+from securevfl.federation.rounds.cached_release import CachedRelease
+from securevfl.federation.rounds.counted_release import CountedRelease
+from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
-from securevfl.federation.rounds.release import CachedRelease, CountedRelease, SecondaryRelease
+from securevfl.federation.rounds.fitted_primary import (
+    FittedPrimary,
+    TiedPrimary,
+    build_fitted_top,
+    read_by_top,
+)
+from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.rounds.primary import Primary, PrimaryData
+from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
-from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
+from securevfl.federation.rounds.top_model import PrimaryInputs
+from securevfl.federation.rounds.updates import GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel, SavedPrimary
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
+from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
@@ -88,8 +107,8 @@ def bottom_at_work(
     config = plan.config
     require_enough_records(config, table)
     if config.features_are_declared:
-        base.require_declared_features(table, encoder=config.regime.name)
-    features = base.features_of(party, table, model)
+        require_declared_features(table, encoder=config.regime.name)
+    features = features_of(party, table, model)
     bottom = build_bottom(config, party, table)
     if model is not None:
         model.into(bottom)
@@ -277,9 +296,9 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
         # Beside several classes' scores trees took long, and brought nothing.
         if config.top.name == "tied" or head.outputs > 1:
             return tied
-        return MixedTop(tied, primaries.build_fitted_top(config, table, head))
+        return MixedTop(tied, build_fitted_top(config, table, head))
     if config.top is not None:
-        return primaries.build_fitted_top(config, table, head)
+        return build_fitted_top(config, table, head)
     return _initialise_model(
         config,
         config.primary.name,
@@ -329,14 +348,14 @@ def primary_data(
         DataError: If the labels are constant in the training rows, or none of these is aligned
             where only such rows may train.
     """
-    head = base.task_head(config, table, split)
+    head = task_head(config, table, split)
     return PrimaryData(
-        features=torch.from_numpy(base.features_of(config.primary, table)).to(device),
+        features=torch.from_numpy(features_of(config.primary, table)).to(device),
         keys=torch.from_numpy(linked.keys).to(device),
-        targets=base.targets_of(table, split, head).to(device),
+        targets=targets_of(table, split, head).to(device),
         head=head,
         split=split,
-        aligned=base.aligned_rows(config, linked, split),
+        aligned=aligned_rows(config, linked, split),
         similarities=None
         if linked.similarities is None
         else torch.from_numpy(linked.similarities).to(device),
@@ -369,13 +388,11 @@ def build_primary(
     top = build_top(plan.config, table, data.head).to(device)
     named = plan.config.top
     if named is not None and isinstance(top, FittedTop | TiedTop | MixedTop):
-        features, keys = primaries.read_by_top(
-            plan.config, table, features=data.features, keys=data.keys
-        )
+        features, keys = read_by_top(plan.config, table, features=data.features, keys=data.keys)
         inputs = PrimaryInputs(features=features, keys=keys, similarities=data.similarities)
         if not isinstance(top, FittedTop):
-            return primaries.TiedPrimary(plan, data, inputs, top, exchange, observe=observe)
-        return primaries.FittedPrimary(
+            return TiedPrimary(plan, data, inputs, top, exchange, observe=observe)
+        return FittedPrimary(
             plan,
             data,
             inputs,
@@ -386,7 +403,7 @@ def build_primary(
         )
     if plan.is_assisted:
         return AssistPrimary(plan, data, top, exchange, observe=observe)
-    return primaries.NetworkPrimary(
+    return NetworkPrimary(
         plan,
         data,
         top,
@@ -464,7 +481,7 @@ def save_primary(
         primary=PrimaryPart(
             head=primary.head,
             classes=table.classes,
-            label_scaler=base.label_scaler_of(table, primary.data.split, primary.head),
+            label_scaler=label_scaler_of(table, primary.data.split, primary.head),
             threshold=primary.threshold if choice is None else choice.threshold,
             metrics=metrics,
             rows=table.num_rows,
@@ -492,7 +509,7 @@ def _common(
         "settings": dict(config.source["model"]),
         "features": table.feature_names,
         "schema": None if table.schema is None else table.schema.as_json(),
-        "feature_scaler": base.scaler_of(party, table),
+        "feature_scaler": scaler_of(party, table),
         "noise_share_std": plan.noise_share_std,
         "ledger_head": ledger.head,
     }

@@ -16,7 +16,7 @@ from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError, PrivacyError
 from securevfl.dp.class_sums import SumFormat, noised_moments, noised_ranks
-from securevfl.federation.rounds.release import CachedRelease
+from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.sampling import LinkSource

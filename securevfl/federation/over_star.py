@@ -13,7 +13,8 @@ from securevfl.core.errors import ProtocolError
 from securevfl.core.waits import Wait
 from securevfl.federation.messages import RoundKind, RoundPlan, Share
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan
-from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
+from securevfl.federation.session.handlers import Handlers, HandlerTable, M
+from securevfl.federation.session.peers import Peers
 from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.on_shares import Seat
@@ -21,8 +22,6 @@ from securevfl.mpc.shared_sum import SharedSum
 from securevfl.mpc.sum_to import SumTo, Words
 from securevfl.transport.message import TypedMessage
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
-
-# Secure sums over the star: what CrypTen's reveal sends and receives.
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,6 @@ def sum_from_secondary(
     return SharedSum(revealed, seat), masks
 
 
-# Peers over the star: any stage's messages.
-
-
 class PeersOverStar(Peers):
     """Secondaries in other processes, over the authenticated star."""
 
@@ -188,9 +184,6 @@ class PeersOverStar(Peers):
         total = self._sum_to(own.cpu(), round_number=round_number, active=ranks)
         assert total is not None, "the primary's reveal returns the total"
         return total.to(own.device)
-
-
-# A secondary's side of a stage over the star.
 
 
 @dataclass(frozen=True)

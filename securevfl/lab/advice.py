@@ -19,7 +19,8 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import format_figure
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
+from securevfl.federation.run_facts import RunFacts, run_facts
+from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.lab.rehearsal import (
     Cast,
     Played,

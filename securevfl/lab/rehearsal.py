@@ -18,7 +18,8 @@ from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.columns import Column, features_of_column
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.federation.base import Base, own_inputs
+from securevfl.federation.base import Base
+from securevfl.federation.party_inputs import own_inputs
 from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation

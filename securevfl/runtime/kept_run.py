@@ -24,13 +24,14 @@ from securevfl.core.progress import Observer, Stage, unheard
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation import run_plan
-from securevfl.federation.base import own_inputs, train_alone
+from securevfl.federation.base import train_alone
 from securevfl.federation.build import primary_data
-from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.messages import RoundPlan
+from securevfl.federation.party_inputs import own_inputs
 from securevfl.federation.rounds.exchanges import CachedRows, ReleasedRows, without_blocks
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.run_facts import prediction_facts, run_facts
 from securevfl.federation.saved_model import (
     FOLDER,
     SavedModel,
@@ -38,6 +39,7 @@ from securevfl.federation.saved_model import (
     load_model,
     load_primary,
 )
+from securevfl.federation.state_folder import DamagedError, StateFolder
 from securevfl.ledger.book import LedgerBook
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.ledger import Ledger, recompute_figures, until_end
@@ -184,7 +186,7 @@ def released_table(kept_run: KeptRun, *, own: bool = False) -> pd.DataFrame:
     parts = consecutive_batches(np.arange(table.num_rows), batch_size=config.training.batch_size)
     kept = CachedRows(state, parts, shape=config.family.cut_shape(config.model))
     kept.require_all()
-    split, _ = run_plan.run_facts(config, table)
+    split, _ = run_facts(config, table)
     released = kept.all().flatten(1).numpy()
     columns: dict[str, Any] = {
         "row": np.arange(1, table.num_rows + 1),
@@ -499,7 +501,7 @@ class Partners:
             linked,
             self._stored_rows(torch.empty(0, 1, 1), self.everybody),
             request=predicting.Request(
-                facts=run_plan.prediction_facts(rows=rows, predicted_rows=rows),
+                facts=prediction_facts(rows=rows, predicted_rows=rows),
                 keys=keys_of(predicting.prediction_spec(config, model).keys, table),
             ),
             device=device,
@@ -576,10 +578,10 @@ class SavedModels(Partners):
             Nothing leaves the process, which holds everybody's table.
         """
         table = tables[config.primary.name]
-        split, facts = run_plan.run_facts(config, table)
+        split, facts = run_facts(config, table)
         plan = run_plan.plan_prediction(
             config,
-            run_plan.prediction_facts(rows=facts.rows, predicted_rows=facts.rows),
+            prediction_facts(rows=facts.rows, predicted_rows=facts.rows),
             noise_share_std=model.noise_share_std,
         )
         spec = predicting.prediction_spec(config, model)
@@ -666,7 +668,7 @@ class BlockReleases(Partners):
             device: Where top models compute.
         """
         self._released = released
-        split, facts = run_plan.run_facts(config, table)
+        split, facts = run_facts(config, table)
         self.plan = run_plan.plan_run(config, facts)
         spec = predicting.prediction_spec(config, model)
         keys = keys_of(spec.keys, table)

@@ -21,7 +21,8 @@ from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, 
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import is_unused
 from securevfl.federation.messages import PredictRequest, Ready, RoundKind
-from securevfl.federation.run_plan import RunFacts, RunPlan
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.handshake import Joined, join_session
 from securevfl.federation.session.membership import absent_names, idle_helpers

@@ -19,15 +19,16 @@ from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.federation import run_plan
-from securevfl.federation.base import features_of, own_inputs
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, build_top
+from securevfl.federation.party_inputs import features_of, own_inputs
+from securevfl.federation.prediction_budget import PredictionBudget
 from securevfl.federation.rounds.exchanges import ChargedExchange, Exchange, PresentBlocks
+from securevfl.federation.rounds.fitted_primary import read_by_top
 from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.rounds.primaries import read_by_top
-from securevfl.federation.rounds.primary import PrimaryInputs, TopModel
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import PredictionBudget, RunFacts, RunPlan, plan_prediction
+from securevfl.federation.rounds.top_model import PrimaryInputs, TopModel
+from securevfl.federation.run_facts import RunFacts, new_run, prediction_facts
+from securevfl.federation.run_plan import RunPlan, plan_prediction
 from securevfl.federation.saved_model import PrimaryPart, SavedModel, SavedPrimary
 from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import PartyFiles
@@ -151,8 +152,8 @@ def request_of(
         }
         keys = KeyTable(name=new.name, columns=joined)
     everybody = tuple(config.ranks[party.name] for party in config.secondaries)
-    facts = run_plan.prediction_facts(
-        run=run_plan.new_run(),
+    facts = prediction_facts(
+        run=new_run(),
         rows=keys.num_rows,
         predicted_rows=new.num_rows,
         active=everybody if active is None else active,

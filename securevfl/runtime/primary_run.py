@@ -26,27 +26,19 @@ from securevfl.core.errors import BudgetExceededError
 from securevfl.core.formatting import finite_or_none
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import (
-    Base,
-    Choice,
-    choose,
-    digest_of_rows,
-    fit_base,
-    label_scaler_of,
-    own_inputs,
-    train_alone,
-)
+from securevfl.federation.base import Base, Choice, choose, digest_of_rows, fit_base, train_alone
 from securevfl.federation.build import build_primary, save_primary
-from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.messages import EpochMark, RoundPlan
+from securevfl.federation.party_inputs import label_scaler_of, own_inputs
 from securevfl.federation.rounds import exchanges
 from securevfl.federation.rounds.cut import CutRows
-from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.recording import AVERAGE, Recorder
 from securevfl.federation.run_plan import RoundCounter, RunPlan
-from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
+from securevfl.federation.session.presence import Presence
+from securevfl.federation.state_folder import DamagedError, StateFolder
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import Countersigning, epoch_point
 from securevfl.ledger.ledger import Ledger

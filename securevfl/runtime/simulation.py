@@ -28,7 +28,8 @@ from securevfl.federation.link_counts import book_link_counts, link_count, requi
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
+from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import lines_of_run
 from securevfl.linkage.spec import LinkedSecondary

@@ -58,29 +58,29 @@ LISTED = {
         "order of batches, which secondaries are told",
         *STREAM_ORDER,
     ),
-    "federation/rounds/primaries.py NetworkPrimary._draw_active": (
+    "federation/rounds/network_primary.py NetworkPrimary._draw_active": (
         "who sits a round out, which all are told",
         ".choice",
     ),
-    "federation/rounds/primaries.py NetworkPrimary._train_epoch": ("batches", RUN_STREAM),
-    "federation/rounds/primaries.py TiedPrimary._train_epoch": ("folds", *STREAM_ORDER),
-    "federation/rounds/updates.py DropoutStream.__init__": (
+    "federation/rounds/network_primary.py NetworkPrimary._train_epoch": ("batches", RUN_STREAM),
+    "federation/rounds/fitted_primary.py TiedPrimary._train_epoch": ("folds", *STREAM_ORDER),
+    "federation/rounds/dropout.py DropoutStream.__init__": (
         "dropout",
         RUN_SEED,
         "torch.Generator",
         ".manual_seed",
     ),
-    "federation/rounds/updates.py DropoutStream._get": (
+    "federation/rounds/dropout.py DropoutStream._get": (
         "dropout",
         "torch.cuda.get_rng_state",
         "torch.get_rng_state",
     ),
-    "federation/rounds/updates.py DropoutStream._set": (
+    "federation/rounds/dropout.py DropoutStream._set": (
         "dropout",
         "torch.cuda.set_rng_state",
         "torch.set_rng_state",
     ),
-    "federation/rounds/updates.py DropoutStream.generator": ("dropout", "torch.Generator"),
+    "federation/rounds/dropout.py DropoutStream.generator": ("dropout", "torch.Generator"),
     "linkage/links.py noised_similarities": (
         "a test's insecure_seed",
         "numpy.random.default_rng",

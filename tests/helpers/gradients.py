@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
+from securevfl.federation.rounds.aggregation import AGGREGATIONS, Aggregation
+from securevfl.federation.rounds.cut import CutLayer
 from securevfl.models.family import AnyFamily, FamilySettings
 from securevfl.models.registry import FAMILIES
 from securevfl.mpc.codec import RingFormat

@@ -40,7 +40,8 @@ from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.exchanges import Exchange, RoundExchange
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import Purpose, RunPlan, plan_run, run_facts
+from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import Purpose, RunPlan, plan_run
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage import sampling

@@ -34,13 +34,9 @@ from securevfl.desk.setup.estimates import Costs, ExpectedLinks, estimate_costs,
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
 from securevfl.federation.encoder_fitting import build_encoder
-from securevfl.federation.run_plan import (
-    RunFacts,
-    RunPlan,
-    plan_run,
-    predictions_in_words,
-    run_facts,
-)
+from securevfl.federation.prediction_budget import predictions_in_words
+from securevfl.federation.run_facts import RunFacts, run_facts
+from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.linkage.stage.candidates import repeated_key_warnings
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
 from securevfl.models.registry import family_names

@@ -14,11 +14,11 @@ from torch import Tensor
 from securevfl.core.devices import read_together, to_device
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import Observer, RowsReleased
-from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.messages import Gradient, RoundPlan
 from securevfl.federation.rounds.cut import CutLayer, CutRows
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RoundCounter
 from securevfl.federation.session.peers import Peers, PeersHere
+from securevfl.federation.state_folder import DamagedError, StateFolder
 from securevfl.ledger.ledger import Ledger
 
 # What every exchange does.

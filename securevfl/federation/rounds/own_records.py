@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from securevfl.core.devices import Precision, computing_in, to_device, widen_floats
 from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.cut import CutRows
+from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.models.building import Forward
 from securevfl.models.building import row_by_row as each_row
 from securevfl.models.cuda_graphs import Network
@@ -157,7 +158,7 @@ class OwnRecords:
         *,
         clip_norm: float,
         noise: updates.GradientNoise,
-        stream: updates.DropoutStream,
+        stream: DropoutStream,
     ) -> updates.RowGradients:
         """Return a batch of rows whose gradients are clipped one by one.
 

@@ -16,23 +16,21 @@ from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds import cut
+from securevfl.federation.rounds.cached_release import CachedRelease
+from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.label_defences import distance_correlation
 from securevfl.federation.rounds.own_records import OwnRecords
-from securevfl.federation.rounds.release import (
-    CachedRelease,
-    SecondaryRelease,
-    refuse_lost,
-    require_finite,
-)
+from securevfl.federation.rounds.positions import load_positions, position_weights, positions_around
+from securevfl.federation.rounds.release import SecondaryRelease, refuse_lost, require_finite
 from securevfl.federation.rounds.updates import (
     BackwardStep,
-    DropoutStream,
     GradientNoise,
     LinkedRecords,
     PlainBackwardStep,
     PrivateBackwardStep,
 )
-from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
+from securevfl.federation.session.handlers import Handler, Handlers, Next, Reply, StageEnd
+from securevfl.federation.session.peers import shapes_of
 from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.linkage.sampling import LinkSource
 from securevfl.models.cuda_graphs import Network
@@ -274,7 +272,7 @@ class Secondary:
             AverageRequest: Handler(self._add_positions),
             Mean: Handler(
                 self._load_positions,
-                lambda: {"shapes": shapes_of(cut.position_weights(self.bottom))},
+                lambda: {"shapes": shapes_of(position_weights(self.bottom))},
                 follows=True,
             ),
             EpochMark: Handler(end),
@@ -424,7 +422,7 @@ class Secondary:
         number = request.round_number
         self.validator.validate_average(number)
         parties = len(self.validator.limits.ranks) + 1
-        words = encode_weighted(cut.position_weights(self.bottom), weight=1, parties=parties)
+        words = encode_weighted(position_weights(self.bottom), weight=1, parties=parties)
         reply.add(words, round_number=number)
         return Mean
 
@@ -434,8 +432,8 @@ class Secondary:
             name: torch.from_numpy(value).to(self.device) for name, value in mean.values.items()
         }
         if self.positions_taken is None:
-            self.positions_taken = cut.positions_around(self.bottom, weights)
-        cut.load_positions(self.bottom, weights)
+            self.positions_taken = positions_around(self.bottom, weights)
+        load_positions(self.bottom, weights)
 
     def explanation(self) -> dict[str, Any]:
         """Return the bottom model's explanation of links; empty if it has none.

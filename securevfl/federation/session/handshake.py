@@ -11,7 +11,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import parse_address
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
 from securevfl.federation.messages import PROTOCOL_VERSION, RUN_ID, Hello, RoundKind, Welcome
-from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.session.membership import (
     absent_names,
     callers_in_predictions,
@@ -23,8 +23,6 @@ from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify
 from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport
-
-# How a session begins: same file, same people, fresh keys that the relay cannot swap.
 
 # A greeting has some 100 bytes for each party, and the epochs that its sender has saved.
 _GREETING_BYTES: Final = 1 << 20

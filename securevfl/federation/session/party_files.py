@@ -12,7 +12,8 @@ from securevfl.core.errors import PrivacyError, StorageError
 from securevfl.core.files import EventLog
 from securevfl.data.tables import KeyTable
 from securevfl.federation.checkpoint import Checkpoints, used_folder
-from securevfl.federation.run_plan import PredictionBudget, RunPlan, prediction_budget
+from securevfl.federation.prediction_budget import PredictionBudget, prediction_budget
+from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.book import Outlook, ProgramUse
 from securevfl.ledger.ledger import Book, Ledger, LedgerFile, ledger_of_table, require_rows
 

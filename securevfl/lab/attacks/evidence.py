@@ -13,9 +13,9 @@ from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
-from securevfl.federation.checkpoint import DamagedError, read_state
 from securevfl.federation.rounds.recording import AVERAGE, FILE
 from securevfl.federation.run_plan import pools
+from securevfl.federation.state_folder import DamagedError, read_state
 from securevfl.runtime.run_folder import federation_of_run, read_figures
 
 

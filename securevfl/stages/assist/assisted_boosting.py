@@ -23,14 +23,14 @@ from securevfl.dp.labels import (
     randomised_labels,
     unbiased_indicators,
 )
-from securevfl.federation.base import own_inputs
-from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import EpochMark, RoundPlan
+from securevfl.federation.party_inputs import own_inputs
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.session.peers import Handler, Handlers, Reply
+from securevfl.federation.session.handlers import Handler, Handlers, Reply
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
+from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.models.alone.margins import LEAST_PROBABILITY
 from securevfl.models.alone.margins import cross_fit as cross_fit_base

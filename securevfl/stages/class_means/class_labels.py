@@ -20,11 +20,11 @@ from securevfl.dp.labels import (
     keep_probability,
     randomised_labels,
 )
-from securevfl.federation.base import own_inputs
-from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.party_inputs import own_inputs
 from securevfl.federation.rounds.label_defences import DrawnLabels
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.ledger import Ledger
 

@@ -11,7 +11,8 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.encoder_fitting import ClassMeansFitting, sum_format_of
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RunFacts, RunPlan
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.handshake import Joined
 from securevfl.models.frozen import MOST_NUMBERS
 from securevfl.mpc import dealt_sums

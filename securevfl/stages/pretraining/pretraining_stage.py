@@ -27,13 +27,13 @@ from securevfl.dp.clipping import clip_rows
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.checkpoint import DamagedError, read_state, write_state
-from securevfl.federation.rounds.cut import with_iso_noise
+from securevfl.federation.rounds.iso_noise import with_iso_noise
 from securevfl.federation.rounds.primary import Primary
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RoundCounter, RunPlan
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import Peers, average_weights
+from securevfl.federation.state_folder import DamagedError, read_state, write_state
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkedSecondary

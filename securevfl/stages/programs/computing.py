@@ -11,7 +11,7 @@ from jaxtyping import Int64
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.run_facts import RunFacts
 from securevfl.mpc.dealt_sums import SEED_BYTES
 from securevfl.mpc.dealt_tuples import TupleDealer, TupleRequest
 from securevfl.transport.channels import CallerChannels, Channels, Kinds, receive_from

@@ -16,8 +16,8 @@ from torch import nn
 from securevfl.dp.clipping import clip_rows
 from securevfl.dp.events import Unit
 from securevfl.dp.sensitivity import gradient_sensitivity, sum_sensitivity
+from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.updates import (
-    DropoutStream,
     GradientNoise,
     LinkedRecords,
     PrivateBackwardStep,

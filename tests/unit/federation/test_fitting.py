@@ -17,7 +17,8 @@ from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, P
 from securevfl.federation import encoder_fitting
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import plan_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
 from securevfl.core.waits import Wait
-from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan, Share
 from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.rounds.cut import CutLayer
@@ -24,6 +23,7 @@ from securevfl.federation.rounds.exchanges import (
     release_once,
 )
 from securevfl.federation.run_plan import ROUNDS_AHEAD
+from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.mpc.codec import RingFormat
 from securevfl.transport.message import Message

@@ -17,10 +17,11 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone, Warned
 from securevfl.data.rows import consecutive_batches
 from securevfl.desk.report.page import write_report
-from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import ReleasedRows
-from securevfl.federation.run_plan import RoundCounter, RunPlan, plan_run, run_facts
+from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import RoundCounter, RunPlan, plan_run
+from securevfl.federation.state_folder import StateFolder
 from securevfl.lab.contribution import contribution
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime import primary_run

@@ -21,7 +21,7 @@ from helpers.star import together
 
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import RoundDone, SessionLost
-from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
