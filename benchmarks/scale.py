@@ -45,7 +45,8 @@ from securevfl.linkage.stage import linking
 from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
-from securevfl.mpc.codec import RingFormat, decode_sum
+from securevfl.mpc.codec import decode_sum
+from securevfl.mpc.ring_format import RingFormat
 from securevfl.runtime import primary_run, simulation
 from securevfl.transport.identity import Identity, provision
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session

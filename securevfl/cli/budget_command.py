@@ -277,26 +277,32 @@ def similarity(
         raise ConfigError("budget similarity: give exactly one of --sigma and --tau")
     if (key_mean is None) != (rows is None):
         raise ConfigError("budget similarity: give both --mu0 and --rows, or neither")
-    from securevfl.dp import sensitivity
+    from securevfl.dp.similarity_noise import (
+        expected_recoveries,
+        reachable_floor,
+        recovery_bound,
+        similarity_epsilon,
+        similarity_noise_std,
+    )
 
     if noise_std is None:
         assert bound is not None  # exactly one is given
-        noise_std = sensitivity.similarity_noise_std(bound=bound, key_scale=key_scale)
-    tau = sensitivity.recovery_bound(noise_std=noise_std, key_scale=key_scale)
+        noise_std = similarity_noise_std(bound=bound, key_scale=key_scale)
+    tau = recovery_bound(noise_std=noise_std, key_scale=key_scale)
     answer: dict[str, Any] = {
         "tau": tau,
         "sigma": noise_std,
         "sigma0": key_scale,
-        "tau_floor": sensitivity.reachable_floor(key_scale=key_scale),
+        "tau_floor": reachable_floor(key_scale=key_scale),
         "is_differential_privacy": False,
     }
     if records is not None:
         answer["records"] = records
-        answer["expected_recoveries"] = sensitivity.expected_recoveries(
+        answer["expected_recoveries"] = expected_recoveries(
             noise_std=noise_std, key_scale=key_scale, records=records
         )
     if key_mean is not None and rows is not None:
-        answer["epsilon_at_least"] = sensitivity.similarity_epsilon(
+        answer["epsilon_at_least"] = similarity_epsilon(
             noise_std=noise_std, key_scale=key_scale, key_mean=key_mean, rows=rows
         )
     if as_json:

@@ -11,7 +11,8 @@ from typing import Final, Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp import events
-from securevfl.dp.accountant import Method, epsilon_of, noise_multiplier_for
+from securevfl.dp.accountant import Method, epsilon_of
+from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.privacy import UnitName
 from securevfl.dp.regime import REGIMES, Encoder, Regime

@@ -11,7 +11,8 @@ from typing import Final, assert_never
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp import sensitivity
-from securevfl.dp.accountant import epsilon_of, noise_multiplier_for
+from securevfl.dp.accountant import epsilon_of
+from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.events import (
     EntitySampledRelease,
     GaussianRelease,
@@ -25,15 +26,15 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.sensitivity import gradient_sensitivity, honest_parties, row_change
 from securevfl.dp.statement import Statement, bounded_statement, unbounded_statement
 
-# Fitting of frozen encoders: cost and noise. Each secondary fits its encoder to noised statistics
-# of its own records, once, before anything is released; nothing of that leaves it but through the
-# releases. One record is in the statistics of one secondary, an entity in every secondary's, and a
-# row of the primary in none.
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittingPlan:
-    """Privacy budget of encoder fitting, and the noised answers it is spent on."""
+    """Privacy budget of encoder fitting, and the noised answers it is spent on.
+
+    Each secondary fits its encoder to noised statistics of its own records, once, before anything
+    is released; nothing of that leaves it but through the releases. One record is in the statistics
+    of one secondary, an entity in every secondary's, and a row of the primary in none.
+    """
 
     share: checks.OpenUnit
     """Share of the run's budget for all fittings that a unit is in, in (0, 1); a part of the
@@ -44,9 +45,6 @@ class FittingPlan:
 
     def __post_init__(self) -> None:
         checks.require_limits(self)
-
-
-# The papers' formulas: shown next to the sound figure, never in its place. Not guarantees.
 
 
 def epsilon_as_published(
@@ -75,8 +73,6 @@ def epsilon_as_published(
     )
     return epsilon_of([release], delta=delta)
 
-
-# The release plan.
 
 # Relative increase of noise that rounding has left slightly too small; it doubles each time. All
 # together come to a thousandth: what needs more was calibrated for other releases.

@@ -15,7 +15,9 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError, PrivacyError
-from securevfl.dp.class_sums import SumFormat, noised_moments, noised_ranks
+from securevfl.dp.class_sums import SumFormat
+from securevfl.dp.moments import noised_moments
+from securevfl.dp.noised_counts import noised_ranks
 from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger

@@ -13,7 +13,7 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.rounds.aggregation import AGGREGATIONS, Aggregation
 from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.run_facts import RunFacts
-from securevfl.mpc.codec import COARSEST_STEP, RingFormat
+from securevfl.mpc.ring_format import COARSEST_STEP, RingFormat
 
 Purpose = Literal["release", "train", "validation", "test", "predict"]
 

@@ -22,8 +22,6 @@ PRESENCE: Final = "presence.pt"
 
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
-
-
 _KINDS: Final = ("run", "presence", "epoch-*", "best-*", "pretraining-*", "release", "labels")
 
 

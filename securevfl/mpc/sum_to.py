@@ -21,8 +21,6 @@ from securevfl.core.errors import EncodingRangeError, ProtocolError
 Words = Int64[Tensor, "words"]
 """Elements of the ring, 64 bits each."""
 
-# Add up the parties' words so that the primary alone learns the total.
-
 
 @runtime_checkable
 class SumTo(Protocol):
@@ -114,8 +112,6 @@ class InProcessSum:
             total += words
         return total
 
-
-# The weighted mean of all parties' parameters, of which only the mean is seen.
 
 _PRECISION_BITS: Final = 32
 

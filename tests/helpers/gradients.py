@@ -17,7 +17,7 @@ from securevfl.federation.rounds.aggregation import AGGREGATIONS, Aggregation
 from securevfl.federation.rounds.cut import CutLayer
 from securevfl.models.family import AnyFamily, FamilySettings
 from securevfl.models.registry import FAMILIES
-from securevfl.mpc.codec import RingFormat
+from securevfl.mpc.ring_format import RingFormat
 
 ROWS, FEATURES, KEYS, OUTPUTS = 4, 5, 2, 3
 STEP = 1e-6

@@ -35,8 +35,6 @@ from securevfl.linkage.sampling import EligiblePairs, FixedLinks, LinkSource, Pi
 from securevfl.mpc.sum_to import Words
 
 _RELEASE: Final = "release.pt"
-
-
 _ANSWERS: Final = tuple(f"answers/{number}.pt" for number in range(1, ROUNDS_AHEAD + 1))
 
 
@@ -231,14 +229,8 @@ def _rows_of(state: Mapping[str, Any]) -> Int64[np.ndarray, " batch"]:
 
 
 _FIXED: Final = {"indices", "distances"}
-
-
 _PICKED: Final = {"starts", "records", "distances", "sample"}
-
-
 _ANOTHER: Final = "start another run with another --out, which is charged to the table's total"
-
-
 _NOT_AGAIN: Final = f"and under this promise no row is released twice; {_ANOTHER}"
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from securevfl.core.devices import reads
 from securevfl.core.errors import ProtocolError
 from securevfl.mpc import codec
+from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.sum_to import Words
 
 CutRows = Float[Tensor, "batch positions width"]
@@ -34,7 +35,7 @@ class CutLayer:
     Both ends of every exchange, in one process or between processes, hold an equal one.
     """
 
-    ring: codec.RingFormat
+    ring: RingFormat
     """The fixed-point format that all parties share."""
 
     slots: int

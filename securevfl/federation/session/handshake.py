@@ -17,7 +17,7 @@ from securevfl.federation.session.membership import (
     callers_in_predictions,
     require_active,
 )
-from securevfl.mpc.masks import KeyOffer, SessionKey
+from securevfl.mpc.session_key import KeyOffer, SessionKey
 from securevfl.transport.channels import SealedChannel
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify

@@ -26,7 +26,12 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import require_unpackable, write_arrays, write_bytes
 from securevfl.data.rows import split_rows
 from securevfl.data.tables import KeyTable
-from securevfl.dp import sensitivity
+from securevfl.dp.similarity_noise import (
+    reachable_floor,
+    recovery_bound,
+    similarity_epsilon,
+    similarity_noise_std,
+)
 from securevfl.linkage.links import NO_RECORD, LinkTable, SimilarityScale, noised_similarities
 from securevfl.linkage.sampling import most_pairs
 from securevfl.linkage.spec import CACHE_FOLDER, LinkSpec
@@ -57,16 +62,14 @@ class SimilarLinks:
         whole, noised = self.scale.whole_distances, self.noise_std > 0
         tau = epsilon = None
         if noised:
-            epsilon = sensitivity.similarity_epsilon(
+            epsilon = similarity_epsilon(
                 noise_std=self.noise_std,
                 key_scale=self.scale.deviation,
                 key_mean=self.scale.mean,
                 rows=len(self.values),
             )
         if whole and noised:
-            tau = sensitivity.recovery_bound(
-                noise_std=self.noise_std, key_scale=self.scale.deviation
-            )
+            tau = recovery_bound(noise_std=self.noise_std, key_scale=self.scale.deviation)
         return {
             "mu_0": self.scale.mean,
             "sigma_0": self.scale.deviation,
@@ -138,13 +141,13 @@ def _noise_std(spec: LinkSpec, scale: SimilarityScale) -> float:
             f"linkage.similarity_tau: bounds whole-number distances alone, and those of "
             f"linkage.metric = {spec.keys.metric.name!r} are none; set similarity_noise instead"
         )
-    floor = sensitivity.reachable_floor(key_scale=scale.deviation)
+    floor = reachable_floor(key_scale=scale.deviation)
     if wanted.tau <= floor:
         raise ConfigError(
             f"linkage.similarity_tau: {wanted.tau:g} cannot be reached: with "
             f"sigma_0 = {scale.deviation:.6g} even unlimited noise leaves {floor:.6g}; ask for more"
         )
-    return sensitivity.similarity_noise_std(bound=wanted.tau, key_scale=scale.deviation)
+    return similarity_noise_std(bound=wanted.tau, key_scale=scale.deviation)
 
 
 # Links that are kept between runs, and with them the noise of their similarities.

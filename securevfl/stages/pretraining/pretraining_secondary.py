@@ -24,7 +24,8 @@ from securevfl.federation.session.handlers import Handler, Handlers, Next, Reply
 from securevfl.federation.session.peers import shapes_of
 from securevfl.models.family import Learner, PretrainingSettings
 from securevfl.models.fedhssl.learner import sphere_spread, unit
-from securevfl.mpc.codec import RingFormat, quantise
+from securevfl.mpc.codec import quantise
+from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.sum_to import encode_weighted, fraction_bits, words_needed
 from securevfl.transport.message import DeclaredMessage, MessageKind, wire
 

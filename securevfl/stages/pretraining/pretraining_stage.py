@@ -39,7 +39,8 @@ from securevfl.linkage.links import Alignment
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
-from securevfl.mpc.codec import RingFormat, quantise, to_float
+from securevfl.mpc.codec import quantise, to_float
+from securevfl.mpc.ring_format import RingFormat
 from securevfl.stages.pretraining.pretraining_secondary import (
     CollapseWatch,
     CrossBatch,

@@ -16,7 +16,7 @@ from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.exchanges import CachedRows, ReleasedRows, release_once
 from securevfl.federation.run_plan import RoundCounter, active_parties
 from securevfl.federation.state_folder import StateFolder
-from securevfl.mpc.codec import RingFormat
+from securevfl.mpc.ring_format import RingFormat
 
 CUT = CutLayer(
     ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2),

@@ -14,7 +14,7 @@ from securevfl.core.errors import AuthenticationError, ConfigError, PartyTimeout
 from securevfl.federation.messages import Hello, RoundKind
 from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.session import handshake
-from securevfl.mpc.masks import SessionKey
+from securevfl.mpc.session_key import SessionKey
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Message
 

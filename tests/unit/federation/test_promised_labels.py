@@ -15,9 +15,9 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.gaussian import gaussian_noise_multiplier
+from securevfl.dp.noise_tables import NoiseTables
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.dp.ring_noise import NoiseTables
 from securevfl.federation import build
 from securevfl.federation.run_facts import run_facts
 from securevfl.federation.run_plan import plan_run

@@ -15,7 +15,7 @@ from securevfl.federation.rounds.aggregation import MeanOfPooledRecords, MeanOfR
 from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.release import Released, SecondaryRelease, require_finite
 from securevfl.federation.run_plan import Purpose
-from securevfl.mpc.codec import RingFormat
+from securevfl.mpc.ring_format import RingFormat
 
 CLIP = 1.0
 

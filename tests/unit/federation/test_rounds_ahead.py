@@ -25,7 +25,7 @@ from securevfl.federation.rounds.exchanges import (
 from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
-from securevfl.mpc.codec import RingFormat
+from securevfl.mpc.ring_format import RingFormat
 from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport
 

@@ -24,7 +24,8 @@ from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.rounds.positions import position_weights
 from securevfl.federation.rounds.secondary import save_nothing
 from securevfl.federation.run_facts import RunFacts
-from securevfl.mpc.masks import PairwiseMasks, SessionKey
+from securevfl.mpc.masks import PairwiseMasks
+from securevfl.mpc.session_key import SessionKey
 from securevfl.mpc.sum_to import SumTo
 from securevfl.transport.message import Message
 
