@@ -18,7 +18,7 @@ from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import alignment_in_words
 from securevfl.core.shown_progress import RunProgress
 from securevfl.federation.prediction_budget import PredictionBudget
-from securevfl.federation.session.presence import absences_in_words
+from securevfl.federation.session.attendance import absences_in_words
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions

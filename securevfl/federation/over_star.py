@@ -13,8 +13,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.core.waits import Wait
 from securevfl.federation.messages import RoundKind, RoundPlan, Share
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan
-from securevfl.federation.session.handlers import Handlers, HandlerTable, M
-from securevfl.federation.session.peers import Peers
+from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
 from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.on_shares import Seat

@@ -25,7 +25,7 @@ from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.run_facts import RunFacts, prediction_facts, run_facts
 from securevfl.federation.saved_model import FOLDER, SavedPrimary, load_primary
 from securevfl.federation.session import handshake, membership
-from securevfl.federation.session.presence import Presence, SecondariesBackError
+from securevfl.federation.session.attendance import Presence, SecondariesBackError
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache

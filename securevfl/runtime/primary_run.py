@@ -36,8 +36,8 @@ from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.recording import AVERAGE, Recorder
 from securevfl.federation.run_plan import RoundCounter, RunPlan
+from securevfl.federation.session.attendance import Presence
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.federation.session.presence import Presence
 from securevfl.federation.state_folder import DamagedError, StateFolder
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import Countersigning, epoch_point

@@ -21,9 +21,9 @@ from securevfl.federation.rounds.recording import recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
-from securevfl.federation.session.handlers import Handler, Next, Reply, StageEnd
 from securevfl.federation.session.handshake import Joined, own_epoch
 from securevfl.federation.session.party_files import PartyFiles
+from securevfl.federation.session.peers import Handler, Next, Reply, StageEnd
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import (
     Countersigning,

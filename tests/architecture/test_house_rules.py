@@ -181,7 +181,6 @@ def test_protocols_of_exchange_say_what_they_reveal() -> None:
     found = {}
     for file in (
         "federation/rounds/exchanges.py",
-        "federation/session/handlers.py",
         "federation/session/peers.py",
         "transport/star.py",
     ):

@@ -19,7 +19,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.session.handlers import Handler, Handlers, Next, Reply
+from securevfl.federation.session.peers import Handler, Handlers, Next, Reply
 from securevfl.federation.state_folder import read_state, write_state
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import LinkSource

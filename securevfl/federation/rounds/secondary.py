@@ -20,7 +20,6 @@ from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.label_defences import distance_correlation
 from securevfl.federation.rounds.own_records import OwnRecords
-from securevfl.federation.rounds.positions import load_positions, position_weights, positions_around
 from securevfl.federation.rounds.release import SecondaryRelease, refuse_lost, require_finite
 from securevfl.federation.rounds.updates import (
     BackwardStep,
@@ -29,13 +28,18 @@ from securevfl.federation.rounds.updates import (
     PlainBackwardStep,
     PrivateBackwardStep,
 )
-from securevfl.federation.session.handlers import Handler, Handlers, Next, Reply, StageEnd
-from securevfl.federation.session.peers import shapes_of
+from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
 from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.linkage.sampling import LinkSource
 from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import ExplainedBottom, Stackable
-from securevfl.models.layers import PositionsTaken, alignment
+from securevfl.models.layers import (
+    PositionsTaken,
+    alignment,
+    load_positions,
+    position_weights,
+    positions_around,
+)
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc import codec
 from securevfl.mpc.sum_to import Words, encode_weighted

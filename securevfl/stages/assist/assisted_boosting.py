@@ -28,7 +28,7 @@ from securevfl.federation.party_inputs import own_inputs
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.session.handlers import Handler, Handlers, Reply
+from securevfl.federation.session.peers import Handler, Handlers, Reply
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger

@@ -20,8 +20,7 @@ from securevfl.federation.messages import Mean
 from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.release import require_finite
 from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.session.handlers import Handler, Handlers, Next, Reply, StageEnd
-from securevfl.federation.session.peers import shapes_of
+from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
 from securevfl.models.family import Learner, PretrainingSettings
 from securevfl.models.fedhssl.learner import sphere_spread, unit
 from securevfl.mpc.codec import quantise

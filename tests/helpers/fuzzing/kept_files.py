@@ -25,7 +25,7 @@ from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.rounds.exchanges import CachedRows
 from securevfl.federation.saved_model import SavedPrimary, load_primary
-from securevfl.federation.session.presence import Presence, absences_in_words
+from securevfl.federation.session.attendance import Presence, absences_in_words
 from securevfl.federation.state_folder import PRESENCE, StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable, SimilarityScale

@@ -12,8 +12,7 @@ from helpers.built import Built, built
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import EpochMark
 from securevfl.federation.rounds.secondary import Secondary, save_nothing
-from securevfl.federation.session.handlers import HandlerTable
-from securevfl.federation.session.peers import ReplyHere
+from securevfl.federation.session.peers import HandlerTable, ReplyHere
 from securevfl.stages.assist.assisted_boosting import AssistKind, ModelFitted, Residuals, Step
 from securevfl.transport.message import Message
 

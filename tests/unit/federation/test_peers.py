@@ -6,8 +6,7 @@ import pytest
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import AverageRequest, Mean
-from securevfl.federation.session.handlers import Handler, HandlerTable
-from securevfl.federation.session.peers import PeersHere, ReplyHere
+from securevfl.federation.session.peers import Handler, HandlerTable, PeersHere, ReplyHere
 from securevfl.stages.pretraining.pretraining_secondary import LearnLocally, PretrainingKind
 from securevfl.transport.message import Message
 

@@ -20,9 +20,13 @@ from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.run_plan import RunPlan, plan_run
+from securevfl.federation.session.attendance import (
+    Presence,
+    SecondariesBackError,
+    absences_in_words,
+)
 from securevfl.federation.session.handshake import own_epoch, require_own_run
 from securevfl.federation.session.membership import PRESENCE, least_secondaries, require_active
-from securevfl.federation.session.presence import Presence, SecondariesBackError, absences_in_words
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.federation.state_folder import StateFolder
 from securevfl.models.tasks import TaskHead

@@ -12,8 +12,8 @@ from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolErr
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.network_primary import split_average
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.rounds.split_average import split_average
 from securevfl.federation.run_plan import Purpose
 from securevfl.federation.session.request_validator import RequestValidator
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.split_average import split_average
+from securevfl.federation.rounds.network_primary import split_average
 from securevfl.federation.run_plan import Purpose, RoundCounter
 from securevfl.federation.session.peers import PeersHere
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.network_primary import split_average
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
-from securevfl.federation.rounds.split_average import split_average
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer
