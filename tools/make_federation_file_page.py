@@ -63,7 +63,7 @@ with the paper's settings; they stand below each family, where they differ from 
 With `privacy.encoder = "frozen"`, `top` may be `"boosting"` or `"linear"`, except in families that
 pretrain. Scikit-learn's estimator then replaces the top network. It is fitted once, to the
 primary's columns and numeric keys, the released numbers and the similarities.
-[What each is worth](../notebook/frontier.md#estimators-on-top).""",
+[What each is worth](../research/frontier/README.md#estimators-on-top).""",
     "training": "How every family is trained.",
     "base": """\
 What the joint model is averaged with, and what it must beat ([gain](local-baseline.md)).""",

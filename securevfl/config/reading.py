@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from securevfl.config import methods, rules, sections
 from securevfl.config.encoder import EncoderSettings, resolve
@@ -17,7 +17,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import parse_linkage
 from securevfl.config.presets import expand_preset, without_top
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import ConfigError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.settings import default_of, read_settings
 from securevfl.dp.privacy import Privacy
@@ -48,17 +48,19 @@ class Findings:
         """Take an error about a section or a ``section.field``; a subclass may collect it."""
         raise error
 
-    def attempt(self, work: Callable[[], T], *, otherwise: T, about: str) -> T:
-        """Return what ``work`` returns, or ``otherwise`` where its error is collected."""
-        try:
-            return work()
-        except (ConfigError, PrivacyError) as error:
-            self.wrong(error, about)
-            return otherwise
+    def settings(self, kind: type[T], tables: Mapping[str, Any], name: str) -> T:
+        """Return the settings of the section called ``name``; of one that is missing, defaults."""
+        return read_settings(kind, tables.get(name, {}), where=name)
 
     def table(self, read: Callable[[dict[str, Any]], T], table: Mapping[str, Any], name: str) -> T:
         """Return what ``read`` makes of the table of settings called ``name``."""
-        return self.attempt(lambda: read(dict(table)), otherwise=cast("T", None), about=name)
+        del name
+        return read(dict(table))
+
+    def attempt(self, work: Callable[[], T], *, otherwise: T, about: str) -> T:
+        """Return what ``work`` returns, or ``otherwise`` where its error is collected."""
+        del otherwise, about
+        return work()
 
 
 def read_federation(path: str | Path, *, only_linkage: bool = False) -> FederationConfig:
@@ -175,29 +177,26 @@ def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationCo
         about="model.preset",
     )
 
-    def section(kind: type[T], name: str) -> T:
-        return findings.table(
-            lambda table: read_settings(kind, table, where=name), tables.get(name, {}), name
-        )
-
     model, top = without_top(tables["model"])
     exact = tables["linkage"].get("metric") == "exact"
     family, settings = findings.table(partial(_read_model, exact=exact), model, "model")
     return FederationConfig(
-        federation=section(sections.FederationSettings, "federation"),
-        training=section(sections.TrainingSettings, "training"),
-        base=section(sections.BaseSettings, "base"),
-        privacy=section(Privacy, "privacy"),
-        mpc=section(sections.MpcSettings, "mpc"),
+        federation=findings.settings(sections.FederationSettings, tables, "federation"),
+        training=findings.settings(sections.TrainingSettings, tables, "training"),
+        base=findings.settings(sections.BaseSettings, tables, "base"),
+        privacy=findings.settings(Privacy, tables, "privacy"),
+        mpc=findings.settings(sections.MpcSettings, tables, "mpc"),
         linkage=findings.table(parse_linkage, tables["linkage"], "linkage"),
-        prediction=section(sections.PredictionSettings, "prediction"),
-        runtime=section(sections.RuntimeSettings, "runtime"),
+        prediction=findings.settings(sections.PredictionSettings, tables, "prediction"),
+        runtime=findings.settings(sections.RuntimeSettings, tables, "runtime"),
         parties=_parties(tables.get("party", []), findings),
         family=family,
         model=settings,
         top=top,
-        pretraining=section(PretrainingSettings, "pretraining"),
-        encoder=section(EncoderSettings, "encoder") if "encoder" in tables else None,
+        pretraining=findings.settings(PretrainingSettings, tables, "pretraining"),
+        encoder=findings.settings(EncoderSettings, tables, "encoder")
+        if "encoder" in tables
+        else None,
         source=written,
         chosen=chosen,
     )

@@ -41,7 +41,7 @@ from securevfl.models.family import Family, FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.new_rows import NamedRows
 from securevfl.runtime.predictions import Predictions, predictions_of
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run
@@ -470,9 +470,10 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         trained = run.trained if isinstance(run, RunResult) else trained_run(run, **source)
         if trained is None:
             raise ConfigError("run: has pretrained encoders, and there is no model to predict with")
-        model = trained.primary_model()
+        model = trained.model(trained.config.primary.name)
         made = cls(device=source.get("device", "cpu"))
-        made._take(model.primary.head.task, model.primary.classes)
+        part = model.primary_part
+        made._take(part.head.task, part.classes)
         made._alone, made._asked = None, Asked(trained)
         return made
 

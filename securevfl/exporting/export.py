@@ -18,7 +18,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError, in_one_line, require_extra
 from securevfl.exporting.parts import NOT_PRIVATE, ExportedPart, part_of
-from securevfl.federation.saved_model import FOLDER, SavedPrimary, load_model
+from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.version import __version__
 
 # The two formats that a part is written in, and how what was written is run again.
@@ -338,7 +338,7 @@ def _file_metadata(config: FederationConfig, part: ExportedPart) -> Mapping[str,
         "torch": str(torch.__version__),
         "task": config.federation.task,
     }
-    if not isinstance(model, SavedPrimary):
+    if model.primary is None:
         metadata["warning"] = NOT_PRIVATE
     else:
         metadata["classes"] = None if model.primary.classes is None else list(model.primary.classes)

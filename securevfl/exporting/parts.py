@@ -18,7 +18,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
 from securevfl.federation.rounds.aggregation import Aggregation
 from securevfl.federation.run_plan import kept_aggregation
-from securevfl.federation.saved_model import SavedModel, SavedPrimary
+from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import mix_outputs
 from securevfl.models.family import share_of_base
 from securevfl.models.fitted_top import FittedTop, MixedTop
@@ -117,9 +117,9 @@ def part_of(config: FederationConfig, model: SavedModel) -> ExportedPart:
         feature_names=model.features,
         features=np.zeros((1, len(model.features)), dtype=np.float32),
     )
-    if isinstance(model, SavedPrimary):
-        return _primary(config, model, table)
-    return _secondary(config, model, table)
+    if model.role == "secondary":
+        return _secondary(config, model, table)
+    return _primary(config, model, table)
 
 
 def _secondary(config: FederationConfig, model: SavedModel, table: PartyTable) -> ExportedPart:
@@ -151,8 +151,8 @@ def _secondary(config: FederationConfig, model: SavedModel, table: PartyTable) -
     )
 
 
-def _primary(config: FederationConfig, model: SavedPrimary, table: PartyTable) -> ExportedPart:
-    part = model.primary
+def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> ExportedPart:
+    part = model.primary_part
     top = build_top(config, table, model.head)
     model.into(top)
     if isinstance(top, MixedTop) and not top.share:
@@ -306,20 +306,21 @@ class PrimaryModule(nn.Module):
         self,
         scaling: _Scaling,
         top: nn.Module,
-        model: SavedPrimary,
+        model: SavedModel,
         *,
         keys: bool,
         similarities: bool,
     ) -> None:
         super().__init__()
+        part = model.primary_part
         self.scaling = scaling
         self.top = top
-        self.task = model.primary.head.task
-        self.label = model.primary.label_scaler
+        self.task = part.head.task
+        self.label = part.label_scaler
         self.has_keys = keys
         self.has_similarities = similarities
-        self.has_base = model.primary.base is not None
-        self.scale = model.primary.scale
+        self.has_base = part.base is not None
+        self.scale = part.scale
         self.of_base = share_of_base(top)
 
     def forward(self, features: Tensor, *rest: Tensor) -> Tensor:

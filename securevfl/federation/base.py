@@ -248,10 +248,10 @@ def choose(
         before = CrossFitted(model=base.model, margins=base.margins.cpu().numpy())
         alone = train_alone(config, table, data, fitted={config.base.estimator: before})
     margins = torch.from_numpy(alone.margins(own_inputs(table))).to(data.features.device)
-    decision = primary.decide(base.margins, margins, base_is_alone=base.alone is not None)
+    decision = primary.decide(margins, base_is_alone=base.alone is not None)
     if own is not None:
-        own.decide(base.margins, margins, base_is_alone=base.alone is not None)
-        if decision.used == "joint" and not primary.is_better_than(own, base.margins):
+        own.decide(margins, base_is_alone=base.alone is not None)
+        if decision.used == "joint" and not primary.is_better_than(own):
             decision = replace(decision, used="alone")
     joint, top = decision.used == "joint", primary.top
     return Choice(

@@ -40,8 +40,9 @@ from securevfl.federation.rounds.counted_release import CountedRelease
 from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.fitted_primary import (
+    CorrectionFit,
+    EstimatorFit,
     FittedPrimary,
-    TiedPrimary,
     build_fitted_top,
     read_by_top,
 )
@@ -52,7 +53,7 @@ from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.top_model import PrimaryInputs
 from securevfl.federation.rounds.updates import GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
-from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel, SavedPrimary
+from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
@@ -390,17 +391,9 @@ def build_primary(
     if named is not None and isinstance(top, FittedTop | TiedTop | MixedTop):
         features, keys = read_by_top(plan.config, table, features=data.features, keys=data.keys)
         inputs = PrimaryInputs(features=features, keys=keys, similarities=data.similarities)
-        if not isinstance(top, FittedTop):
-            return TiedPrimary(plan, data, inputs, top, exchange, observe=observe)
-        return FittedPrimary(
-            plan,
-            data,
-            inputs,
-            top,
-            exchange,
-            estimator=named.name if estimator is None else estimator,
-            observe=observe,
-        )
+        fitted_by = named.name if estimator is None else estimator
+        fit = EstimatorFit(top, fitted_by) if isinstance(top, FittedTop) else CorrectionFit(top)
+        return FittedPrimary(plan, data, inputs, exchange, fit=fit, observe=observe)
     if plan.is_assisted:
         return AssistPrimary(plan, data, top, exchange, observe=observe)
     return NetworkPrimary(
@@ -473,7 +466,7 @@ def save_primary(
     Raises:
         StorageError: If the disk takes no more.
     """
-    SavedPrimary(
+    SavedModel(
         **_common(plan, plan.config.primary, table, ledger),
         key_scale=linked.key_scale,
         similarity_scale=None,

@@ -144,6 +144,12 @@ class PeersOverStar(Peers):
         """Ranks of all secondaries."""
         return tuple(self._names)
 
+    @property
+    def traffic(self) -> int:
+        """Bytes that the primary has sent to all parties and received from them."""
+        sent, received = self._transport.bytes_sent, self._transport.bytes_received
+        return sum(sent.values()) + sum(received.values())
+
     def name(self, rank: int) -> str:
         """Return a secondary's name in the federation file."""
         return self._names[rank]

@@ -110,6 +110,23 @@ class SavedModel(Described):
 
     feature_scaler: FeatureScaler
     weights: Mapping[str, Tensor] = field(repr=False)
+    primary: PrimaryPart | None = None
+
+    @property
+    def primary_part(self) -> PrimaryPart:
+        """The part that the primary's model alone has.
+
+        Raises:
+            ConfigError: If the model is a secondary's.
+        """
+        if self.primary is None:
+            raise ConfigError(f"model of {self.party!r}: is a secondary's, and the primary answers")
+        return self.primary
+
+    @property
+    def head(self) -> TaskHead:
+        """The task, of a primary's model."""
+        return self.primary_part.head
 
     def into(self, model: nn.Module) -> None:
         """Load the weights into a model of the same family and settings.
@@ -156,58 +173,29 @@ class SavedModel(Described):
             "ledger_head": self.ledger_head,
             "weights": hashlib.sha256(weights).hexdigest(),
         }
-        description |= self._write_own(folder)
+        part = self.primary
+        if part is not None:
+            description["primary"] = {
+                "head": asdict(part.head),
+                "classes": None if part.classes is None else list(part.classes),
+                "label_scaler": None if part.label_scaler is None else part.label_scaler.as_json(),
+                "threshold": part.threshold,
+                "metrics": dict(part.metrics),
+                "rows": part.rows,
+                "keys": None,
+                "base": _write_model(folder, "base", part.base),
+                "alone": None
+                if part.alone is part.base
+                else _write_model(folder, "alone", part.alone),
+                "lambda": part.scale,
+                "used": part.used,
+            }
+            if part.keys is not None:
+                keys = _as_json(part.keys)
+                files.write_bytes(folder / _KEYS, keys)
+                description["primary"]["keys"] = hashlib.sha256(keys).hexdigest()
         # Last: with it the folder holds a model.
         files.write_json(folder / _DESCRIPTION, description)
-
-    def _write_own(self, folder: Path) -> dict[str, Any]:  # noqa: ARG002
-        """Write what models of this role have besides, and return what describes it."""
-        return {}
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SavedPrimary(SavedModel):
-    """The primary's model, which has the task."""
-
-    primary: PrimaryPart
-
-    @property
-    def head(self) -> TaskHead:
-        """The task."""
-        return self.primary.head
-
-    def _write_own(self, folder: Path) -> dict[str, Any]:
-        part = self.primary
-        description: dict[str, Any] = {
-            "head": asdict(part.head),
-            "classes": None if part.classes is None else list(part.classes),
-            "label_scaler": None if part.label_scaler is None else part.label_scaler.as_json(),
-            "threshold": part.threshold,
-            "metrics": dict(part.metrics),
-            "rows": part.rows,
-            "keys": None,
-            "base": _write_model(folder, "base", part.base),
-            "alone": None if part.alone is part.base else _write_model(folder, "alone", part.alone),
-            "lambda": part.scale,
-            "used": part.used,
-        }
-        if part.keys is not None:
-            keys = _as_json(part.keys)
-            files.write_bytes(folder / _KEYS, keys)
-            description["keys"] = hashlib.sha256(keys).hexdigest()
-        return {"primary": description}
-
-
-def load_primary(folder: Path, config: FederationConfig) -> SavedPrimary:
-    """Read the primary's model; see :func:`load_model`.
-
-    Raises:
-        ConfigError: As :func:`load_model`, and if it has no task.
-    """
-    model = load_model(folder, config, party=config.primary.name)
-    if not isinstance(model, SavedPrimary):
-        raise ConfigError(f"model {folder}: has no task, as a primary's model must")
-    return model
 
 
 def load_model(folder: Path, config: FederationConfig, *, party: str) -> SavedModel:
@@ -293,15 +281,13 @@ def _model_of(
     plain = _parse_description(
         Described, {name: content[name] for name in Described.__annotations__}, folder
     )
-    common: dict[str, Any] = {
-        **{name: getattr(plain, name) for name in Described.__annotations__},
-        "feature_scaler": FeatureScaler.from_json(content["feature_scaler"]),
-        "weights": weights,
-    }
     part = content.get("primary")
-    if part is None:
-        return SavedModel(**common)
-    return SavedPrimary(**common, primary=_primary_part(part, folder, plain.party))
+    return SavedModel(
+        **{name: getattr(plain, name) for name in Described.__annotations__},
+        feature_scaler=FeatureScaler.from_json(content["feature_scaler"]),
+        weights=weights,
+        primary=None if part is None else _primary_part(part, folder, plain.party),
+    )
 
 
 def _parse_description(kind: type[_Kind], about: Mapping[str, Any], folder: Path) -> _Kind:

@@ -32,26 +32,28 @@ from securevfl.federation.build import build_primary
 from securevfl.federation.messages import EpochMark
 from securevfl.federation.run_facts import prediction_facts
 from securevfl.federation.run_plan import plan_prediction
-from securevfl.federation.saved_model import SavedPrimary
+from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import Used
 from securevfl.models.alone.margins import MarginModel
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.task_metrics import LEVEL, TASK_METRICS, Targets, percentile_interval
 from securevfl.models.tasks import TaskHead
-from securevfl.runtime.kept_run import (
-    COST,
+from securevfl.runtime.coalitions import (
     NEVER_FEWER,
     BlockReleases,
+    SavedModels,
+    answers_in_blocks,
+    partners_of,
+)
+from securevfl.runtime.paired_estimates import (
     Coalition,
     CoalitionAnswer,
     Estimate,
     Figures,
-    SavedModels,
-    answers_in_blocks,
     draws_of,
     metric_functions,
-    partners_of,
 )
+from securevfl.runtime.released_table import COST
 from securevfl.runtime.run_folder import CONTRIBUTION, MEASURED_FORMAT, read_figures
 from securevfl.runtime.run_options import FederationSource
 from securevfl.runtime.simulation import RunResult
@@ -380,9 +382,7 @@ class Retrained:
         primary.train(after_epoch=_nothing)
         primary.restore_best()
         if base is not None:
-            decision = primary.decide(
-                base.margins, source.alone.margins, base_is_alone=base.alone is not None
-            )
+            decision = primary.decide(source.alone.margins, base_is_alone=base.alone is not None)
             if decision.used == "alone":
                 return source.alone.test
         outputs = primary.predict(source.data.split.test, "test")
@@ -392,7 +392,7 @@ class Retrained:
 class _KeptOutputs:
     """What was trained again, a file for each set of partners; a damaged one is trained anew."""
 
-    def __init__(self, folder: Path, model: SavedPrimary) -> None:
+    def __init__(self, folder: Path, model: SavedModel) -> None:
         self._folder = folder
         self._of = [model.run, model.digest, __version__]
 
@@ -563,7 +563,7 @@ def _measure_partners(
     figures = read_figures(folder)
     if "untested" in figures:
         raise ConfigError(f"run folder {folder}: {figures['untested']}, so nothing can be compared")
-    model = trained.primary_model()
+    model = trained.model(config.primary.name)
     seed = config.federation.seed if seed is None else seed
     again, notes = None, []
     if config.privacy.mechanism != "none" and not answers_in_blocks(config):
@@ -621,7 +621,7 @@ def _measure_partners(
 def _refusal(run: TrainedRun, figures: Mapping[str, Any]) -> str:
     config, rows = run.config, figures["evaluation"]["rows"]
     passes = len(config.secondaries)
-    model = run.primary_model()
+    model = run.model(config.primary.name)
     plan = plan_prediction(
         config,
         prediction_facts(rows=rows, predicted_rows=rows),

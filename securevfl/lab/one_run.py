@@ -24,7 +24,6 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
 from securevfl.federation.run_facts import run_facts
 from securevfl.lab.pooled_methods import train_in_one_place
-from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.version import __version__
@@ -375,10 +374,9 @@ def _simulate(
         result = simulate_federation(
             own,
             tables,
-            options,
+            dataclasses.replace(options, fitted_base=base),
             with_alone=False,
             with_placebo=placebo,
-            own=OwnModels(fitted=base),
         )
         metrics, base = result.metrics, result.base
     figures = {name: metrics[name] for name in _KEPT}

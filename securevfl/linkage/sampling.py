@@ -142,7 +142,7 @@ def pairs_of_picks(picked: LinkTable, *, num_rows: int) -> EligiblePairs:
 _SURVIVAL: Final = 0.999
 
 # Below this rate a list of K / q records costs more than a small tree a round
-# (benchmarks/linkage.py measures where the two meet).
+# (research/linkage/linkage.py measures where the two meet).
 _LOWEST_LIST_RATE: Final = 0.1
 
 # Longest ranked lists that are kept: 2^25 links of 16 bytes are 512 MiB.

@@ -23,18 +23,21 @@ from securevfl.federation.prediction_budget import PredictionBudget
 from securevfl.federation.rounds.exchanges import RoundExchange
 from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.run_facts import RunFacts, prediction_facts, run_facts
-from securevfl.federation.saved_model import FOLDER, SavedPrimary, load_primary
+from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session import handshake, membership
 from securevfl.federation.session.attendance import Presence, SecondariesBackError
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, reveals_of
-from securevfl.runtime.party import PartySession, countersigner
-from securevfl.runtime.predicting import LinkedRequest, Request, SessionWithPartners
+from securevfl.runtime.countersigning_party import countersigner
+from securevfl.runtime.final_figures import measure_run
+from securevfl.runtime.metrics_file import RunFigures
+from securevfl.runtime.party import PartySession
+from securevfl.runtime.prediction_request import Request, expected_blocks
+from securevfl.runtime.prediction_session import LinkedRequest, SessionWithPartners
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
-from securevfl.runtime.run_folder import RunFigures
+from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.stages.class_means.class_means_stage import ClassMeansPrimary
 from securevfl.stages.pretraining.pretraining_stage import pretrain_as_primary, write_pretraining
@@ -49,20 +52,19 @@ class PrimarySession:
         self.party = party
         self.transport = transport
         self._facts: RunFacts | None = None
-        """Facts that all parties received; None until they are welcomed."""
         self.countersigning: Countersigning | None = None
         """None until the first ledger of the session is open at all parties."""
         self._waits = party.config.waits
 
     @property
     def facts(self) -> RunFacts:
-        """Facts that every party was welcomed with.
+        """Facts that all parties received when they were welcomed.
 
         Raises:
-            ProtocolError: If nobody was welcomed yet.
+            ProtocolError: If none was welcomed.
         """
         if self._facts is None:
-            raise ProtocolError("the session has welcomed nobody yet")
+            raise ProtocolError("no party was welcomed to this session")
         return self._facts
 
     def wait(self, callers: Collection[str], timeout_s: float, **enough: Any) -> Collection[str]:
@@ -196,7 +198,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         rounds say.
     """
     config, job = party.config, party.job
-    require_estimator(config, job.in_memory.base, job.in_memory.top)
+    require_estimator(config, job.base, job.top)
     files.require_writable_folder(job.run_folder)
     table = party.read_table()
     split, facts = run_facts(config, table)
@@ -221,7 +223,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         class_means = (
             ClassMeansPrimary.over(session.transport, plan) if plan.fits_class_means else None
         )
-        run = _build(session, plan, table, split, linked, presence, class_means, recorder)
+        run = _begin(session, plan, table, split, linked, presence, class_means, recorder)
         run.linked_rows = linked_rows
         run.pretraining = pretrain_as_primary(
             plan,
@@ -251,11 +253,12 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         return write_pretraining(
             job.run_folder, run.pretraining, session.traffic(), alignment=run.alignment
         )
-    return run.finish(
+    return measure_run(
+        run,
         job.run_folder,
         mode="federated",
         traffic=session.traffic(),
-        with_alone=job.in_memory.with_alone,
+        with_alone=job.with_alone,
     )
 
 
@@ -297,7 +300,7 @@ def _count_links(session: PrimarySession, plan: run_plan.RunPlan) -> dict[str, A
     return require_link_counts(plan, {name: came[name] for name in secondaries}, party.observe)
 
 
-def _build(
+def _begin(
     session: PrimarySession,
     plan: run_plan.RunPlan,
     table: PartyTable,
@@ -309,41 +312,29 @@ def _build(
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
     party, config = session.party, session.party.config
-    name = config.primary.name
     data = primary_data(config, table, split, linked, device=party.job.device)
-    alignment = report_alignment(
-        config,
-        linked.alignment,
-        training_rows=len(data.training_rows),
-        log=party.files.log,
-        observe=party.observe,
-    )
     if config.training.rows == "aligned":
         rows = messages.TrainingRows(rows=len(data.training_rows))
         session.transport.broadcast(list(plan.secondaries.values()), rows.to_message())
-    run = PrimaryRun(
+    exchange = RoundExchange(
+        session.peers(plan, work_s=config.waits.work.primary_s),
+        plan.cut,
+        device=party.job.device,
+        ledger=party.files.ledger,
+        recorder=recorder,
+    )
+    return PrimaryRun(
         plan,
         table,
         data,
         linked,
         party.files,
-        OtherParties(
-            exchange=RoundExchange(
-                session.peers(plan, work_s=config.waits.work.primary_s),
-                plan.cut,
-                device=party.job.device,
-            ),
-            traffic=lambda: sum(session.traffic()[name].values()),
-            countersigning=session.countersigning,
-            fit_class_means=class_means,
-            presence=presence,
-            recorder=recorder,
-        ),
-        observe=party.observe,
-        own=OwnModels(base=party.job.in_memory.base, top=party.job.in_memory.top),
+        exchange,
+        party.job,
+        countersigning=session.countersigning,
+        presence=presence,
+        fit_class_means=class_means,
     )
-    run.alignment = alignment
-    return run
 
 
 def _greet(session: PrimarySession, facts: RunFacts, presence: Presence) -> RunFacts:
@@ -434,7 +425,7 @@ def _hellos(
 class PredictingPrimary(SessionWithPartners):
     """A session of predictions with all parties of a federation, which the primary holds."""
 
-    def __init__(self, session: PrimarySession, model: SavedPrimary) -> None:
+    def __init__(self, session: PrimarySession, model: SavedModel) -> None:
         party, facts = session.party, session.facts
         super().__init__(
             party.config,
@@ -498,7 +489,12 @@ class PredictingPrimary(SessionWithPartners):
         yield LinkedRequest(
             primary=link_as_primary(place, session.transport, observe),
             exchange=RoundExchange(
-                session.peers(plan), plan.cut, device=party.job.device, rounds=self._rounds
+                session.peers(plan),
+                plan.cut,
+                device=party.job.device,
+                rounds=self._rounds,
+                ledger=ledger,
+                blocks=expected_blocks(plan),
             ),
             ledgers=[ledger],
         )
@@ -510,7 +506,7 @@ class PredictingPrimary(SessionWithPartners):
 @contextmanager
 def predicting(
     party: PartySession,
-    model: SavedPrimary,
+    model: SavedModel,
     *,
     opened: Callable[[PrimaryTransport], None] = lambda _transport: None,
     without: Sequence[str] = (),
@@ -557,10 +553,11 @@ def predict_once(party: PartySession) -> Predictions:
     Reveals:
         What :meth:`PredictingPrimary.ask` says.
     """
-    job, config, asked = party.job, party.config, party.job.in_memory.new_rows
-    assert asked is not None, "said where the job was made"
+    job, config, asked = party.job, party.config, party.job.prediction
+    if asked is None:
+        raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
     files.require_writable_folder(asked.out.parent, what="folder of --out")
-    model = load_primary(job.folder / FOLDER, config)
+    model = load_model(job.folder / FOLDER, config, party=job.name)
     try:
         with predicting(party, model, without=asked.without) as session:
             predictions = session.ask(asked.named)

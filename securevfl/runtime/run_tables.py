@@ -18,9 +18,9 @@ from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import ignore_note, read_frame
 from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import PartyTable
-from securevfl.federation.saved_model import SavedModel, SavedPrimary
+from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.stage.party_keys import keys_of_frame
-from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.new_rows import NamedRows
 
 
 def read_party(
@@ -292,7 +292,7 @@ def rows_of_frame(
     )
 
 
-def rows_of_table(model: SavedPrimary, table: PartyTable) -> NamedRows:
+def rows_of_table(model: SavedModel, table: PartyTable) -> NamedRows:
     """Take new rows that are a table already.
 
     Args:
@@ -303,7 +303,7 @@ def rows_of_table(model: SavedPrimary, table: PartyTable) -> NamedRows:
         ConfigError: If the model's schema is damaged.
         DataError: If they were encoded in another way than those of training.
     """
-    differs = table.classes is not None and table.classes != model.primary.classes
+    differs = table.classes is not None and table.classes != model.primary_part.classes
     if table.schema is not None and model.schema is not None:
         kept = schema_of(model)
         differs |= (table.schema.columns, table.schema.keys) != (kept.columns, kept.keys)

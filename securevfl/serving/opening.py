@@ -10,12 +10,13 @@ import pandas as pd
 from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.federation.saved_model import FOLDER, SavedModel, SavedPrimary, load_primary
+from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.membership import active_without, idle_helpers
 from securevfl.launch.spawn import KeptProcesses, keeping
 from securevfl.runtime import launching
+from securevfl.runtime.new_rows import NamedRows
 from securevfl.runtime.party import PartySession, party_session
-from securevfl.runtime.predicting import NamedRows, PredictionSession
+from securevfl.runtime.prediction_session import PredictionSession
 from securevfl.runtime.primary_party import PredictingPrimary, predicting
 from securevfl.runtime.run_options import PartyJob, RunOptions
 from securevfl.runtime.run_tables import rows_of_frame, schema_of
@@ -39,7 +40,7 @@ class WithoutLost:
     def __init__(
         self,
         life: PartySession,
-        model: SavedPrimary,
+        model: SavedModel,
         *,
         opened: Callable[[PrimaryTransport], None],
         observe: Observer,
@@ -109,14 +110,14 @@ class Opened:
     """A kept model that can be asked."""
 
     model: Model
-    kept: SavedPrimary
+    kept: SavedModel
     rows: RowFormat
     processes: KeptProcesses | None = None
     """Processes of the other parties, where they run on this machine."""
 
     def describe(self, *, max_rows: int) -> Served:
         """Return its description for the API."""
-        part = self.kept.primary
+        part = self.kept.primary_part
         return Served(
             federation=self.kept.federation,
             run=self.kept.run,
@@ -148,7 +149,7 @@ def open_model(
             run has a ledger that requests are charged to.
         DataError: If a party's table, which the model was trained on, cannot be read any more.
     """
-    own = run.primary_model()
+    own = run.model(run.config.primary.name)
     way = run.way(own)
     if way == "alone":
         session = PredictionSession(run.config, own)
@@ -181,12 +182,12 @@ def in_process(run: TrainedRun) -> Opened:
         ConfigError: If a model is missing or damaged.
         DataError: If a party's table cannot be read any more.
     """
-    own = run.primary_model()
+    own = run.model(run.config.primary.name)
     return _open_local(own, run.config, lambda: run.session(unheard))
 
 
 def _open_local(
-    own: SavedPrimary,
+    own: SavedModel,
     config: FederationConfig,
     session: Callable[[], AbstractContextManager[PredictionSession]],
 ) -> Opened:
@@ -216,7 +217,7 @@ def between_processes(
     """
     with party_session(job, identity=identity) as party:
         config = party.config
-        model = load_primary(job.folder / FOLDER, config)
+        model = load_model(job.folder / FOLDER, config, party=job.name)
         star = _Star()
         # Another server or request on this table ends here, before it says that it is ready.
         party.files.hold_ledger()

@@ -122,12 +122,11 @@ def test_no_module_needs_one_that_needs_it() -> None:
 def test_imported_nowhere(forbidden: str) -> None:
     """Parties speak by their own typed messages, over their own star.
 
-    Benchmarks start stock CrypTen, whose communicator is torch.distributed, to compare with it.
     Python hands its memory to its own children.
     """
     exceptions = {"pickle": HANDING_OVER}
     for path in modules():
-        if path.is_relative_to(PACKAGE / "lab" / "bench") or path == exceptions.get(forbidden):
+        if path == exceptions.get(forbidden):
             continue
         spelled = {*imported(path), *attributes(path)}
         guilty = [n for n in spelled if n == forbidden or n.startswith(f"{forbidden}.")]

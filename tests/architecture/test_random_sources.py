@@ -63,7 +63,7 @@ LISTED = {
         ".choice",
     ),
     "federation/rounds/network_primary.py NetworkPrimary._train_epoch": ("batches", RUN_STREAM),
-    "federation/rounds/fitted_primary.py TiedPrimary._train_epoch": ("folds", *STREAM_ORDER),
+    "federation/rounds/fitted_primary.py CorrectionFit.__call__": ("folds", *STREAM_ORDER),
     "federation/rounds/dropout.py DropoutStream.__init__": (
         "dropout",
         RUN_SEED,

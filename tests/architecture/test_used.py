@@ -46,7 +46,7 @@ def used(tree: ast.Module) -> Iterator[str]:
 
 def test_nothing_is_there_for_tests_alone() -> None:
     """A name that only tests use is dead weight, or a helper that belongs to them."""
-    above = [ROOT / name for name in ("benchmarks", "examples")]
+    above = [ROOT / name for name in ("research", "examples")]
     names = {name for _, tree in trees([PACKAGE, *above]) for name in used(tree)}
     idle = [
         f"{path.relative_to(ROOT)}: {name}"

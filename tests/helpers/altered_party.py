@@ -19,7 +19,7 @@ import torch
 
 from securevfl.cli.main import main
 from securevfl.federation.rounds.cached_release import CachedRelease
-from securevfl.federation.rounds.exchanges import CachedRows
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.session import handshake
 from securevfl.transport.framing import FrameReader

@@ -13,7 +13,7 @@ from securevfl.config.reading import read_federation
 from securevfl.data.scaling import FeatureScaler, LabelScaler
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel, SavedPrimary
+from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
 from securevfl.linkage.spec import KeyScale
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.run_folder import write_federation as write_file
@@ -55,7 +55,7 @@ def kept(config: FederationConfig, name: str, *, seed: int = 0) -> SavedModel:
     )
     _stir(half, seed)
     label = LabelScaler(mean=5e5, deviation=3e4) if classes is None else None
-    model = SavedModel(
+    return SavedModel(
         party=name,
         role="primary" if party.role == "primary" else "secondary",
         federation=config.federation.name,
@@ -76,18 +76,10 @@ def kept(config: FederationConfig, name: str, *, seed: int = 0) -> SavedModel:
         noise_share_std=0.0,
         ledger_head="",
         weights=half.state_dict(),
+        primary=PrimaryPart(head=head, classes=classes, label_scaler=label, rows=60)
+        if party.role == "primary"
+        else None,
     )
-    if party.role == "secondary":
-        return model
-    part = PrimaryPart(head=head, classes=classes, label_scaler=label, rows=60)
-    return SavedPrimary(**vars(model), primary=part)
-
-
-def kept_primary(config: FederationConfig) -> SavedPrimary:
-    """Return the primary's kept model, of drawn weights."""
-    model = kept(config, config.primary.name)
-    assert isinstance(model, SavedPrimary)
-    return model
 
 
 def _stir(model: nn.Module, seed: int) -> None:

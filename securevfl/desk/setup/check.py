@@ -23,7 +23,7 @@ from securevfl.config.sections import PartySettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, SecureVflError
 from securevfl.core.formatting import finite_or_none
-from securevfl.core.settings import Problem, problems_of
+from securevfl.core.settings import Problem, problems_of, read_settings
 from securevfl.data.party_tables import ColumnRoles, fit_table
 from securevfl.data.scaling import Bounds, feature_scaler
 from securevfl.data.schema import TableSchema
@@ -127,6 +127,18 @@ class Collected(Findings):
             self.problems.append(text)
         self.mended.add(about)
         self._whole &= about not in ("party", "parties", "rules")
+
+    def attempt(self, work: Callable[[], T], *, otherwise: T, about: str) -> T:
+        """Return what ``work`` returns, or ``otherwise`` where it fails."""
+        try:
+            return work()
+        except (ConfigError, PrivacyError) as error:
+            self.wrong(error, about)
+            return otherwise
+
+    def settings(self, kind: type[T], tables: Mapping[str, Any], name: str) -> T:
+        """Read one section, mended until it can be read."""
+        return self.table(partial(read_settings, kind, where=name), tables.get(name, {}), name)
 
     def table(self, read: Callable[[dict[str, Any]], T], table: Mapping[str, Any], name: str) -> T:
         """Read one table, mended until it can be read."""

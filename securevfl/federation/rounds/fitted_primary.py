@@ -1,18 +1,16 @@
-"""The primary whose top model is fitted in one go to rows that are released once.
-
-That is an estimator, or a convex correction of the base with trees beside it.
-"""
+"""The primary of a frozen run whose top model is fitted in one go, in place of epochs."""
 
 import copy
 import math
+import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.conventions import stream
@@ -20,8 +18,8 @@ from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
 from securevfl.federation.messages import EpochMark
 from securevfl.federation.party_inputs import own_inputs
-from securevfl.federation.rounds import primary
 from securevfl.federation.rounds.exchanges import Exchange
+from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.top_model import PrimaryInputs
 from securevfl.federation.run_plan import RunPlan
 from securevfl.models.alone.choice import require_keepable
@@ -30,7 +28,7 @@ from securevfl.models.fitted_top import FittedTop, MixedTop, TiedTop, fit_tied
 from securevfl.models.tasks import TaskHead
 
 
-class OneFitPrimary(primary.Primary):
+class FittedPrimary(Primary):
     """Fits its top model once, to the released rows that are for training.
 
     Its one epoch is the fit. What training rows get is out of fold, so they choose lambda, and say
@@ -40,11 +38,11 @@ class OneFitPrimary(primary.Primary):
     def __init__(
         self,
         plan: RunPlan,
-        data: primary.PrimaryData,
+        data: PrimaryData,
         inputs: PrimaryInputs,
-        top: nn.Module,
         exchange: Exchange,
         *,
+        fit: "EstimatorFit | CorrectionFit",
         observe: Observer,
     ) -> None:
         """Make it.
@@ -53,28 +51,13 @@ class OneFitPrimary(primary.Primary):
             plan: The run.
             data: The primary's table.
             inputs: The same as the top model reads it.
-            top: Not fitted yet.
-            exchange: Where released rows are.
-            observe: Hears of progress.
+            exchange: Source of released rows.
+            fit: Has the top model, and fits it.
+            observe: Called with progress.
         """
-        super().__init__(plan, data, top, exchange, observe=observe)
+        super().__init__(plan, data, fit.top, exchange, observe=observe)
         self.inputs = inputs
-
-    def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
-        """Let margins of the primary alone answer as far as the top model's do not."""
-        inputs = replace(self.inputs, base=margins)
-        super().take_base(margins)
-        self.inputs = inputs
-
-    def _values(
-        self, top: FittedTop, rows: Int64[np.ndarray, " rows"]
-    ) -> Float64[np.ndarray, "rows inputs"]:
-        """Return what is known of rows: own numbers, released ones, similarities."""
-        parts = []
-        for plan, average in self._rounds(rows, "train"):
-            (features, _, aggregate, similarities), _ = self._read(plan, average)
-            parts.append(top.inputs(features, aggregate, similarities))
-        return np.concatenate(parts)
+        self._fit = fit
 
     @property
     def epochs(self) -> int:
@@ -88,7 +71,96 @@ class OneFitPrimary(primary.Primary):
             after_epoch: Called when it is fitted.
         """
         if not self.is_finished:
-            self._run_epoch(after_epoch)
+            start = time.monotonic()
+            self._end_epoch(*self._train_epoch(1), start, after_epoch)
+
+    def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:  # noqa: ARG002
+        """Fit, and return the loss of the training rows out of fold, the rows, their outputs."""
+        rows = self.data.training_rows
+        outputs = self.out_of_fold = self._fit(self, rows)
+        loss = float(self.head.loss(outputs, self.targets_of(rows)))
+        self.losses.append(loss)
+        return loss, rows, outputs
+
+    def read_values(
+        self, top: FittedTop, rows: Int64[np.ndarray, " rows"]
+    ) -> Float64[np.ndarray, "rows inputs"]:
+        """Return what is known of rows: own numbers, released ones, similarities."""
+        parts = []
+        for plan, average in self._rounds(rows, "train"):
+            (features, _, aggregate, similarities), _ = self._read(plan, average)
+            parts.append(top.inputs(features, aggregate, similarities))
+        return np.concatenate(parts)
+
+    def read_released(self, rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows released"]:
+        """Return the released numbers of rows."""
+        return torch.cat([average.flatten(1) for _, average in self._rounds(rows, "train")])
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatorFit:
+    """Fits an estimator to own numbers, released ones and similarities."""
+
+    top: FittedTop
+    estimator: Any
+    """A name, or an estimator of scikit-learn."""
+
+    def __call__(
+        self, primary: FittedPrimary, rows: Int64[np.ndarray, " rows"]
+    ) -> Float[Tensor, "rows outputs"]:
+        """Fit the top model to rows; return their outputs out of fold."""
+        values, targets = primary.read_values(self.top, rows), primary.targets_of(rows)
+        self.top.fill_gaps_by(values)
+        fitted = cross_fit(
+            self.estimator,
+            self.top.fill_gaps(values),
+            targets.cpu().numpy(),
+            primary.head,
+            train=np.arange(len(rows)),
+            seed=primary.seed,
+            where="model.top",
+        )
+        # Now, rather than when its file is read.
+        require_keepable(fitted.model, where="model.top")
+        self.top.model = fitted.model
+        return torch.from_numpy(fitted.margins).to(targets.device)
+
+
+_FOLDS: Final = 5
+
+
+@dataclass(frozen=True, eq=False)
+class CorrectionFit:
+    """Fits a tied top model to released numbers, over the base, and weighs trees beside it."""
+
+    top: TiedTop | MixedTop
+
+    def __call__(
+        self, primary: FittedPrimary, rows: Int64[np.ndarray, " rows"]
+    ) -> Float[Tensor, "rows outputs"]:
+        """Fit the top model to rows; return their outputs out of fold."""
+        tied = self.top if isinstance(self.top, TiedTop) else self.top.tied
+        base, targets = primary.base_of(rows), primary.targets_of(rows)
+        folds = stream(primary.seed, "tied-folds").permutation(len(rows)) % _FOLDS
+        released = primary.read_released(rows)
+        if tied.reader is not None:
+            # Of an average of k terms, each with its own noise.
+            noise_std = primary.plan.noise_share_std / math.sqrt(len(primary.plan.secondaries))
+            tied.reader.fit(released, noise_std=noise_std)
+        fitted, added = fit_tied(
+            lambda: copy.deepcopy(tied),
+            tied.read(released),
+            base,
+            targets,
+            primary.head,
+            folds=torch.from_numpy(folds).to(base.device),
+        )
+        tied.load_state_dict(fitted.state_dict())
+        outputs = base + added.to(base)
+        if isinstance(self.top, MixedTop):
+            values = primary.read_values(self.top.trees, rows)
+            outputs = self.top.fit(values, outputs, targets, seed=primary.seed)
+        return outputs
 
 
 def build_fitted_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> FittedTop:
@@ -132,98 +204,3 @@ def read_by_top(
         return features, keys
     own = torch.from_numpy(own_inputs(table).values).to(features.device)
     return own, own[:, :0]
-
-
-class FittedPrimary(OneFitPrimary):
-    """Fits an estimator to own numbers, released ones and similarities."""
-
-    top: FittedTop
-
-    def __init__(
-        self,
-        plan: RunPlan,
-        data: primary.PrimaryData,
-        inputs: PrimaryInputs,
-        top: FittedTop,
-        exchange: Exchange,
-        *,
-        estimator: Any,
-        observe: Observer,
-    ) -> None:
-        """Make it.
-
-        Args:
-            plan: The run.
-            data: The primary's table.
-            inputs: The same as the estimator reads it.
-            top: Not fitted yet.
-            exchange: Where released rows are.
-            estimator: A name, or one of scikit-learn.
-            observe: Hears of progress.
-        """
-        super().__init__(plan, data, inputs, top, exchange, observe=observe)
-        self._estimator = estimator
-
-    def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:  # noqa: ARG002
-        """Fit, and return the loss of the training rows out of fold, the rows, their outputs."""
-        rows = self.data.training_rows
-        values = self._values(self.top, rows)
-        self.top.fill_gaps_by(values)
-        targets = self._targets(rows)
-        fitted = cross_fit(
-            self._estimator,
-            self.top.fill_gaps(values),
-            targets.cpu().numpy(),
-            self.head,
-            train=np.arange(len(rows)),
-            seed=self.seed,
-            where="model.top",
-        )
-        # Now, rather than when its file is read.
-        require_keepable(fitted.model, where="model.top")
-        self.top.model = fitted.model
-        outputs = self.out_of_fold = torch.from_numpy(fitted.margins).to(targets.device)
-        loss = float(self.head.loss(outputs, targets))
-        self.losses.append(loss)
-        return loss, rows, outputs
-
-
-_FOLDS = 5
-
-
-class TiedPrimary(OneFitPrimary):
-    """Fits a tied top model to released numbers, over the base, and weighs trees beside it."""
-
-    top: TiedTop | MixedTop
-
-    def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:  # noqa: ARG002
-        """Fit, and return the loss of the training rows out of fold, the rows, their outputs."""
-        rows = self.data.training_rows
-        tied = self.top if isinstance(self.top, TiedTop) else self.top.tied
-        base, targets = self._base(rows), self._targets(rows)
-        drawn = stream(self.seed, "tied-folds").permutation(len(rows)) % _FOLDS
-        released = torch.cat([average.flatten(1) for _, average in self._rounds(rows, "train")])
-        if tied.reader is not None:
-            # Of an average of k terms, each with its own noise.
-            noise_std = self.plan.noise_share_std / math.sqrt(len(self.plan.secondaries))
-            tied.reader.fit(released, noise_std=noise_std)
-        fitted, added = fit_tied(
-            lambda: copy.deepcopy(tied),
-            tied.read(released),
-            base,
-            targets,
-            self.head,
-            folds=torch.from_numpy(drawn).to(base.device),
-        )
-        tied.load_state_dict(fitted.state_dict())
-        self.out_of_fold = base + added.to(base)
-        if isinstance(self.top, MixedTop):
-            values = self._values(self.top.trees, rows)
-            self.out_of_fold = self.top.fit(values, self.out_of_fold, targets, seed=self.seed)
-        loss = float(self.head.loss(self.out_of_fold, targets))
-        self.losses.append(loss)
-        return loss, rows, self.out_of_fold
-
-    def _base(self, rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows outputs"]:
-        assert self.data.base is not None, "checked with the federation file"
-        return self.data.base[torch.as_tensor(rows, device=self.data.base.device)]

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from securevfl.core.devices import to_device
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import EpochDone, Observer
 from securevfl.data.rows import RowSplit
 from securevfl.federation.messages import EpochMark
@@ -105,8 +106,8 @@ class Primary(TopModel, ABC):
             plan: The run.
             data: The primary's table.
             top: Its half of the model.
-            exchange: Where the secondaries are.
-            observe: Hears of progress.
+            exchange: Rounds with the secondaries.
+            observe: Called with progress.
         """
         self.training = plan.config.training
         super().__init__(
@@ -131,8 +132,8 @@ class Primary(TopModel, ABC):
         """0 is the base, where there is one."""
         self.best_metric: float | None = None
         self.best_weights: dict[str, Tensor] = {}
-        self.best_outputs = torch.empty(0)
-        """Outputs for the validation rows at the best epoch; none where there is no base."""
+        self.best_outputs: Tensor | None = None
+        """Of the validation rows, at the best epoch; None where there is no base."""
         self.threshold = HALF
         """Of a binary task, as the best epoch's validation rows chose it."""
         self.out_of_fold: Tensor | None = None
@@ -152,7 +153,8 @@ class Primary(TopModel, ABC):
         if self.epoch == 0 and self.best_metric is None and self.data.base is not None:
             self._begin_at(self.data.base)
         while not self.is_finished and (self.epoch == 0 or self.may_go_on()):
-            self._run_epoch(after_epoch)
+            start = time.monotonic()
+            self._end_epoch(*self._train_epoch(self.epoch + 1), start, after_epoch)
 
     @property
     def epochs(self) -> int:
@@ -195,13 +197,32 @@ class Primary(TopModel, ABC):
         Args:
             margins: Of all rows; see :attr:`PrimaryInputs.base`.
         """
-        self.inputs = self.data = replace(self.data, base=margins)
+        self.data = replace(self.data, base=margins)
+        self.inputs = replace(self.inputs, base=margins)
+
+    @property
+    def _base(self) -> Float[Tensor, "rows outputs"]:
+        """Margins of the primary alone, of a run that has a base."""
+        if self.data.base is None:
+            raise ConfigError("base.estimator: a run without a base has nothing to decide against")
+        return self.data.base
+
+    @property
+    def _best_outputs(self) -> Float[Tensor, "validation outputs"]:
+        """Outputs for the validation rows at the best epoch, of a run that has a base."""
+        if self.best_outputs is None:
+            raise ConfigError("base.estimator: a run without a base keeps no outputs")
+        return self.best_outputs
+
+    def base_of(self, rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows outputs"]:
+        """Return margins of the primary alone for rows, of a run that has a base."""
+        return self._base[torch.as_tensor(rows, device=self._base.device)]
 
     def _begin_at(self, base: Tensor) -> None:
         """Make the base alone the best epoch so far; no round is asked for."""
         split, start = self.data.split, time.monotonic()
         train, validation = (
-            (base[torch.as_tensor(rows, device=base.device)], self._targets(rows))
+            (base[torch.as_tensor(rows, device=base.device)], self.targets_of(rows))
             for rows in (self.data.training_rows, split.validation)
         )
         threshold = self.head.choose_threshold(*validation)
@@ -221,7 +242,7 @@ class Primary(TopModel, ABC):
             (split.validation, "validation"),
             (split.test, "test"),
         ):
-            self.head.require_defined(self._targets(rows), rows=name)
+            self.head.require_defined(self.targets_of(rows), rows=name)
 
     @property
     def is_finished(self) -> bool:
@@ -230,15 +251,29 @@ class Primary(TopModel, ABC):
         stale = self.epoch - gained >= self.training.patience
         return self.epoch >= self.epochs or (self.best_metric is not None and stale)
 
-    def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
-        start = time.monotonic()
+    def _end_epoch(
+        self,
+        loss: float,
+        rows: Int64[np.ndarray, " train"],
+        fitted: Tensor,
+        start: float,
+        after_epoch: Callable[[EpochMark], None],
+    ) -> None:
+        """Validate an epoch, keep it if it is the best, and report it.
+
+        Args:
+            loss: Mean loss of its training rows.
+            rows: Ids of these.
+            fitted: Outputs for them, shape (rows, outputs).
+            start: When it began, by ``time.monotonic``.
+            after_epoch: Called with it.
+        """
         epoch = self.epoch + 1
-        loss, rows, fitted = self._train_epoch(epoch)
         own = self.data.split.validation
         outputs = self.predict(own, "validation")
         scale = self._weight(outputs, own)
-        trained = self._mix_with_base(fitted, rows, scale), self._targets(rows)
-        validated = self._mix_with_base(outputs, own, scale), self._targets(own)
+        trained = self._mix_with_base(fitted, rows, scale), self.targets_of(rows)
+        validated = self._mix_with_base(outputs, own, scale), self.targets_of(own)
         threshold = self.head.choose_threshold(*validated)
         line = self._remember(epoch, loss, trained, validated, threshold, start)
         if self.data.base is not None:
@@ -308,7 +343,7 @@ class Primary(TopModel, ABC):
         if self.best_metric is not None and not self.head.is_better(metric, self.best_metric):
             return False
         self.best_metric, self.best_epoch, self.threshold = metric, epoch, threshold
-        self.best_outputs = outputs if self.data.base is not None else torch.empty(0)
+        self.best_outputs = None if self.data.base is None else outputs
         self.best_weights = {
             name: value.detach().clone() for name, value in self.top.state_dict().items()
         }
@@ -328,11 +363,7 @@ class Primary(TopModel, ABC):
             self.exchange.peers.tell(mark)
 
     def decide(
-        self,
-        base: Float[Tensor, "rows outputs"],
-        alone: Float[Tensor, "rows outputs"],
-        *,
-        base_is_alone: bool = False,
+        self, alone: Float[Tensor, "rows outputs"], *, base_is_alone: bool = False
     ) -> Decision:
         """Choose the joint model's weight against the base, and whether it answers.
 
@@ -344,12 +375,11 @@ class Primary(TopModel, ABC):
         Outputs, and the threshold of a binary task, are those of the choice from now on.
 
         Args:
-            base: Margins that :meth:`take_base` took.
             alone: Margins of the best model of the primary alone, of all rows.
             base_is_alone: Whether that model is the base, whose margins are out of fold on
                 training rows.
         """
-        outputs = self.best_outputs
+        base, outputs = self._base, self._best_outputs
         rows = torch.as_tensor(self.data.split.validation, device=base.device)
         known, seen, scale = rows, outputs, None
         if self.out_of_fold is not None:
@@ -388,23 +418,19 @@ class Primary(TopModel, ABC):
         self._validated = self.head.metrics(*validated, threshold=self.threshold)
         return decision
 
-    def is_better_than(self, own: "Primary", base: Float[Tensor, "rows outputs"]) -> bool:
+    def is_better_than(self, own: "Primary") -> bool:
         """Return whether this joint model has a lower mean loss than the network without partners.
 
         Both are weighed with the base, on validation rows and, where both have outputs out of
         fold, on training rows. No standard error is asked for: the two share most of what they
         say, and a gain over the local baseline has had to be clear already.
-
-        Args:
-            own: The network without partners.
-            base: Margins that both took as their base.
         """
-        return bool(self._unseen_loss(base) < own._unseen_loss(base))
+        return bool(self._unseen_loss() < own._unseen_loss())
 
-    def _unseen_loss(self, base: Tensor) -> Tensor:
+    def _unseen_loss(self) -> Tensor:
         """Return the mean loss of the weighted outputs for rows that no model was fitted to."""
         rows, outputs = self._unseen_outputs()
-        joint = mix_outputs(base[rows], outputs, self.scale)
+        joint = mix_outputs(self._base[rows], outputs, self.scale)
         return self.head.row_losses(joint, self.data.targets[rows]).mean()
 
     def _unseen_outputs(self) -> tuple[Int64[Tensor, " rows"], Float[Tensor, "rows outputs"]]:
@@ -412,7 +438,7 @@ class Primary(TopModel, ABC):
 
         Those are the validation rows and, with outputs out of fold, the training rows before them.
         """
-        outputs = self.best_outputs
+        outputs = self._best_outputs
         rows = torch.as_tensor(self.data.split.validation, device=outputs.device)
         if self.out_of_fold is None:
             return rows, outputs
@@ -445,7 +471,8 @@ class Primary(TopModel, ABC):
         with torch.no_grad():
             return self.top.explain(*self._last_test)
 
-    def _targets(self, rows: npt.NDArray[np.int64]) -> Tensor:
+    def targets_of(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Return the labels of rows."""
         return self.data.targets[to_device(rows, self.data.targets.device)]
 
     def state(self) -> dict[str, Any]:

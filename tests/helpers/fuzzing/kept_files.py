@@ -16,15 +16,15 @@ import torch
 from helpers.fuzzing.files import RUN, SEALED, folder, frozen_plan, moded, unlike
 from helpers.fuzzing.mutation import altered_tree, as_json, havoc
 from helpers.fuzzing.target import Broken, Target
-from helpers.kept import FEATURES, KEYS, kept_primary, write_kept_run
+from helpers.kept import FEATURES, KEYS, kept, write_kept_run
 
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.rounds.cached_release import CachedRelease
-from securevfl.federation.rounds.exchanges import CachedRows
-from securevfl.federation.saved_model import SavedPrimary, load_primary
+from securevfl.federation.rounds.kept_rounds import CachedRows
+from securevfl.federation.saved_model import SavedModel, load_model
 from securevfl.federation.session.attendance import Presence, absences_in_words
 from securevfl.federation.state_folder import PRESENCE, StateFolder
 from securevfl.ledger.ledger import Ledger
@@ -317,7 +317,8 @@ def _model_seeds() -> list[bytes]:
     from sklearn.linear_model import LogisticRegression
 
     config, place = _federation(), folder() / "seed"
-    whole = kept_primary(config)
+    whole = kept(config, "agency")
+    assert whole.primary is not None, "the agency is the primary"
     head = whole.primary.head
     values = np.array([[0.0, 1.0], [1.0, 0.0], [2.0, 1.0], [0.5, 3.0]])
     fitted = LogisticRegression().fit(values, [0, 1, 1, 0])
@@ -374,10 +375,10 @@ def _read_model(data: bytes) -> None:
     place.mkdir(exist_ok=True)
     for name, content in parts.items():
         (place / name).write_bytes(content)
-    model = load_primary(place, config)
+    model = load_model(place, config, party="agency")
     model.into(_top())
     model.save(again)
-    second = load_primary(again, config)
+    second = load_model(again, config, party="agency")
     unlike("a model", _meaning(model), _meaning(second))
 
 
@@ -391,17 +392,17 @@ def _top() -> torch.nn.Module:
         feature_names=tuple(f"x{axis}" for axis in range(FEATURES)),
         features=np.zeros((1, FEATURES), dtype=np.float32),
     )
-    return build_top(config, table, kept_primary(config).head)
+    return build_top(config, table, kept(config, "agency").head)
 
 
-def _meaning(model: SavedPrimary) -> str:
+def _meaning(model: SavedModel) -> str:
     plain = {
         name: getattr(model, name)
         for name in ("party", "role", "run", "family", "settings", "features", "schema", "version")
     }
     weights = {name: repr(value.tolist()) for name, value in model.weights.items()}
     part = model.primary
-    own = part.head, part.classes, part.threshold, part.scale, part.used
+    own = None if part is None else (part.head, part.classes, part.threshold, part.scale, part.used)
     return repr((plain, sorted(weights.items()), own, model.key_scale))
 
 

@@ -3,7 +3,6 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.run_plan import plan_run
+from securevfl.federation.session.peers import Next, ReplyHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -113,9 +113,7 @@ def test_nothing_is_computed_when_the_budget_forbids_it(
 
     monkeypatch.setattr(encoder_fitting, "noised_moments", never)
     config = config_of(tmp_path, encoder={"method": "principal"})
-    bottom = encoder_fitting.build_encoder(
-        config, config.encoder, config.secondaries[0], num_features=3
-    )
+    bottom = built(config, config.secondaries[0])
     facts = RunFacts(rows=90, train_rows=63, validation_rows=9, test_rows=18)
     plan = plan_run(config, facts)
     ledger = Ledger(None, party="bank-1", plan=plan.releases, noise_share_std=plan.noise_share_std)
@@ -129,16 +127,10 @@ def test_nothing_is_computed_when_the_budget_forbids_it(
 def test_secondaries_write_into_blocks_of_their_own_or_all_into_all(tmp_path: Path) -> None:
     """Blocks share the width; a sum is as wide as it is."""
     config = config_of(tmp_path)
-    made = [
-        encoder_fitting.build_encoder(config, config.encoder, party, num_features=3)
-        for party in config.secondaries
-    ]
+    made = [built(config, party) for party in config.secondaries]
     assert [(one.offset, one.components) for one in made] == [(0, 2), (2, 2)]
     summed = config_of(tmp_path, encoder={**FITTED, "layout": "sum"}, model={**MODEL, "hidden": 2})
-    made = [
-        encoder_fitting.build_encoder(summed, summed.encoder, party, num_features=3)
-        for party in summed.secondaries
-    ]
+    made = [built(summed, party) for party in summed.secondaries]
     assert [(one.offset, one.components) for one in made] == [(0, 2), (0, 2)]
 
 
@@ -160,17 +152,17 @@ def test_no_secondary_writes_into_anothers_coordinates(tmp_path: Path) -> None:
         linkage={"choose": "records"},
     )
     written: dict[str, list[torch.Tensor]] = {}
-    answer = Secondary.answer
+    answer = Secondary.hear_round
 
-    def listen(secondary: Secondary, plan: RoundPlan, **more: Any) -> torch.Tensor:
-        words = answer(secondary, plan, **more)
+    def listen(secondary: Secondary, plan: RoundPlan, reply: ReplyHere) -> Next:
+        after = answer(secondary, plan, reply)
         cut = secondary.contribution.aggregation.cut
-        rows = cut.decode(words, rows=len(plan.rows), active=("a",), round_number=1)
+        rows = cut.decode(reply.words[-1], rows=len(plan.rows), active=("a",), round_number=1)
         written.setdefault(secondary.name, []).append(rows.flatten(0, 1))
-        return words
+        return after
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Secondary, "answer", listen)
+        patch.setattr(Secondary, "hear_round", listen)
         run(path, tmp_path / "run")
     first, second = (torch.cat(written[name]) for name in ("bank-1", "bank-2"))
     assert first[:, :2].any()

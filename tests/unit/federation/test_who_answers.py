@@ -58,13 +58,13 @@ def test_class_means_need_the_validation_rows_too(
 ) -> None:
     """Directions have seen training rows' labels, so what these rows gain may be their own."""
     one = primary(fitted=fitted, on_training=0.5, on_validation=on_validation)
-    assert Primary.decide(one, one.data.base, torch.zeros(80, 1), base_is_alone=True).used == used
+    assert Primary.decide(one, torch.zeros(80, 1), base_is_alone=True).used == used
 
 
 def test_training_rows_are_not_asked_where_alone_is_not_known_there() -> None:
     """Another model than the base: of training rows it knows the labels."""
     one = primary(fitted=False, on_training=0.5, on_validation=-0.1)
-    decision = Primary.decide(one, one.data.base, torch.zeros(80, 1), base_is_alone=False)
+    decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=False)
     assert (decision.used, decision.rows) == ("alone", len(VALIDATION))
     # lambda is chosen by all of them, and counts though alone answers.
     assert decision.scale > 0
@@ -85,6 +85,6 @@ def test_a_lower_loss_is_not_enough_where_the_metric_is_worse(
     noisy = torch.from_numpy(np.random.default_rng(0).normal(scale=0.5, size=(80, 1))).float()
     joint = 0.01 * one.data.base + noisy
     one.out_of_fold, one.best_outputs = joint[TRAIN], joint[VALIDATION]
-    decision = Primary.decide(one, one.data.base, one.data.base, base_is_alone=True)
+    decision = Primary.decide(one, one.data.base, base_is_alone=True)
     assert decision.gain > decision.error
     assert decision.used == "alone"

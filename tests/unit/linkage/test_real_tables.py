@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 def test_people_find_themselves() -> None:
     """The first 400 of 5,000 people of febrl, by 1,024-bit codes and by edits: at least 99.5 %.
 
-    All 5,000 take minutes (``benchmarks/linkage_recall.py``: 1.000 and 0.9998).
+    All 5,000 take minutes (``research/linkage/recall.py``: 1.000 and 0.9998).
     """
     tables = [
         pd.read_csv(DATA / "febrl" / f"{name}.csv.gz", dtype=str, keep_default_na=False)
