@@ -35,12 +35,12 @@ WALKS: Final = {
     ),
     "a representation, from bottom model to top model": (
         "SecondaryTransport.receive", "HandlerTable.read", "CrypTenSumTo.bind",
-        "Secondary.hear_round", "Secondary.hear_gradient", "Exchange.release",
+        "Secondary.hear_round", "Secondary.hear_gradient", "RoundExchange.release",
     ),
     "linking, at the primary": ("link_as_primary",),
     "linking, at a secondary": ("link_as_secondary",),
     "the budget, from the file to the first line of the ledger": (
-        "plan_run", "PartyFiles.open_ledger", "SecondaryRelease._charge",
+        "plan_run", "PartyFiles.open_ledger", "SecondaryRelease.release",
     ),
     "the figures, from the end of training to the report": (
         "measure_run", "write_figures", "write_report",

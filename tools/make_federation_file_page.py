@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from federation_schema import federation_schema, section_classes, settings_schema
 
-from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.data.sources.settings import Reading, Source
+from securevfl.lab.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.linkage.metrics.metric import Field
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from research.common.aligned.views import AlignedViews, ScarceRows
-from securevfl.config.methods import BoostingConfig
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.rounds.iso_noise import with_iso_noise
@@ -25,6 +24,7 @@ from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_facts import new_run
 from securevfl.federation.run_plan import RoundCounter
 from securevfl.federation.session.peers import PeersHere
+from securevfl.lab.methods import BoostingConfig
 from securevfl.lab.pooled_methods import fit_boosting
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks

@@ -39,10 +39,11 @@ from research.common.linked_tables import (
     write_table,
 )
 from research.common.panels import panels_of, save
-from securevfl.config.reading import method_source_of, parse_federation, read_federation
+from securevfl.config.reading import parse_federation, read_federation
 from securevfl.federation.build import build_bottom, build_top
 from securevfl.federation.party_inputs import task_head
 from securevfl.federation.run_facts import run_facts
+from securevfl.lab.methods import method_source_of
 from securevfl.lab.pooled_methods import train_in_one_place
 from securevfl.lab.study_commands import compare
 from securevfl.models.alone.perceptron import BaselineConfig

@@ -18,8 +18,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.methods import require_own_fields
 from securevfl.config.presets import PresetSettings, preset
+from securevfl.config.reading import require_own_fields
 from securevfl.config.sections import BaseSettings, PredictionSettings, TrainingSettings
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError

@@ -14,8 +14,7 @@ from typing import Any, Final
 import torch
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.methods import IN_ONE_PLACE, baseline_settings, method_family
-from securevfl.config.reading import linkable_config, method_source_of, parse_federation
+from securevfl.config.reading import linkable_config, parse_federation
 from securevfl.config.rules import require_trainable
 from securevfl.core import files, interrupts
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
@@ -23,6 +22,7 @@ from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
 from securevfl.federation.run_facts import run_facts
+from securevfl.lab.methods import IN_ONE_PLACE, baseline_settings, method_family, method_source_of
 from securevfl.lab.pooled_methods import train_in_one_place
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation

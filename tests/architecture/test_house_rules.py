@@ -18,12 +18,11 @@ PACKAGE = ROOT / "securevfl"
 SENDING = frozenset(
     {
         "abort",
-        "add_words",
         "broadcast",
+        "carry",
         "release",
         "return_gradient",
         "send",
-        "send_words",
         "sum_to",
         "tell",
     }

@@ -17,7 +17,7 @@ from securevfl.config import rules
 from securevfl.config.disclosure import channels, require_covered_channels
 from securevfl.config.encoder import resolve
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
-from securevfl.config.reading import Findings, load_federation, read_sections, require_method
+from securevfl.config.reading import Findings, load_federation, read_sections, section_checks
 from securevfl.config.rules import require_helpers
 from securevfl.config.sections import PartySettings
 from securevfl.core import checks
@@ -115,8 +115,8 @@ class Collected(Findings):
         self.config = config
         for require in (rules.require_trainable, require_covered_channels):
             self.attempt(partial(require, config), otherwise=None, about="rules")
-        for name in config.source.get("methods", {}):
-            self.attempt(partial(require_method, config, name), otherwise=None, about="rules")
+        for check in section_checks(config):
+            self.attempt(check, otherwise=None, about="rules")
 
     def wrong(self, error: Exception, about: str) -> None:
         """Note an error, unless it follows from what was mended."""

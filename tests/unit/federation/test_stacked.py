@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.federations import write_federation
 from helpers.fixed_entropy import fixed_entropy
-from helpers.secondaries import FEATURES, LINKS, RECORDS, ROWS, WIDTH, make_secondary
+from helpers.secondaries import FEATURES, LINKS, RECORDS, ROWS, WIDTH, answer, make_secondary
 
 from securevfl.config.reading import read_federation
 from securevfl.federation.messages import RoundPlan
@@ -215,3 +215,21 @@ def test_a_gradient_that_is_not_finite_is_zero_for_its_secondary_alone() -> None
     ]
     assert sizes[1] == 0
     assert all(size > 0 for place, size in enumerate(sizes) if place != 1)
+
+
+def test_a_stack_ends_with_its_round() -> None:
+    """What a secondary computes of other rows later is of those rows."""
+    config = FeTConfig(neighbours=LINKS, hidden=WIDTH, heads=1, fourier_features=4, fourier_width=4)
+    everyone = {
+        rank: make_secondary(seed=rank, bottom=FeTBottom(config, num_features=FEATURES, key_dim=2))
+        for rank in range(1, 5)
+    }
+    whole, few = (
+        RoundPlan(round_number=1, rows=np.arange(rows), active=tuple(everyone), purpose="test")
+        for rows in (ROWS, 2)
+    )
+    shares = stacks.Stacks(everyone, links=LINKS).of_round(whole)
+    everyone[1].stacked_in = lambda _plan: shares[1]
+    answer(everyone[1], whole)
+
+    assert len(everyone[1].represent(few)) == 2

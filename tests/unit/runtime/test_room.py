@@ -191,7 +191,7 @@ class Secondaries(RoundExchange):
             raise PowerCutError
         self._left -= 1
         self.asked.append(plan.rows.tolist())
-        return torch.from_numpy(plan.rows).float().reshape(-1, 1, 1).expand(-1, 1, 8)
+        return torch.from_numpy(plan.rows).float().reshape(-1, 1, 1).repeat(1, 1, 8)
 
 
 PARTS = [np.arange(0, 5), np.arange(5, 10), np.arange(10, 12)]

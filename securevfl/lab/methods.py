@@ -16,13 +16,15 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 from securevfl.config import presets
+from securevfl.config.federation import FederationConfig
+from securevfl.config.reading import Findings, read_sections, register_section, require_own_fields
+from securevfl.config.sections import TrainingSettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.dp.regime import REGIMES
 from securevfl.models.alone.perceptron import BaselineConfig
-from securevfl.models.family import AnyFamily
-from securevfl.models.registry import FAMILIES, family_named, family_names
+from securevfl.models.registry import family_named, family_names
 
 
 def adapt_to_family(source: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -50,41 +52,6 @@ def adapt_to_family(source: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[st
         del result["encoder"]
         notes.append("no [encoder], which pools records")
     return result, tuple(notes)
-
-
-def require_own_fields(family: AnyFamily, model: Mapping[str, Any]) -> None:
-    """Refuse a field of ``[model]`` that another family has, and say where it would go.
-
-    Args:
-        family: The one that the file names.
-        model: The table, without ``family``.
-
-    Raises:
-        ConfigError: With the fields that the family has, and the nearest of them.
-    """
-    own = _fields(family)
-    others = {
-        field: [other.name for other in FAMILIES.values() if field in _fields(other)]
-        for field in sorted(set(model) - set(own))
-    }
-    for field, owners in others.items():
-        if not owners:
-            continue
-        fixed = getattr(family.settings_class, field, None)
-        always = isinstance(fixed, int | float | str)
-        why = f"{field} is always {fixed!r} there" if always else f"{', '.join(owners)} have it"
-        owner = "NAME" if always else owners[0]
-        near = checks.nearest(field, own)
-        hint = "" if near is None else f"the nearest is {near!r}; "
-        raise ConfigError(
-            f"model.{field}: no such field of family {family.name!r}: {why}; leave it out, or for "
-            f"a comparison write it in [methods.{owner}]; {hint}{family.name} has: "
-            f"{', '.join(sorted(own))}"
-        )
-
-
-def _fields(family: AnyFamily) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(family.settings_class) if field.init)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,3 +268,33 @@ def _inherited_settings(
             f"without {', '.join(left_out)} of [model], which {model['family']!r} has for itself"
         )
     return shared, tuple(notes)
+
+
+def require_method(config: FederationConfig, name: str) -> None:
+    """Refuse a ``[NAME]`` table whose settings are impossible in any file.
+
+    Raises:
+        ConfigError: Naming the method and the setting.
+    """
+    source, _ = method_source_of(config, name)
+    try:
+        read_sections(source, Findings())
+    except ConfigError as error:
+        raise ConfigError(f"method {name!r}: {error}") from None
+
+
+def method_source_of(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the file as a method sees it, and what it has otherwise than the file says."""
+    fields = frozenset(field.name for field in dataclasses.fields(TrainingSettings))
+    source, dropped = method_source(config.source, name, training_fields=fields)
+    if method_family(config.source, name) in IN_ONE_PLACE:
+        baseline_settings(config.source, name)
+        return source, ()
+    try:
+        source, changed = adapt_to_family(source)
+    except ConfigError as error:
+        raise ConfigError(f"method {name!r}: {error}") from None
+    return source, (*dropped, *changed)
+
+
+register_section("methods", require_method)
