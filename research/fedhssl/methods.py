@@ -19,9 +19,10 @@ from torch import Tensor
 from research.common.aligned.views import AlignedViews, ScarceRows
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.rounds.cut import with_iso_noise
+from securevfl.federation.rounds.iso_noise import with_iso_noise
 from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.run_plan import RoundCounter, new_run
+from securevfl.federation.run_facts import new_run
+from securevfl.federation.run_plan import RoundCounter
 from securevfl.federation.session.peers import PeersHere
 from securevfl.lab.methods import BoostingConfig
 from securevfl.lab.pooled_methods import fit_boosting

@@ -33,7 +33,7 @@ from securevfl.data.scaling import Bounds, ColumnSettings, LabelScaler
 from securevfl.data.sources.read import read_frame
 from securevfl.data.tables import Labels, PartyTable
 from securevfl.dp.privacy import Privacy
-from securevfl.federation.base import label_scaler_of, own_inputs, targets_of
+from securevfl.federation.party_inputs import label_scaler_of, own_inputs, targets_of
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.models.alone.choice import Alone, fit_alone
@@ -214,7 +214,6 @@ def train_alone_on(
     Raises:
         DataError: If there are too few rows.
     """
-    assert table.labels is not None, "given by fit"
     kind = training.split_of(task)
     if kind not in ("random", "stratified"):
         raise DataError(f"training.split: {kind!r} needs a column of a table that is read")
@@ -224,7 +223,7 @@ def train_alone_on(
         test_fraction=training.test_fraction,
         seed=seed,
         kind=kind,
-        by=table.labels.astype(np.int64) if kind == "stratified" else None,
+        by=table.known_labels.astype(np.int64) if kind == "stratified" else None,
     )
     classes = len(table.classes or ()) if task == "multiclass" else 1
     head = TaskHead(
@@ -474,9 +473,9 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         if trained is None:
             raise ConfigError("run: has pretrained encoders, and there is no model to predict with")
         model = trained.model(trained.config.primary.name)
-        assert model.primary is not None, "the primary's"
         made = cls(device=source.get("device", "cpu"))
-        made._take(model.primary.head.task, model.primary.classes)
+        part = model.primary_part
+        made._take(part.head.task, part.classes)
         made._alone, made._asked = None, Asked(trained)
         return made
 
@@ -539,7 +538,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         )
         privacy = settings.privacy
         # A promise may rest on it that secondaries' features take nothing from records.
-        declared = privacy.encoder != "trained" and privacy.mechanism != "none"
+        declared = privacy.regime.caps_records and privacy.mechanism != "none"
         others = partner_tables(partners, key, declared=declared, bounds=self.bounds)
         state = self.random_state
         seed = state if isinstance(state, int) else int(check_random_state(state).randint(2**31))

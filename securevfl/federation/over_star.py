@@ -20,8 +20,6 @@ from securevfl.mpc.sum_to import SumTo, Words
 from securevfl.transport.message import TypedMessage
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
-# Secure sums over the star: what CrypTen's reveal sends and receives.
-
 
 @dataclass(frozen=True)
 class PrimaryWire:
@@ -95,9 +93,6 @@ def sum_from_secondary(
     world = tuple(plan.secondaries)
     seat = Seat(rank=rank, world=world, pair_keys=others, context=context)
     return SharedSum(revealed, seat), masks
-
-
-# Peers over the star: any stage's messages.
 
 
 class PeersOverStar(Peers):
@@ -185,9 +180,6 @@ class PeersOverStar(Peers):
         total = self._sum_to(own.cpu(), round_number=round_number, active=ranks)
         assert total is not None, "the primary's reveal returns the total"
         return total.to(own.device)
-
-
-# A secondary's side of a stage over the star.
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, fit_base
 from securevfl.federation.build import build_primary
 from securevfl.federation.messages import EpochMark
-from securevfl.federation.run_plan import plan_prediction, prediction_facts
+from securevfl.federation.run_facts import prediction_facts
+from securevfl.federation.run_plan import plan_prediction
 from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import Used
 from securevfl.models.alone.margins import MarginModel

@@ -157,9 +157,9 @@ class Session:
         checks.non_negative(noise_share_std=self.noise_share_std)
 
     @property
-    def frozen(self) -> bool:
+    def releases_once(self) -> bool:
         """Whether the session's releases are parts of one fixed answer."""
-        return self.plan.privacy.encoder == "frozen"
+        return self.plan.privacy.regime.releases_once
 
     @property
     def counts_records(self) -> bool:
@@ -182,7 +182,7 @@ class Session:
     def book(self, *, round_number: int, rows: int, passes: int, purpose: str) -> None:
         """Count a round."""
         self.rounds += 1
-        self.updates += purpose == "train" and self.plan.privacy.encoder == "dp-trained"
+        self.updates += purpose == "train" and self.plan.privacy.regime.noises_updates
         self.row_releases += rows
         self.passes = max(self.passes, passes)
         self.last_round = round_number
@@ -206,7 +206,7 @@ class Session:
         # lost.
         only_fitted = self.release is None and self.rounds == 0
         return (
-            self.frozen
+            self.releases_once
             and not self.lost
             and not later.lost
             and later.release is not None
@@ -550,7 +550,7 @@ class LedgerBook:
             purpose=entry["purpose"],
         )
         session.counts = str(entry["counts"]) if "counts" in entry else None
-        if session.frozen:
+        if session.releases_once:
             session.released += ranges_from(entry["released"], rows=entry["rows"])
 
     def _fit(self, _entry: Mapping[str, Any]) -> None:

@@ -585,13 +585,14 @@ class Countersigning:
     """Seconds for the others to answer."""
     log: Log
     """This party's log."""
-    frozen: InitVar[bool] = False
+    releases_once: InitVar[bool] = False
     """True if all rows are released at once, so that the primary may request heads after it."""
+
     clock: Callable[[], float] = time.monotonic
     """Returns the time in seconds."""
 
-    def __post_init__(self, frozen: bool) -> None:
-        self._due = {END, "released"} if frozen else {END}
+    def __post_init__(self, releases_once: bool) -> None:
+        self._due = {END, "released"} if releases_once else {END}
         self._met, self._rows = self.clock(), 0
 
     def count_rows(self, rows: int) -> None:

@@ -287,7 +287,7 @@ class Ledger:
                     f"before, and now asks for {unit!r}; restore the federation file, or begin "
                     f"another run"
                 )
-            if self._own.frozen:
+            if self._own.releases_once:
                 for first, last in session.released:
                     self._uses.add(np.arange(first, last + 1))
 
@@ -341,7 +341,7 @@ class Ledger:
     @property
     def released_rows(self) -> Int64[np.ndarray, " released"]:
         """Ids of the rows that a frozen run released, in all its sessions and in order."""
-        return self._uses.rows if self._own.frozen else np.zeros(0, dtype=np.int64)
+        return self._uses.rows if self._own.releases_once else np.zeros(0, dtype=np.int64)
 
     @property
     def epsilon_spent(self) -> float:
@@ -430,7 +430,7 @@ class Ledger:
         if not 0 <= int(rows.min()) <= int(rows.max()) < MOST_ROWS:
             raise PrivacyError(f"{self.party}: {what} asks for rows that no table has")
         passes = self._uses.most_with(rows)
-        if self._own.frozen and passes > plan.releases_per_row:
+        if self._own.releases_once and passes > plan.releases_per_row:
             raise BudgetExceededError(
                 f"{self.party}: {what} asks for rows that this run has released before; a frozen "
                 f"encoder releases a row {plan.releases_per_row} times at most, whatever became of "
@@ -445,7 +445,7 @@ class Ledger:
                 "passes": passes,
                 "purpose": purpose,
                 "epsilon": finite_or_none(epsilon),
-                **({"released": ranges_of(rows)} if self._own.frozen else {}),
+                **({"released": ranges_of(rows)} if self._own.releases_once else {}),
                 **({"counts": self.records.head} if self.records else {}),
             }
         )
@@ -473,33 +473,47 @@ class Ledger:
         self._own.fits += 1
         return epsilon
 
-    def charge_link_count(self, draw: Callable[[], int] | None = None) -> float:
-        """Book the report of how many rows are linked, durably and with the number; once in a run.
+    def charge_link_count(self) -> None:
+        """Book secondaries' answers on how many rows are linked, once a run, at the primary.
+
+        Raises:
+            BudgetExceededError: If the budget does not cover it; nothing is booked then.
+            PrivacyError: If this run has no such number, or has answered before.
+        """
+        self._book_link_count(self._cost_of_link_count(), None)
+
+    def charge_own_link_count(self, draw: Callable[[], int]) -> int:
+        """Book how many rows are linked, durably, and return it: a secondary's answer, once a run.
 
         The line holds the number, so that it is charged and known at the same moment.
 
         Args:
-            draw: Draws a secondary's noised number; None at the primary, which reports none.
-
-        Returns:
-            Epsilon of this run including the number, rounded up.
+            draw: Draws the noised number.
 
         Raises:
             BudgetExceededError: If the budget does not cover it; nothing is drawn or booked then.
             PrivacyError: If this run reports no such number, or has reported it before.
         """
+        epsilon = self._cost_of_link_count()
+        linked = draw()
+        self._book_link_count(epsilon, linked)
+        return linked
+
+    def _cost_of_link_count(self) -> float:
+        """Return the epsilon of this run with one more answer, which must be due and covered."""
         if not self.link_counts_due:
             raise PrivacyError(
                 "how many rows are linked is said once in a run, where it is planned"
             )
-        epsilon = self._require(
+        return self._require(
             rounds=0, rows=0, passes=0, link_counts=1, what="saying how many rows are linked"
         )
-        linked, kind = None if draw is None else draw(), "link-count"
+
+    def _book_link_count(self, epsilon: float, linked: int | None) -> None:
+        kind = "link-count"
         self._file.append({"kind": kind, "linked": linked, "epsilon": finite_or_none(epsilon)})
         self._own.link_counts += 1
         self._own.linked_rows = linked
-        return epsilon
 
     def count_records(self, folder: Path, keys: KeyTable) -> None:
         """Open the counts of each record's releases in predictions.
@@ -521,6 +535,17 @@ class Ledger:
                     last, lost = session.counts, session.lost
             self.records = RecordCounts(folder, self._file, keys, last=last, lost=lost)
 
+    @property
+    def record_counts(self) -> RecordCounts:
+        """Counts of each record's releases in predictions.
+
+        Raises:
+            PrivacyError: If they are not held; see :meth:`count_records`.
+        """
+        if self.records is None:
+            raise PrivacyError(f"{self.party}: releases of records are not counted here")
+        return self.records
+
     def require_same_release(self, digest: str) -> None:
         """Book the digest of a frozen run's release, which all its sessions must share.
 
@@ -533,7 +558,7 @@ class Ledger:
         Raises:
             PrivacyError: If the run released with another digest before.
         """
-        if not self._own.frozen:
+        if not self._own.releases_once:
             raise PrivacyError("only a frozen encoder makes one release in parts")
         for session in self._sessions:
             if session.release not in (None, digest):

@@ -200,6 +200,8 @@ def require_rows_apart(
     num_features: int,
     key_dim: int,
     encoder: str,
+    learns: bool,
+    noises_updates: bool,
 ) -> None:
     """Refuse a bottom model that lets rows of a batch depend on each other.
 
@@ -215,7 +217,9 @@ def require_rows_apart(
         bottom: The model, on the CPU; it is not changed.
         num_features: Feature columns of the secondary's table.
         key_dim: Key columns.
-        encoder: ``privacy.encoder``.
+        encoder: ``privacy.encoder``, for the message.
+        learns: Whether the model trains.
+        noises_updates: Whether each row's gradient is clipped, and their sum noised.
 
     Raises:
         PrivacyError: If it mixes rows, keeps state between batches, or cannot be computed row by
@@ -239,7 +243,9 @@ def require_rows_apart(
                     f"and the guarantee of encoder = {encoder!r} would not hold; compute each row "
                     f"from its own links only"
                 )
-        _require_vectorised(family, model.train(encoder != "frozen"), rows, encoder=encoder)
+        _require_vectorised(
+            family, model.train(learns), rows, encoder=encoder, gradients=noises_updates
+        )
 
 
 def _prepare_inputs(
@@ -290,7 +296,12 @@ def _seen_by_others(model: nn.Module, rows: tuple[Tensor, Tensor, Tensor]) -> st
 
 
 def _require_vectorised(
-    family: AnyFamily, model: nn.Module, rows: tuple[Tensor, Tensor, Tensor], *, encoder: str
+    family: AnyFamily,
+    model: nn.Module,
+    rows: tuple[Tensor, Tensor, Tensor],
+    *,
+    encoder: str,
+    gradients: bool,
 ) -> None:
     """Refuse a model whose rows, or gradients of rows, ``torch.func`` cannot compute."""
     weights = {name: value.detach() for name, value in model.named_parameters()}
@@ -304,7 +315,7 @@ def _require_vectorised(
         with torch.random.fork_rng(devices=[]):
             with torch.no_grad():
                 row_by_row(model)(*rows)
-            if encoder == "dp-trained":
+            if gradients:
                 vmap(grad(taught), in_dims=(None, 0, 0, 0), randomness="different")(weights, *rows)
     except Exception as error:
         if errors.OutOfMemoryError.stands_behind(error):

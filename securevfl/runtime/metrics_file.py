@@ -296,7 +296,7 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
     """
     config, releases, tau = plan.config, plan.releases, plan.noise_share_std
     privacy = config.privacy
-    trained_behind_noise = privacy.encoder == "dp-trained"
+    trained_behind_noise = config.regime.noises_updates
     # Rounds that a resumed run repeats are paid for again. It is infinite without noise alone, of
     # which nothing is promised.
     spent = finite_or_none(ledger.epsilon_spent)

@@ -379,7 +379,7 @@ def _columns(settings: Mapping[str, Any], name: str) -> ColumnSettings:
     bounds, privacy = settings.get("bounds"), settings.get("privacy")
     if name == _PRIMARY or privacy is None or privacy.mechanism == "none":
         return ColumnSettings()
-    if privacy.encoder == "trained" and settings.get("encoder") != AUTO:
+    if not privacy.regime.caps_records and settings.get("encoder") != AUTO:
         return ColumnSettings()
     own = bounds.get(name) if isinstance(bounds, Mapping) else bounds
     missing = (settings.get("missing_columns") or {}).get(name, ())

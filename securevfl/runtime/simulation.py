@@ -27,7 +27,8 @@ from securevfl.federation.link_counts import book_link_counts, link_count, requi
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
+from securevfl.federation.run_facts import RunFacts, run_facts
+from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.session.peers import PeersHere
 from securevfl.federation.stage import SecondaryContext, run_stages, secondary_parts
 from securevfl.ledger.ledger_file import lines_of_run

@@ -19,8 +19,8 @@ from securevfl.desk.report.learned import Section, section_of
 from securevfl.desk.report.secondary_page import TEMPLATES, write_secondary_pages
 from securevfl.desk.report.verify import verify_run
 from securevfl.dp.statement import suspicion_in_words
-from securevfl.federation.run_plan import predictions_in_words
-from securevfl.federation.session.membership import absences_in_words
+from securevfl.federation.prediction_budget import predictions_in_words
+from securevfl.federation.session.attendance import absences_in_words
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.chain import read_chain
 from securevfl.ledger.ledger_file import lines_of_run

@@ -157,11 +157,10 @@ def look_at_peers(
     Reveals:
         To every peer: this party's version, its clock, and the federation file's digest.
     """
-    assert config.primary.address is not None, "checked with the federation file"
     primary, work = config.primary.name, config.waits.work
     work_s = work.primary_s if identity.name == primary else work.for_primary_s
     limits = transport_limits(config, work_s=work_s)
-    place = parse_address(listen or config.primary.address)
+    place = parse_address(listen or config.address)
     pinned = pinned_by(config)
     try:
         if identity.name == primary:

@@ -35,14 +35,10 @@ from securevfl.desk.setup.estimates import Costs, ExpectedLinks, estimate_costs,
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
 from securevfl.federation.encoder_fitting import build_encoder
+from securevfl.federation.prediction_budget import predictions_in_words
 from securevfl.federation.released_labels import label_release
-from securevfl.federation.run_plan import (
-    RunFacts,
-    RunPlan,
-    plan_run,
-    predictions_in_words,
-    run_facts,
-)
+from securevfl.federation.run_facts import RunFacts, run_facts
+from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.linkage.stage.candidates import repeated_key_warnings
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
 from securevfl.models.registry import family_names
@@ -399,7 +395,7 @@ def _take(
             )
         if config.encoder is not None:
             try:
-                build_encoder(config, party, num_features=features.shape[1])
+                build_encoder(config, config.encoder, party, num_features=features.shape[1])
             except DataError as error:
                 party_check.problems.append(str(error))
     party_check.problems += _scaling_problems(party, schema, features, where=where)
@@ -476,7 +472,7 @@ class Check:
             "unit": self.plan.config.privacy.unit,
             "noise_share_std": tau,
             "sensitivity": releases.sensitivity(),
-            "of": "all releases together" if self.plan.frozen else "one round",
+            "of": "all releases together" if self.plan.regime.releases_once else "one round",
             "clip_norm": self.plan.config.privacy.clip_norm,
             "statement": releases.statement(tau).text,
             "labels": self._labels(),
@@ -612,7 +608,7 @@ def _plan(check: Check, config: FederationConfig, primary: PartyCheck | None) ->
     try:
         if table is not None:
             facts = run_facts(config, table)[1]
-        elif config.privacy.encoder == "frozen":
+        elif config.regime.releases_once:
             facts = RunFacts(
                 rows=_SOME_ROWS,
                 train_rows=_SOME_ROWS - 2,

@@ -16,8 +16,8 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.conventions import stream
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import own_inputs
 from securevfl.federation.messages import EpochMark
+from securevfl.federation.party_inputs import own_inputs
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.top_model import PrimaryInputs
