@@ -198,11 +198,11 @@ class Bench:
         release = timed(SecondaryRelease.release)
 
         def without_model(own: SecondaryRelease, plan: Any, represent: Any, **more: Any) -> Any:
-            def left_out() -> Any:
+            def left_out(due: Any) -> Any:
                 nonlocal spent
                 self.wait()
                 start = time.perf_counter()
-                found = represent()
+                found = represent(due)
                 self.wait()
                 spent -= time.perf_counter() - start
                 return found

@@ -192,10 +192,8 @@ def test_rows_are_apart_by_construction(
     with built(path, tmp_path / "run") as world:
         secondary = world.secondaries[1]
         rows = np.arange(60)
-        together = secondary.records(*secondary._links_of(rows))
-        alone = torch.cat(
-            [secondary.records(*secondary._links_of(rows[row : row + 1])) for row in rows]
-        )
+        together = secondary.represent(world.round(1, rows))
+        alone = torch.cat([secondary.represent(world.round(1, rows[[row]])) for row in rows])
     assert torch.allclose(together, alone, atol=1e-6)
 
 

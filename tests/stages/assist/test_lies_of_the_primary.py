@@ -73,11 +73,11 @@ def test_an_honest_primary_is_answered(world: Built) -> None:
     one = world.secondaries[1]
     first, rest = np.split(world.split.train, [5])
     assert hear(one, told(first)) == []
-    (answer,) = hear(one, told(rest))
-    assert isinstance(answer, ModelFitted)
+    (fitted,) = hear(one, told(rest))
+    assert isinstance(fitted, ModelFitted)
     # Beside the words of the sum this is all that a secondary says, and it says nothing.
-    assert not answer.to_message().meta
-    assert not answer.to_message().tensors
+    assert not fitted.to_message().meta
+    assert not fitted.to_message().tensors
     answer(one, world.round(1, world.split.train, "train"))
     hear(one, step())
     answer(one, world.round(2, world.split.validation, "validation"))
