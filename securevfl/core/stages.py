@@ -1,22 +1,24 @@
-"""Manifests of the optional parts of a run, one for each folder of ``securevfl.stages``.
+"""Manifests of a run's optional parts, one for each folder of ``securevfl.stages``.
 
-The ``STAGE`` of a folder names what it adds as ``module:object``. A process loads the parts that
-its run has, and no others.
+A folder's ``STAGE`` names its additions as ``module:object``. A process loads only the parts that
+its run uses.
 """
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 _FOLDER: Final = "securevfl.stages"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The manifest of a stage; a value is a ``module:object`` of the stage's own folder."""
+    """The manifest of a stage; a value is a ``module:object`` in the stage's folder."""
 
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Metrics of keys (:class:`~securevfl.linkage.metrics.metric.Metric`) by name."""
@@ -28,7 +30,11 @@ class Stage:
     """Model families by name (:class:`~securevfl.models.family.Family`)."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Readers of tables by kind of source."""
+    """Readers of tables (:class:`~securevfl.data.sources.table_source.TableSource`) by suffix of a
+    file, or ``"url"``."""
+
+    rows: Mapping[str, str] = field(default_factory=dict)
+    """Functions by library that return its rows in memory as a frame, and None of anything else."""
 
     policy: str | None = None
     """Rules and disclosure (:class:`~securevfl.config.stage_policy.StagePolicy`); None for none."""
@@ -51,7 +57,7 @@ def stages() -> Mapping[str, Stage]:
 
 
 def load_part(stage: str, reference: str) -> Any:
-    """Return what a manifest's ``module:object`` names."""
+    """Return the object that a manifest's ``module:object`` names."""
     module, name = reference.split(":")
     return getattr(importlib.import_module(f"{_FOLDER}.{stage}.{module}"), name)
 
@@ -74,3 +80,49 @@ def load_parts(kind: str) -> dict[str, Any]:
         for stage, manifest in stages().items()
         for name, reference in getattr(manifest, kind).items()
     }
+
+
+class Parts(MutableMapping[str, T]):
+    """Parts of one kind by name: the core's, then those of stages, each loaded on first use.
+
+    A manifest may name a class, which stands for an instance of it.
+
+    Args:
+        kind: The field of :class:`Stage` that names them.
+        core: Those of the core.
+    """
+
+    def __init__(self, kind: str, core: Mapping[str, T]) -> None:
+        self._kind = kind
+        self._loaded = dict(core)
+
+    def _references(self) -> dict[str, tuple[str, str]]:
+        """Return the stage and the reference of each of the stages' parts."""
+        return {
+            name: (stage, reference)
+            for stage, manifest in stages().items()
+            for name, reference in getattr(manifest, self._kind).items()
+        }
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._loaded and name in (references := self._references()):
+            part = load_part(*references[name])
+            self._loaded[name] = part() if isinstance(part, type) else part
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, part: T) -> None:
+        self._loaded[name] = part
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._loaded or name in self._references()
+
+    def __iter__(self) -> Iterator[str]:
+        stage_parts = self._references()
+        own = [name for name in self._loaded if name not in stage_parts]
+        return iter((*own, *stage_parts))
+
+    def __len__(self) -> int:
+        return len({*self._loaded, *self._references()})

@@ -29,7 +29,8 @@ from securevfl.data.scaling import FeatureScaler, LabelScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import SimilarityScale
 from securevfl.linkage.spec import KeyScale
-from securevfl.models.alone.choice import Model, Used, model_bytes, model_of
+from securevfl.models.alone.choice import Model, Used
+from securevfl.models.alone.saving import model_bytes, model_of
 from securevfl.models.tasks import HALF, TaskHead
 from securevfl.version import __version__
 
@@ -113,10 +114,20 @@ class SavedModel(Described):
     primary: PrimaryPart | None = None
 
     @property
+    def primary_part(self) -> PrimaryPart:
+        """The part that the primary's model alone has.
+
+        Raises:
+            ConfigError: If the model is a secondary's.
+        """
+        if self.primary is None:
+            raise ConfigError(f"model of {self.party!r}: is a secondary's, and the primary answers")
+        return self.primary
+
+    @property
     def head(self) -> TaskHead:
         """The task, of a primary's model."""
-        assert self.primary is not None, "only the primary has a task"
-        return self.primary.head
+        return self.primary_part.head
 
     def into(self, model: nn.Module) -> None:
         """Load the weights into a model of the same family and settings.

@@ -21,7 +21,7 @@ from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.federation.run_plan import PredictionBudget, prediction_budget
 from securevfl.ledger.book import LedgerBook, Session, epsilon_of_sessions
-from securevfl.ledger.ledger import LedgerFile
+from securevfl.ledger.ledger_file import LedgerFile
 from securevfl.runtime.run_folder import OWN_FACTS, own_folders, read_figures
 
 # Templates of all pages: one look, everything that is filled in escaped.

@@ -22,7 +22,7 @@ from securevfl.core.conventions import unseeded_normal
 from securevfl.core.devices import reads, to_device
 from securevfl.core.errors import ProtocolError
 from securevfl.dp.clipping import clip_records, clip_rows, finite_or_zero
-from securevfl.models.layers import PositionsTaken
+from securevfl.models.fet.positions import PositionsTaken
 from securevfl.mpc import codec
 from securevfl.mpc.sum_to import Words
 

@@ -9,12 +9,13 @@ from typing import Final
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import StorageError
-from securevfl.core.files import EventLog
+from securevfl.core.logs import EventLog
 from securevfl.data.tables import KeyTable
 from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.run_plan import PredictionBudget, RunPlan, prediction_budget
 from securevfl.ledger.book import Outlook, ProgramUse
-from securevfl.ledger.ledger import Book, Ledger, LedgerFile, ledger_of_table, require_rows
+from securevfl.ledger.ledger import Ledger, require_rows
+from securevfl.ledger.ledger_file import Book, LedgerFile, ledger_of_table
 
 LOG_FILE: Final = "log.jsonl"
 

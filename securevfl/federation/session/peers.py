@@ -157,6 +157,11 @@ class Peers(ABC):
         """Return what errors call a secondary."""
         return f"secondary {rank}"
 
+    @property
+    def traffic(self) -> int:
+        """Bytes that the primary has sent and received so far."""
+        return 0
+
     @abstractmethod
     def tell(self, message: TypedMessage, ranks: Sequence[int] | None = None) -> None:
         """Send a message to every secondary, or to some.
@@ -221,6 +226,8 @@ class PeersHere(Peers):
     def __init__(self, secondaries: Mapping[int, Handlers]) -> None:
         """Take the secondaries' handlers by rank."""
         self._secondaries = {rank: HandlerTable(handlers) for rank, handlers in secondaries.items()}
+        self._answers: list[Any] = []
+        """Messages that answered the last one."""
         self._words: dict[int, list[Words]] = {}
 
     @property
@@ -234,7 +241,12 @@ class PeersHere(Peers):
         Reveals:
             What :meth:`Peers.tell` reveals; here all is in one process.
         """
-        self._deliver(message, self.ranks if ranks is None else ranks)
+        reply = ReplyHere()
+        for rank in self.ranks if ranks is None else ranks:
+            self._secondaries[rank].handle(message, reply)
+        self._answers = reply.messages
+        if reply.words:
+            self._words[getattr(message, "round_number", 0)] = reply.words
 
     def ask(
         self,
@@ -249,7 +261,8 @@ class PeersHere(Peers):
             What :meth:`Peers.ask` reveals.
         """
         asked = self.ranks if ranks is None else ranks
-        answers = self._deliver(message, asked)
+        self.tell(message, asked)
+        answers = self._answers
         assert all(type(reply) is answer for reply in answers), "handlers answer with one type"
         assert len(answers) == len(asked), "every secondary answers once"
         return answers
@@ -262,14 +275,6 @@ class PeersHere(Peers):
         """
         words = self._words.pop(round_number)
         return InProcessSum()([to_device(own, words[0].device), *words])
-
-    def _deliver(self, message: TypedMessage, ranks: Sequence[int]) -> list[Any]:
-        reply = ReplyHere()
-        for rank in ranks:
-            self._secondaries[rank].handle(message, reply)
-        if reply.words:
-            self._words[getattr(message, "round_number", 0)] = reply.words
-        return reply.messages
 
 
 @dataclass

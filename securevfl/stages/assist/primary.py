@@ -77,7 +77,7 @@ class AssistPrimary(Primary):
     def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
         """Return the mean loss after the step, and every row with its margins."""
         rows = self.data.training_rows
-        targets, start = self._targets(rows), self._begin(rows)
+        targets, start = self.targets_of(rows), self._begin(rows)
         labels = self._told or ReleasedLabels(targets=targets, margins=start)
         known = torch.zeros_like(start) if self._sum is None else self._sum
         margins = labels.margins + known
@@ -118,7 +118,7 @@ class AssistPrimary(Primary):
         """Return margins before the first round: the base's, or what labels say by themselves."""
         if self.data.base is not None:
             return self.data.base[torch.as_tensor(rows, device=self.data.base.device)]
-        targets = self._targets(rows)
+        targets = self.targets_of(rows)
         self.top.start.copy_(constant_margin(targets, self.head))
         return self.top.start.detach().expand(len(targets), -1).clone()
 

@@ -102,9 +102,10 @@ class AssistSecondary(Secondary):
         inputs = self.bottom.inputs(records.features, records.keys, records.present)
         return linked, inputs[linked]
 
-    def _of_round(self, plan: RoundPlan) -> Tensor:
+    def represent(self, plan: RoundPlan) -> Tensor:
+        """Return scores of a round's rows: of training rows, those of the round's model alone."""
         longest = self.contribution.aggregation.clip_norm
         if plan.purpose != "train":
-            return longest * super()._of_round(plan)
+            return longest * super().represent(plan)
         scores = torch.from_numpy(self._fitted_round.scores[plan.rows]).unsqueeze(1)
         return longest * scores.to(self.device)

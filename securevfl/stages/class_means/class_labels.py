@@ -24,7 +24,8 @@ from securevfl.stages.class_means.policy import encoder_of, labels_released
 _RETURNED: Final = "returned.pt"
 
 _ALIKE: Final = 40
-"""Fewest rows that a label is ranked among; 20 to 80 did as well (notebook/class-means.md)."""
+"""Fewest rows that a label is ranked among; 20 to 80 did as well
+(research/class_means/README.md)."""
 
 LabelNoise = Callable[[SumFormat], Int64[np.ndarray, "bins numbers"]]
 """Returns the noise that hides labels in a secondary's class sums, fresh each time."""

@@ -62,7 +62,7 @@ class ClassMeansPolicy(StagePolicy):
 
     def applies(self, config: FederationConfig) -> bool:
         """Return whether encoders are class means."""
-        return config.encoder is not None and config.encoder.method == "class-means"
+        return config.encoder_reads_labels
 
     def require(self, config: FederationConfig) -> None:
         """Refuse class means where the bound on what a record does to class sums would not hold.

@@ -16,8 +16,8 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.rounds.cut import CutLayer, with_iso_noise
 from securevfl.ledger.ledger import Ledger
-from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
+from securevfl.models.pretraining import PretrainingSettings
 from securevfl.mpc.codec import RingFormat, quantise, to_float
 
 # What torch's batch norms call their running statistics.

@@ -19,13 +19,14 @@ from helpers.fuzzing.target import Broken, Target
 
 from securevfl.config.reading import parse_federation, read_federation
 from securevfl.core.errors import SecureVflError
-from securevfl.data.sources.settings import read_source
+from securevfl.data.sources.source_files import read_source
 from securevfl.data.tables import KeyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.chain import Chain, ChainedFile, read_chain
 from securevfl.ledger.countersigning import require_signed
-from securevfl.ledger.ledger import Ledger, lines_of_run, summary_of
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import lines_of_run, summary_of
 from securevfl.ledger.record_counts import FILE as RECORDS
 from securevfl.ledger.record_counts import RecordCounts
 

@@ -27,7 +27,7 @@ from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 from securevfl.ledger.book import Limit
 from securevfl.ledger.chain import ChainedFile
-from securevfl.ledger.ledger import ledger_of_table, set_limit, summary_of
+from securevfl.ledger.ledger_file import ledger_of_table, set_limit, summary_of
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

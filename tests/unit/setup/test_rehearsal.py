@@ -181,7 +181,7 @@ def test_what_is_told_already_is_measured(tmp_path: Path) -> None:
         frame.to_csv(tmp_path / "bank.csv", index=False)
         config = parse_federation(source(), file="test")
         table = read_party(config, config.primary, tmp_path)
-        told.append(set_aside(config, table, seed=0).told)
+        told.append(set_aside(config, table, seed=0).predictable_share)
 
     assert told[0] == pytest.approx(1.0, abs=1e-6)
     assert told[1] < 0.3
