@@ -37,7 +37,7 @@ from securevfl.dp.moments import noised_moments
 from securevfl.dp.noised_counts import cell_counts, noised_ranks, noised_rows
 from securevfl.dp.ring_noise import RingNoise
 from securevfl.dp.sensitivity import gradient_sensitivity
-from securevfl.federation import build, encoder_fitting, link_counts
+from securevfl.federation import build, encoder_fitting, link_counts, released_labels
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.exchanges import Exchange, RoundExchange
@@ -572,6 +572,7 @@ def whole_run(
             (SecondaryRelease, "units", listener.units),
             (class_sums.SumFormat, "by_bins", listener.by_bins),
             (class_labels, "randomised_labels", listener.drawn),
+            (released_labels, "randomised_labels", listener.drawn),
             (assist_labels, "randomised_labels", listener.drawn),
             (assist_labels, "noised_labels", listener.drawn),
             (RoundExchange, "average", listener.released),
