@@ -26,9 +26,9 @@ from securevfl.federation.session.attendance import (
     absences_in_words,
 )
 from securevfl.federation.session.handshake import own_epoch, require_own_run
-from securevfl.federation.session.membership import PRESENCE, least_secondaries, require_active
+from securevfl.federation.session.membership import least_secondaries, require_active
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
-from securevfl.federation.state_folder import StateFolder
+from securevfl.federation.state_folder import PRESENCE, StateFolder
 from securevfl.models.tasks import TaskHead
 
 NAMES = {1: "bank-1", 2: "bank-2", 3: "bank-3"}
