@@ -9,21 +9,15 @@ from typing import Any, Final
 
 from securevfl.core import files
 from securevfl.core.progress import Observer
-from securevfl.lab.comparison import (
-    Comparison,
-    adaptations,
-    compare_methods,
-    summary,
-    write_comparison,
-)
+from securevfl.lab.comparison import Comparison, adaptations, compare_methods
+from securevfl.lab.comparison_table import summary, write_comparison
 from securevfl.lab.links_alone import LinkStudy, study_links
 from securevfl.lab.one_run import LeftOut
-from securevfl.lab.search import search as search_settings
 from securevfl.lab.study import StudyOptions
 from securevfl.lab.sweep import Sweep, train_grid
 from securevfl.lab.sweep_settings import setting_of
-from securevfl.lab.sweep_table import search_summary, write_search, write_sweep
 from securevfl.lab.sweep_table import summary as grid_summary
+from securevfl.lab.sweep_table import write_sweep
 from securevfl.runtime.run_options import FederationSource, resolve_federation
 
 _DEFAULTS: Final = StudyOptions()
@@ -162,7 +156,6 @@ def sweep(
     federation: FederationSource,
     settings: Mapping[str, str | Sequence[Any]],
     *,
-    search: int | None = None,
     out: Path | None = None,
     metric: str | None = None,
     device: str = "cpu",
@@ -175,9 +168,7 @@ def sweep(
         federation: The path of a federation file, or what :func:`securevfl.read_federation`
             returned.
         settings: Values by ``table.field``, or by ``seed``: a list, or a text such as
-            ``"1,10,50"``, ``"0..4"``, and for a search ``"16..256"`` or ``"log:1e-4..1e-1"``.
-        search: None trains every combination; a number lets Optuna choose so many of them, by
-            validation rows alone.
+            ``"1,10,50"`` or ``"0..4"``.
         out: Folder that gets the table and a folder a run, and where a sweep that was cut off goes
             on; default: a temporary one that is removed.
         metric: Which of the task's metrics settings are compared by. Default: the one that training
@@ -189,9 +180,7 @@ def sweep(
             one after another in this process.
 
     Returns:
-        What ``sweep.json`` holds, or ``search.json``; see
-        :func:`securevfl.lab.sweep_table.summary` and
-        :func:`securevfl.lab.sweep_table.search_summary`.
+        Contents of ``sweep.json``; see :func:`securevfl.lab.sweep_table.summary`.
 
     Raises:
         ConfigError: If a setting is impossible, or ``out`` holds runs of other settings.
@@ -208,36 +197,29 @@ def sweep(
         asked = Sweep(
             config=config, tried=tried, data_root=root, folder=folder, device=device, metric=metric
         )
-        figures = sweep_and_write(asked, options, trials=search)
+        figures = sweep_and_write(asked, options)
         if out is None:
             del figures["folder"]
         return figures
 
 
-def sweep_and_write(asked: Sweep, options: StudyOptions, *, trials: int | None) -> dict[str, Any]:
-    """Train what is asked, and write ``sweep.json``, ``.csv`` and ``.md``, or ``search``'s.
+def sweep_and_write(sweep: Sweep, options: StudyOptions) -> dict[str, Any]:
+    """Train a sweep, and write ``sweep.json``, ``.csv`` and ``.md``.
 
     Args:
-        asked: What is tried, and where.
-        options: How runs are trained and reported.
-        trials: None trains every combination; a number searches with so many trials.
+        sweep: The settings to try, and the folder.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
-        What the JSON file holds.
+        Contents of ``sweep.json``.
 
     Raises:
-        SecureVflError: As :func:`sweep`.
+        SecureVflError: As :func:`securevfl.lab.sweep.train_grid`.
     """
-    if trials is None:
-        results, out = train_grid(asked, options)
-        figures = grid_summary(asked, results, left_out=out)
-        figures["folder"] = str(asked.folder)
-        write_sweep(asked.folder, figures, results)
-        return figures
-    search = search_settings(asked, options, trials=trials)
-    figures = search_summary(asked, search)
-    figures["folder"] = str(asked.folder)
-    write_search(asked.folder, figures, search)
+    results, failed = train_grid(sweep, options)
+    figures = grid_summary(sweep, results, left_out=failed)
+    figures["folder"] = str(sweep.folder)
+    write_sweep(sweep.folder, figures, results)
     return figures
 
 

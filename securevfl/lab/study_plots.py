@@ -1,13 +1,12 @@
-"""Plots of experiments: comparisons, sweeps, searches, similarities and advice."""
+"""Plots of experiments: comparisons, sweeps, similarities and advice."""
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, by_count, new_axes, svg
+from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, new_axes, svg
 
 _LOG_FROM: Final = 20
 """Least ratio of a setting's values from which its axis is logarithmic."""
@@ -88,26 +87,6 @@ def sweep_plot(figures: Mapping[str, Any]) -> str:
         axes.set_xscale("log")
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
-    axes.legend(fontsize=8, frameon=False)
-    return svg(figure)
-
-
-def search_plot(figures: Mapping[str, Any]) -> str:
-    """Return a search's validation metric, a dot a trial, and the best so far as a line.
-
-    Args:
-        figures: What ``search.json`` holds.
-    """
-    metric = figures["metric"]
-    figure, axes = new_axes(f"{figures['federation']}: validation {metric}", "trial", metric)
-    trials = [trial for trial in figures["trials"] if trial["validation"] is not None]
-    numbers = [trial["number"] for trial in trials]
-    values = [trial["validation"] for trial in trials]
-    choose = max if figures["higher_is_better"] else min
-    best = list(itertools.accumulate(values, choose))
-    axes.plot(numbers, values, "o", color=ORANGE, alpha=0.55, markersize=4, label="trial")
-    style = by_count(axes, numbers)
-    axes.step(numbers, best, where="post", color=BLUE, label="best so far", **style)
     axes.legend(fontsize=8, frameon=False)
     return svg(figure)
 

@@ -1,4 +1,4 @@
-"""A property of a whole table: the means of a secondary's columns, from averages and a few rows."""
+"""Means of a secondary's columns, from averages and a few known rows."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -11,48 +11,34 @@ from securevfl.lab.attacks.evidence import Evidence, PartyView
 from securevfl.lab.attacks.reconstruction import decoder, varying
 
 _KNOWN: Final = 60
-"""Rows whose columns the attacker knows."""
+"""Number of rows whose columns the attacker knows."""
 
 _LEAST_ROWS: Final = 200
 
 
-class ColumnMeans:
-    """What is decoded of all rows, corrected by how far off it is on known ones.
+def _column_means(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
+    """Yield, for each secondary, the reduction of the known rows' squared error.
 
-    A mean over few known rows is off by how these differ from others. What averages say of all rows
-    makes up for it, as a survey does with what is known of those who were not asked.
+    The floor is the same from the primary's own columns.
     """
-
-    name = "column-means"
-    aim: attack.Aim = "columns"
-
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        return attack.needs_links(evidence)
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
-        """Yield, for each secondary, how much of the known rows' squared error is taken away.
-
-        The floor is the same from the primary's own columns.
-        """
-        assert evidence.primary is not None, "asked before"
-        rows, averages = evidence.last_averages
-        own = evidence.primary.array("features").astype(np.float64)
-        for view in evidence.with_links:
-            there = np.flatnonzero(evidence.linked_rows(view)[rows])
-            targets = varying(evidence.own_columns(view)[rows[there]])
-            if len(there) < _LEAST_ROWS or not targets.shape[1]:
-                continue
-            own_inputs = own[rows[there]]
-            yield _finding(
-                self.name,
-                evidence,
-                view,
-                _errors(np.hstack([averages[there], own_inputs]), targets, seeds=seeds),
-                _errors(own_inputs, targets, seeds=seeds),
-                rows=len(there),
-                seeds=seeds,
-            )
+    rows, averages = evidence.last_averages
+    attack.require_links(evidence)
+    own = evidence.primary.array("features").astype(np.float64)
+    for view in evidence.with_links:
+        there = np.flatnonzero(evidence.linked_rows(view)[rows])
+        targets = varying(evidence.own_columns(view)[rows[there]])
+        if len(there) < _LEAST_ROWS or not targets.shape[1]:
+            continue
+        own_inputs = own[rows[there]]
+        yield _leak(
+            COLUMN_MEANS.name,
+            evidence,
+            view,
+            _errors(np.hstack([averages[there], own_inputs]), targets, seeds=seeds),
+            _errors(own_inputs, targets, seeds=seeds),
+            rows=len(there),
+            seeds=seeds,
+        )
 
 
 def _errors(
@@ -75,7 +61,7 @@ def _errors(
     return errors
 
 
-def _finding(
+def _leak(
     name: str,
     evidence: Evidence,
     view: PartyView,
@@ -104,3 +90,11 @@ def _finding(
         known=f"the secondary's columns of {_KNOWN} rows",
         seeds=seeds,
     )
+
+
+COLUMN_MEANS = attack.Attack("column-means", "columns", _column_means)
+"""Attack on means: decoded values of all rows, corrected by their error on known rows.
+
+A mean over few known rows differs from that of all rows. What averages say of all rows corrects it,
+as a survey's estimate is corrected by what is known of everyone.
+"""

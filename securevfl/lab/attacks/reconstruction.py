@@ -1,4 +1,4 @@
-"""A secondary's columns from what the primary receives: a decoder trained on known rows.
+"""A secondary's columns from the averages that the primary receives, by a decoder of known rows.
 
 References:
     [LWX21] Luo et al., Feature Inference Attack on Model Predictions in Vertical Federated
@@ -27,34 +27,24 @@ _MOST_ROWS: Final = 5000
 _ALPHAS: Final = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
-class Reconstruction:
-    """Columns of a row's records, decoded from its average and from the primary's own columns."""
+def _reconstruction(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
+    """Yield, for each secondary, the share of its columns' variance that is explained.
 
-    name = "reconstruction"
-    aim: attack.Aim = "columns"
-
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        return attack.needs_links(evidence)
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
-        """Yield, for each secondary, the share of its columns' variance that is explained.
-
-        The floor is the same decoder of the primary's own columns; the ceiling has averages without
-        noise.
-        """
-        assert evidence.primary is not None, "asked before"
-        rows, averages = evidence.last_averages
-        own = evidence.primary.array("features").astype(np.float64)
-        clear = evidence.without_noise(rows) if evidence.knows_terms else None
-        for view in evidence.with_links:
-            there = np.flatnonzero(evidence.linked_rows(view)[rows])
-            there = np.random.default_rng(0).permutation(there)[:_MOST_ROWS]
-            targets = varying(evidence.own_columns(view)[rows[there]])
-            inputs = {"own": own[rows[there]], "seen": averages[there]}
-            if clear is not None and evidence.noise_deviation:
-                inputs["clear"] = clear[there]
-            yield from _decoding_leaks(evidence, view, inputs, targets, seeds=seeds)
+    The floor is the same decoder of the primary's own columns; the ceiling has averages without
+    noise.
+    """
+    rows, averages = evidence.last_averages
+    attack.require_links(evidence)
+    own = evidence.primary.array("features").astype(np.float64)
+    clear = evidence.without_noise(rows) if evidence.knows_terms else None
+    for view in evidence.with_links:
+        there = np.flatnonzero(evidence.linked_rows(view)[rows])
+        there = np.random.default_rng(0).permutation(there)[:_MOST_ROWS]
+        targets = varying(evidence.own_columns(view)[rows[there]])
+        inputs = {"own": own[rows[there]], "seen": averages[there]}
+        if clear is not None and evidence.noise_deviation:
+            inputs["clear"] = clear[there]
+        yield from _decoding_leaks(evidence, view, inputs, targets, seeds=seeds)
 
 
 def _decoding_leaks(
@@ -75,28 +65,28 @@ def _decoding_leaks(
         taught, left = order[:known], order[known:]
         spreads.append(((targets[left] - targets[taught].mean(axis=0)) ** 2).sum(axis=1))
         for name, numbers in inputs.items():
-            # Whoever has averages has its own columns too.
+            # A primary that has averages also has its own columns.
             whole = numbers if name == "own" else np.hstack([numbers, inputs["own"]])
             guess = decoder(whole, targets, taught)(left)
             errors[name].append(((targets[left] - guess) ** 2).sum(axis=1))
 
-    found = {
+    shares = {
         name: float(np.mean([*map(attack.explained_share, of_seeds, spreads)]))
         for name, of_seeds in errors.items()
     }
-    ends = [*map(attack.explained_between, errors["seen"], spreads)]
+    ends = [*map(attack.explained_interval, errors["seen"], spreads)]
     low, high = np.mean(ends, axis=0)
     yield attack.Leak(
-        attack=Reconstruction.name,
+        attack=RECONSTRUCTION.name,
         attacker=evidence.config.primary.name,
         about=view.name,
         channel="aggregates",
         measure="R2; share of the columns' variance that is explained",
-        value=found["seen"],
+        value=shares["seen"],
         interval=(float(low), float(high)),
-        floor=max(found["own"], 0.0),
+        floor=max(shares["own"], 0.0),
         floor_is="the same decoder of its own columns",
-        ceiling=found.get("clear"),
+        ceiling=shares.get("clear"),
         rows=len(spreads[0]),
         known=f"the secondary's columns of {known} rows",
         seeds=seeds,
@@ -130,3 +120,7 @@ def decoder(
     ]
     best = candidates[int(np.argmin(errors))].fit(known, wanted)
     return lambda asked: best.predict(scaler.transform(inputs[asked])).reshape(len(asked), -1)
+
+
+RECONSTRUCTION = attack.Attack("reconstruction", "columns", _reconstruction)
+"""Attack on columns of a row's records, by its average and the primary's own columns."""

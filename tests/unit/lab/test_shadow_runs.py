@@ -17,20 +17,20 @@ from securevfl.federation.run_plan import run_facts
 from securevfl.lab.attacks import attack, shadow_runs
 from securevfl.lab.attacks.evidence import Evidence
 from securevfl.lab.attacks.run_audit import audit_run, chosen
-from securevfl.lab.attacks.shadow_runs import Seen, Shadows, true_positive_rate
+from securevfl.lab.attacks.shadow_runs import ShadowAnswers, Shadows, true_positive_rate
 from securevfl.lab.commands import app
 from securevfl.runtime import simulation
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 
 
-def seen(shift: float, *, runs: int = 16, rows: int = 400) -> Seen:
+def seen(shift: float, *, runs: int = 16, rows: int = 400) -> ShadowAnswers:
     """Return confidences that members have so many deviations more of than others."""
     random = np.random.default_rng(0)
     members = random.integers(0, 2, size=(runs, rows))
     # Rows are as hard as they are: without the other runs, that hides who is a member.
     hard = 5 * random.normal(size=rows)
-    return Seen(
+    return ShadowAnswers(
         confidences=hard + shift * members + random.normal(size=(runs, rows)), members=members
     )
 
