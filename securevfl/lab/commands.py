@@ -418,7 +418,7 @@ def contribution(
 
 
 def _print_contribution(measured: dict[str, Any]) -> None:
-    from securevfl.desk.report.page import readings, sampled_in_words
+    from securevfl.desk.report.partner_worth import readings, sampled_in_words
 
     better = "higher" if measured["higher_is_better"] else "lower"
     for reading in readings(measured):
@@ -612,7 +612,7 @@ _RELEASES: Final = {
 
 def _print_audit(report: "AuditReport") -> None:
     """Print every test's statistic, threshold, power and verdict, and then the verdict of all."""
-    from securevfl.lab.audit.audit_statistics import FALSE_FAILURE
+    from securevfl.lab.audit.audit_size import FALSE_FAILURE
 
     console = Console()
     for release, tests in report.tests.items():

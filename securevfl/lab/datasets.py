@@ -22,8 +22,6 @@ from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.tables import Labels, PartyTable
 from securevfl.lab.uneven import by_correlation, by_importance
 
-# Split one table between parties, by the papers' protocols, with the true match kept apart.
-
 
 def split_table(
     X: npt.ArrayLike,
@@ -277,8 +275,6 @@ def _deal(
         )
     return tables
 
-
-# Real tables by name: those that come with scikit-learn, and folders of ``SECUREVFL_DATA``.
 
 _MOST_UNPACKED: Final = 8 * 2**30
 """Bytes of the arrays of a ``NAME.npz``."""

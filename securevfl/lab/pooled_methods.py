@@ -280,13 +280,13 @@ class BoostingResult:
     train: float
     """Like the next two, the metric that training goes by: of the training rows."""
 
-    validation: float | None
-    """None where no rows chose it."""
+    validation: float
+    """NaN if there are no validation rows."""
 
     test: float
 
-    validation_metrics: Metrics | None
-    """All metrics of the task, like the next ones; None where no rows chose it."""
+    validation_metrics: Metrics
+    """All metrics of the task on validation rows; empty if there are none."""
 
     test_metrics: Metrics
 
@@ -363,7 +363,7 @@ def fit_boosting(
             value = head.metric(outputs, true, threshold=cut)
             if head.is_better(value, best):
                 model, best, rounds, threshold = candidate, value, number, cut
-    validated = None
+    validated: Metrics = {}
     if len(validation):
         validated = head.metrics(
             of_round(validation, rounds), known[validation.cpu()], threshold=threshold
@@ -372,7 +372,7 @@ def fit_boosting(
     tested = head.metrics(outputs, known[test.cpu()], threshold=threshold)
     return BoostingResult(
         train=head.metric(of_round(train, rounds), known[train.cpu()], threshold=threshold),
-        validation=None if validated is None else head.headline(validated),
+        validation=head.headline(validated) if validated else math.nan,
         test=head.headline(tested),
         validation_metrics=validated,
         test_metrics=tested,
@@ -589,8 +589,6 @@ def _train_boosting(
         config=settings,
         seed=config.federation.seed,
     )
-    assert fit.validation is not None, "a federation has validation rows"
-    assert fit.validation_metrics is not None, "a federation has validation rows"
     return MethodFigures(
         train=fit.train,
         validation=fit.validation,

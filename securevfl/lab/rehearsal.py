@@ -3,6 +3,7 @@
 A rehearsal protects nobody and needs to: every column of it is the primary's own.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +18,12 @@ from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.columns import Column, features_of_column
+from securevfl.data.schema import TableSchema
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.base import Base, own_inputs
 from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
-
-# The settings that a federation would run by at an epsilon.
 
 Overrides = Mapping[str, Mapping[str, Any]]
 """Settings by table of the federation file; None takes one out."""
@@ -79,8 +79,6 @@ def chosen_settings(config: FederationConfig) -> dict[str, Any]:
     chosen["linkage.choose"] = config.linkage.choose
     return chosen
 
-
-# A rehearsal: some of the primary's own columns play the secondaries, behind the planned noise.
 
 PRETENDED: Final = "pretended"
 """Pretended secondaries are called so, with a number from 1 on."""
@@ -276,14 +274,13 @@ def rehearse(
     ]
     played = []
     for cast, runs in zip(casts, files, strict=True):
-        alone: float | None = None
+        alone = math.nan
         base: Base | None = None
-        for epsilon, rehearsal in runs:
-            result = _simulate(rehearsal, cast, with_alone=alone is None, fitted=base)
-            base, metrics = result.base, result.metrics
+        for number, (epsilon, rehearsal) in enumerate(runs):
             # Alone sees neither partners nor noise: once a seed is enough.
-            alone = metrics["alone_test"] if alone is None else alone
-            assert alone is not None, "it was asked for"
+            result = _simulate(rehearsal, cast, with_alone=number == 0, fitted=base)
+            base, metrics = result.base, result.metrics
+            alone = metrics["alone_test"] if number == 0 else alone
             run_result = Played(
                 seed=cast.seed,
                 epsilon=epsilon,
@@ -324,9 +321,15 @@ def _simulate(
         )
 
 
+def _schema(table: PartyTable) -> TableSchema:
+    """Return the schema of a table that was read from a file."""
+    if table.schema is None:
+        raise DataError(f"table of {table.name!r}: was not read from a file, and has no columns")
+    return table.schema
+
+
 def _features_by_column(table: PartyTable) -> dict[str, tuple[str, ...]]:
-    assert table.schema is not None, "it was read from a file"
-    return {column.name: features_of_column(column) for column in table.schema.columns}
+    return {column.name: features_of_column(column) for column in _schema(table).columns}
 
 
 def _dealt(
@@ -384,12 +387,11 @@ def _ranges(
     columns: Mapping[str, Sequence[str]],
 ) -> tuple[dict[str, tuple[float, float]], tuple[str, ...]]:
     """Return the range of every feature set aside, and the columns that it was taken from."""
-    assert table.schema is not None, "it was read from a file"
     declared = config.primary.bounds
-    known = {} if declared is None else table.schema.feature_bounds(declared)
+    known = {} if declared is None else _schema(table).feature_bounds(declared)
     places = {name: place for place, name in enumerate(table.feature_names)}
     ranges, taken = {}, []
-    for column in table.schema.columns:
+    for column in _schema(table).columns:
         if column.name not in aside:
             continue
         for feature, natural in zip(columns[column.name], _natural(column), strict=True):
@@ -410,8 +412,8 @@ def _natural(column: Column) -> tuple[tuple[float, float] | None, ...]:
 def _with_columns(
     table: PartyTable, chosen: Sequence[str], columns: Mapping[str, Sequence[str]]
 ) -> PartyTable:
-    assert table.schema is not None, "it was read from a file"
-    kept = [column for column in table.schema.columns if column.name in chosen]
+    schema = _schema(table)
+    kept = [column for column in schema.columns if column.name in chosen]
     names = tuple(feature for column in kept for feature in columns[column.name])
     places = [table.feature_names.index(name) for name in names]
     return replace(
@@ -419,12 +421,10 @@ def _with_columns(
         feature_names=names,
         features=table.features[:, places],
         schema=replace(
-            table.schema,
+            schema,
             columns=tuple(kept),
             data_dependent=tuple(
-                dependence
-                for dependence in table.schema.data_dependent
-                if dependence.column in chosen
+                dependence for dependence in schema.data_dependent if dependence.column in chosen
             ),
         ),
     )

@@ -12,8 +12,7 @@ from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.lab.one_run import LeftOut, Recipe, Run, Task, run_digest
 from securevfl.lab.study import Study, StudyOptions
 from securevfl.lab.study_tables import TableStore
-from securevfl.lab.sweep_point import Point, source_of
-from securevfl.lab.sweep_settings import SEED, Setting
+from securevfl.lab.sweep_settings import SEED, Point, Setting, source_of
 from securevfl.models.registry import require_installed
 from securevfl.models.task_metrics import TaskMetric, metrics_of
 from securevfl.runtime.run_options import device_named

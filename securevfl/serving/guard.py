@@ -25,8 +25,6 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.serving.prometheus import ServiceMetrics
 
-# The token that a client shows: from a file or a variable, never from a command line.
-
 VARIABLE: Final = "SECUREVFL_TOKEN"
 FILE: Final = "serve.token"
 
@@ -95,9 +93,6 @@ def _digest(shown: bytes) -> bytes:
     return hashlib.sha256(shown).digest()
 
 
-# Rate of predictions: a bucket that fills with time, and that every predicted row takes from.
-
-
 class Rate:
     """At most so many predictions a second, over all clients.
 
@@ -142,8 +137,6 @@ class Rate:
         self._allowed -= rows
         return 0.0
 
-
-# Guard before the application: token, size and time of a body; and the log of requests.
 
 PREDICT: Final = "/predict"
 OPEN: Final = frozenset({"/health", "/ready"})

@@ -11,7 +11,7 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.core.progress import Observer, ProgressEvent, unheard
 from securevfl.data.tables import KeyTable
-from securevfl.lab.audit.audit_class_means import Wires as Unheard
+from securevfl.lab.audit.thread_lines import Wires as Unheard
 from securevfl.linkage.protections.protection import DataParty, LinkageHelper, Take, take_nothing
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache

@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-# What all plots of a report share: inline SVG, without a file, script or font from elsewhere.
-
 SIZE: Final = (6.4, 2.9)
 """Inches of most plots."""
 
@@ -88,8 +86,6 @@ def title_axes(axes: Axes, title: str, x: str, y: str) -> Axes:
     axes.grid(alpha=0.25)
     return axes
 
-
-# The report's plots, as inline SVG: no file, no script, no font from elsewhere.
 
 # Larger tables of mistakes are colours alone.
 _NUMBERED_CLASSES = 12

@@ -24,8 +24,6 @@ from securevfl.ledger.book import LedgerBook, Session, epsilon_of_sessions
 from securevfl.ledger.ledger import LedgerFile
 from securevfl.runtime.run_folder import OWN_FACTS, own_folders, read_figures
 
-# Templates of all pages: one look, everything that is filled in escaped.
-
 TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -35,8 +33,6 @@ TEMPLATES: Final = jinja2.Environment(
 
 TEMPLATES.filters["written"] = format_figure
 
-
-# A secondary's own page: what left its table, what that cost, and what is left to spend.
 
 PAGE: Final = "report.html"
 

@@ -22,8 +22,6 @@ from securevfl.ledger.ledger import recompute_figures, until_end
 from securevfl.ledger.record_counts import FILE
 from securevfl.runtime.party import read_identities
 
-# Check a run folder: ledgers, what parties signed of one another's, and the figures they give.
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:

@@ -27,7 +27,7 @@ from securevfl.data.sources.settings import (
 from securevfl.data.sources.text_files import is_text_table, with_dates
 from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
 from securevfl.data.tables import KeyTable
-from securevfl.desk.setup import estimates, proposed_columns
+from securevfl.desk.setup import estimates, proposed_columns, spellings
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
 from securevfl.dp.statement import bounded_statement
 from securevfl.linkage.stage.party_keys import read_keys
@@ -437,7 +437,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
         return replace(proposal, doubts=proposal.keys.doubts)
     spec, there = link_spec(config), [other for other in others if other]
     better = [
-        spelling for own in there if (spelling := estimates.better_spelling(spec.keys, first, own))
+        spelling for own in there if (spelling := spellings.better_spelling(spec.keys, first, own))
     ]
     if better:
         settings = {name: value for spelling in better for name, value in spelling.settings.items()}

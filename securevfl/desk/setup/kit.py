@@ -174,11 +174,9 @@ def with_identities(text: str, identities: Mapping[str, str], *, file: str) -> s
             continue
         # A list that begins a line also ends a block; its party's name stands before it.
         named = re.search(r"(?m)^[ \t]*name[ \t]*=.*$", block)
-        name = tomllib.loads(named[0])["name"] if named else None
-        if name in rest:
+        if named and (name := tomllib.loads(named[0])["name"]) in rest:
             line = f'identity = "{rest.pop(name)}"'
             kept, replaced = re.subn(r"(?m)^[ \t]*identity[ \t]*=.*$", line, block, count=1)
-            assert named is not None
             end = named.end()
             heads[number] = kept if replaced else f"{block[:end]}\n{line}{block[end:]}"
     if rest:

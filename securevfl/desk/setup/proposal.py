@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from securevfl.data.scaling import MAX_CATEGORIES
 from securevfl.desk.setup.estimates import LIMITS, RowsServed
 from securevfl.desk.setup.proposed_columns import Bounds, Column, Table, no_such_column
 from securevfl.desk.setup.proposed_keys import KeyProposal, propose_keys
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST_CLASSES: Final = 20
 _TAKEN: Final = "taken from the records"
@@ -250,12 +253,11 @@ def _without_column(tables: Sequence[Table], label: str, special: Sequence[str])
 
 
 def _task_of(label: Column) -> tuple[Task, str]:
-    if label.inferred is None:
+    if label.inferred is None or label.values is None:
         if label.kind == "boolean":
             return "binary", "the label is true or false"
         task: Task = "multiclass" if label.kind == "words" else "regression"
         return task, f"the label holds {label.kind}, by the column list"
-    assert label.values is not None, "found in them"
     if label.inferred.kind in (None, "date") or label.inferred.problem:
         raise ConfigError(
             f"--label {label.name}: {label.inferred.problem or 'holds dates'}; a label is a "
@@ -363,34 +365,32 @@ def _declare_use(column: Column, wishes: Wishes) -> ColumnUse:
         return feature("")
     if wishes.bounds_from_data and column.values is not None:
         if column.kind == "words":
-            return feature(_TAKEN, words=frequent_words(column))
-        return feature(_TAKEN, bounds=rounded_range(column))
+            return feature(_TAKEN, words=frequent_words(column.values))
+        return feature(_TAKEN, bounds=rounded_range(column, column.values))
     return feature("not declared")
 
 
-def frequent_words(column: Column) -> tuple[str, ...]:
-    """Return the words that stand in at least ten rows, and "other" for all further ones."""
-    assert column.values is not None, "of a table that is here"
-    places, texts = texts_of(column.values)
+def frequent_words(values: "pd.Series[Any]") -> tuple[str, ...]:
+    """Return the words of at least ten rows, and "other" for all others."""
+    places, texts = texts_of(values)
     counts = np.bincount(places[places >= 0], minlength=len(texts))
     common = sorted(text for text, count in zip(texts, counts, strict=True) if count >= _FEW)
     return (*(word for word in common if word != _OTHER), _OTHER)
 
 
-def rounded_range(column: Column) -> Bounds:
+def rounded_range(column: Column, values: "pd.Series[Any]") -> Bounds:
     """Return the range of nearly all of a column's values, rounded outwards.
 
     One value in a hundred lies outside at either end, and five at least; where nothing is left
     between these, the extremes are the ends. They are rounded to one digit of their distance; of
     dates, to whole years.
     """
-    assert column.values is not None, "of a table that is here"
     if column.kind == "date":
-        dates = dates_of(column.values)
+        dates = dates_of(values)
         years = dates[~np.isnat(dates)].astype("datetime64[Y]").astype(np.int64) + 1970
         first, last = _inner(np.sort(years))
         return f"{first:04.0f}-01-01", f"{last:04.0f}-12-31"
-    numbers = amounts_of(column.values, "" if column.inferred is None else column.inferred.sign)
+    numbers = amounts_of(values, "" if column.inferred is None else column.inferred.sign)
     low, high = _inner(np.sort(numbers[np.isfinite(numbers)]))
     step = 10.0 ** math.floor(math.log10(high - low))
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step

@@ -156,16 +156,13 @@ def _is_time(name: str, by: Mapping[str, Column]) -> bool:
 
 def _agreement(tables: Sequence[Table], by: Mapping[str, Column]) -> float | None:
     """Return the least share of the smaller table's ids that the other one has too."""
-    if any(column.values is None for column in by.values()):
+    values = [by[table.name].values for table in tables]
+    different = [frozenset(texts_of(own)[1]) for own in values if own is not None]
+    if len(different) < len(tables):
         return None
-    primary, *others = (_different(by[table.name]) for table in tables)
+    primary, *others = different
     shares = [len(primary & other) / max(1, min(len(primary), len(other))) for other in others]
     return min(shares)
-
-
-def _different(column: Column) -> frozenset[str]:
-    assert column.values is not None, "asked before"
-    return frozenset(texts_of(column.values)[1])
 
 
 def _columns(

@@ -17,13 +17,12 @@ from scipy import stats
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.lab.attacks import attack
 from securevfl.lab.attacks.evidence import Evidence, UnavailableError
+from securevfl.lab.audit.audit_size import FALSE_FAILURE, variance_bounds
 from securevfl.lab.audit.audit_statistics import (
-    FALSE_FAILURE,
     coordinate_correlation,
     distinguishability,
     round_correlation,
     row_correlation,
-    variance_bounds,
 )
 
 _SMALLEST_MU: Final = 1e-3

@@ -1,4 +1,4 @@
-"""A secondary's columns from the averages that the primary receives, by a decoder of known rows.
+"""Columns of a secondary and their means, from the averages that the primary receives.
 
 References:
     [LWX21] Luo et al., Feature Inference Attack on Model Predictions in Vertical Federated
@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from securevfl.lab.attacks import attack
 from securevfl.lab.attacks.evidence import Evidence, PartyView
 
-_KNOWN: Final = 0.2
+_KNOWN_SHARE: Final = 0.2
 """Share of the linked rows whose columns the attacker knows."""
 
 _LEAST_KNOWN: Final = 20
@@ -57,7 +57,7 @@ def _decoding_leaks(
 ) -> Iterator[attack.Leak]:
     errors: dict[str, list[Float64[np.ndarray, " left"]]] = {name: [] for name in inputs}
     spreads = []
-    known = min(_MOST_KNOWN, int(_KNOWN * len(targets)))
+    known = min(_MOST_KNOWN, int(_KNOWN_SHARE * len(targets)))
     if known < _LEAST_KNOWN or not targets.shape[1]:
         return
     for seed in range(seeds):
@@ -124,3 +124,93 @@ def decoder(
 
 RECONSTRUCTION = attack.Attack("reconstruction", "columns", _reconstruction)
 """Attack on columns of a row's records, by its average and the primary's own columns."""
+
+
+_KNOWN_ROWS: Final = 60
+"""Number of rows whose columns the attacker knows."""
+
+_LEAST_ROWS: Final = 200
+
+
+def _column_means(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
+    """Yield, for each secondary, the reduction of the known rows' squared error.
+
+    The floor is the same from the primary's own columns.
+    """
+    rows, averages = evidence.last_averages
+    attack.require_links(evidence)
+    own = evidence.primary.array("features").astype(np.float64)
+    for view in evidence.with_links:
+        there = np.flatnonzero(evidence.linked_rows(view)[rows])
+        targets = varying(evidence.own_columns(view)[rows[there]])
+        if len(there) < _LEAST_ROWS or not targets.shape[1]:
+            continue
+        own_inputs = own[rows[there]]
+        yield _mean_leak(
+            COLUMN_MEANS.name,
+            evidence,
+            view,
+            _mean_errors(np.hstack([averages[there], own_inputs]), targets, seeds=seeds),
+            _mean_errors(own_inputs, targets, seeds=seeds),
+            rows=len(there),
+            seeds=seeds,
+        )
+
+
+def _mean_errors(
+    inputs: Float64[np.ndarray, "rows numbers"],
+    targets: Float64[np.ndarray, "rows columns"],
+    *,
+    seeds: int,
+) -> Float64[np.ndarray, "two columns"]:
+    """Return the squared errors of each column's mean: of the guess, and of the known rows' mean.
+
+    Several sets of known rows stand for each seed: one mean says little.
+    """
+    errors = np.zeros((2, targets.shape[1]))
+    for seed in range(4 * seeds):
+        known = np.random.default_rng(seed).permutation(len(targets))[:_KNOWN_ROWS]
+        guess = decoder(inputs, targets, known)(np.arange(len(targets)))
+        corrected = guess.mean(axis=0) + (targets[known] - guess[known]).mean(axis=0)
+        right = targets.mean(axis=0)
+        errors += [(corrected - right) ** 2, (targets[known].mean(axis=0) - right) ** 2]
+    return errors
+
+
+def _mean_leak(
+    name: str,
+    evidence: Evidence,
+    view: PartyView,
+    seen: Float64[np.ndarray, "two columns"],
+    own: Float64[np.ndarray, "two columns"],
+    *,
+    rows: int,
+    seeds: int,
+) -> attack.Leak:
+    def error_saving(errors: Float64[np.ndarray, "two columns"]) -> float:
+        return float(1 - errors[0].sum() / errors[1].sum())
+
+    return attack.Leak(
+        attack=name,
+        attacker=evidence.config.primary.name,
+        about=view.name,
+        channel="aggregates",
+        measure="share of the squared error of known rows' means that is taken away; over columns",
+        value=error_saving(seen),
+        interval=attack.bootstrap_interval(
+            lambda chosen: error_saving(seen[:, chosen]), seen.shape[1]
+        ),
+        floor=max(error_saving(own), 0.0),
+        floor_is="the same from its own columns",
+        rows=rows,
+        known=f"the secondary's columns of {_KNOWN_ROWS} rows",
+        seeds=seeds,
+    )
+
+
+COLUMN_MEANS = attack.Attack("column-means", "columns", _column_means)
+"""Attack on means: decoded values of all rows, corrected by their error on known rows.
+
+A mean over few known rows differs from that of all rows. What averages say of all rows corrects it,
+as a survey's estimate is corrected by what is known of everyone.
+"""

@@ -20,8 +20,7 @@ from securevfl.lab.attacks import (
 )
 from securevfl.lab.attacks.evidence import Evidence, UnavailableError
 from securevfl.lab.attacks.presence import LINKED_OR_NOT
-from securevfl.lab.attacks.properties import COLUMN_MEANS
-from securevfl.lab.attacks.reconstruction import RECONSTRUCTION
+from securevfl.lab.attacks.reconstruction import COLUMN_MEANS, RECONSTRUCTION
 from securevfl.lab.attacks.shadow_runs import Shadows, shadow_attack
 from securevfl.lab.attacks.trilateration import TRILATERATION
 from securevfl.runtime.run_folder import AUDIT, MEASURED_FORMAT

@@ -13,25 +13,20 @@ view of the sums is that of somebody who knows its own.
 
 import math
 import tempfile
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from queue import Empty, Queue
 from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
-from scipy import stats
+from jaxtyping import Float64, Int64
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import stream
-from securevfl.core.errors import ProtocolError
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
@@ -40,18 +35,17 @@ from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import ClassMeansFitting, FittedBottom
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.lab.audit.audit_size import worlds_needed
 from securevfl.lab.audit.audit_statistics import (
     AuditTest,
-    correlation_power,
-    counting_power,
-    distinguishability,
-    error_bound,
-    round_correlation,
-    variance_bounds,
-    worlds_needed,
+    SumsSeen,
+    drawn_tests,
+    labels_needed,
+    sums_tests,
 )
 from securevfl.lab.audit.audit_worlds import table_at
 from securevfl.lab.audit.settings import DELTA, Audited, AuditSettings
+from securevfl.lab.audit.thread_lines import Wires, run_lives
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
@@ -63,236 +57,6 @@ from securevfl.stages.class_means.class_means_stage import (
     ClassMeansSecondary,
     deal_class_sums,
 )
-from securevfl.transport.message import Message, MessageKind
-
-# Are class sums noised, and labels drawn, as promised? Tests on what each side gets to see.
-
-# Sums that are compared with one another.
-_COMPARED: Final = 8
-# Chance of either count of labels to be beyond what the power is stated for.
-_UNLIKELY: Final = 1e-4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SumsSeen:
-    """What one side saw of class sums."""
-
-    noise: float
-    """Deviation that is promised, over the change that is to be hidden; in [0.25, 8]."""
-
-    residual: Float[np.ndarray, "sums bins numbers"]
-    """Sums minus what they would be without noise, over the same change."""
-
-    scores: Float[np.ndarray, "sums changes"]
-    """Score of every change that may have been made: 0 on average if it was not, 1 if it was."""
-
-    made: Bool[np.ndarray, " changes"]
-    """True for each change that was made."""
-
-
-def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
-    """Test the noise of class sums, and how well one changed record is detected.
-
-    Args:
-        seen: By one side.
-        what: ``record`` or ``label``; names the tests.
-    """
-    noise = seen.residual / seen.noise
-    count = noise.size
-    low, _ = variance_bounds(count)
-    compared = noise[:_COMPARED]
-    pairs, lines = compared[0].size, compared.shape[1]
-    tests = len(compared) * (len(compared) - 1) // 2 * (2 * lines - 1)
-    scores = [seen.scores[:, seen.made == made] for made in (False, True)]
-    trials = min(world_scores.size for world_scores in scores)
-    return [
-        AuditTest(
-            name=f"{what}_noise_not_too_small",
-            statistic=float(np.mean(noise**2)),
-            threshold=low,
-            passes_if="at least",
-            power=float(stats.chi2.cdf(4 * low * count, count)),
-            against=f"half the noise on what a {what} changes",
-        ),
-        AuditTest(
-            name=f"{what}s_not_too_distinguishable",
-            statistic=distinguishability(*scores),
-            threshold=1 / seen.noise,
-            passes_if="at most",
-            power=counting_power(seen.noise, trials),
-            against=f"half the noise on what a {what} changes",
-        ),
-        AuditTest(
-            name=f"{what}_sums_have_own_noise",
-            statistic=round_correlation(compared),
-            threshold=1.0,
-            passes_if="at most",
-            power=correlation_power(pairs, shared=pairs, parties=1, tests=tests),
-            against="one sum's noise is added to the next one again",
-        ),
-    ]
-
-
-def labels_needed(epsilon: float, *, classes: int) -> int:
-    """Return how many rows of each of two labels catch twice the epsilon nearly surely.
-
-    Args:
-        epsilon: Of one label, that randomised response promises.
-        classes: K.
-    """
-    rows = 64
-    while not _caught(epsilon, classes, rows):
-        rows *= 2
-    return rows
-
-
-def drawn_tests(
-    first: Int64[np.ndarray, " rows"],
-    second: Int64[np.ndarray, " rows"],
-    again: Int64[np.ndarray, " both"],
-    *,
-    epsilon: float,
-    classes: int,
-) -> list[AuditTest]:
-    """Test labels by randomised response.
-
-    Args:
-        first: What rows of class 0 were drawn as.
-        second: What as many rows of class 1 were drawn as.
-        again: What the run tells of both when it is resumed, class 0 first.
-        epsilon: That is promised.
-        classes: K.
-    """
-    rows = len(first)
-    lower = 1 - float(error_bound(int((first != 0).sum()), rows))
-    upper = float(error_bound(int((second == 0).sum()), rows))
-    agree = _kept_probability(epsilon, classes) ** 2 + (
-        1 - _kept_probability(epsilon, classes)
-    ) ** 2 / (classes - 1)
-    return [
-        AuditTest(
-            name="drawn_not_too_distinguishable",
-            statistic=max(0.0, math.log(max(lower, 1e-300) / upper)),
-            threshold=epsilon,
-            passes_if="at most",
-            power=1 - 2 * _UNLIKELY if _caught(epsilon, classes, rows) else 0.0,
-            against="labels are kept as often as twice their epsilon allows",
-        ),
-        AuditTest(
-            name="drawn_told_again_alike",
-            statistic=float((np.concatenate([first, second]) != again).sum()),
-            threshold=0.0,
-            passes_if="at most",
-            power=1 - agree ** (2 * rows),
-            against="labels are drawn again when a run is resumed",
-        ),
-    ]
-
-
-def _kept_probability(epsilon: float, classes: int) -> float:
-    return 1 / (1 + (classes - 1) * math.exp(-epsilon))
-
-
-def _caught(epsilon: float, classes: int, rows: int) -> bool:
-    """Whether so many rows catch twice the epsilon, but in a share of 2 _UNLIKELY of audits."""
-    kept = _kept_probability(2 * epsilon, classes)
-    turned = int(stats.binom.isf(_UNLIKELY, rows, 1 - kept))
-    taken = int(stats.binom.isf(_UNLIKELY, rows, (1 - kept) / (classes - 1)))
-    lower, upper = 1 - float(error_bound(turned, rows)), float(error_bound(taken, rows))
-    return lower > upper * math.exp(epsilon)
-
-
-# Lines between parties that are threads of one process: messages without a network.
-
-
-class Wires:
-    """All messages on their way, by sender and receiver."""
-
-    def __init__(self, deadline_s: float) -> None:
-        """Make them.
-
-        Args:
-            deadline_s: Seconds that a party waits for a message.
-        """
-        self.deadline_s = deadline_s
-        self._queues: dict[tuple[str, str], Queue[Message]] = defaultdict(Queue)
-        self._lock = threading.Lock()
-
-    def queue(self, sender: str, receiver: str) -> Queue[Message]:
-        """Return one line; two threads that use it first at the same time get the same one."""
-        with self._lock:
-            return self._queues[sender, receiver]
-
-    def put(self, sender: str, receiver: str, message: Message) -> None:
-        """Send a message: the receiver gets arrays of its own."""
-        tensors = {key: value.copy() for key, value in message.tensors.items()}
-        self.queue(sender, receiver).put(replace(message, tensors=tensors, sender=sender))
-
-    def of(self, own: str) -> "ThreadLines":
-        """Return one party's end."""
-        return ThreadLines(self, own)
-
-
-class ThreadLines:
-    """One party's way to all others."""
-
-    def __init__(self, wires: Wires, own: str) -> None:
-        self._wires = wires
-        self._own = own
-
-    def send(self, message: Message, *names: str) -> None:
-        """Send a message to one party or several.
-
-        Reveals:
-            To these parties: the message.
-        """
-        for name in names:
-            self._wires.put(self._own, name, message)
-
-    def receive(self, name: str, *kinds: MessageKind) -> Message:
-        """Return the next message of a party, which must be of one of the kinds.
-
-        Raises:
-            ProtocolError: If it is of another one, or none comes in time.
-        """
-        try:
-            message = self._wires.queue(name, self._own).get(timeout=self._wires.deadline_s)
-        except Empty:
-            raise ProtocolError(f"{name}: sent nothing") from None
-        if message.kind not in kinds:
-            raise ProtocolError(f"{name}: sent {message.kind.name}")
-        return message
-
-    def check(self) -> None:
-        """Do nothing: a party that has failed sends no message in time, which ends all waits."""
-
-
-def run_lives(lives: Mapping[str, Callable[[], object]]) -> None:
-    """Run every party in a thread of its own; the first failure ends the wait for the others.
-
-    Raises:
-        Exception: What the first party to fail has raised.
-    """
-    ended: Queue[Exception | None] = Queue()
-
-    def run(life: Callable[[], object]) -> None:
-        try:
-            life()
-        except Exception as error:  # noqa: BLE001 - told to whoever waits
-            ended.put(error)
-        else:
-            ended.put(None)
-
-    for life in lives.values():
-        threading.Thread(target=run, args=(life,), daemon=True).start()
-    for _ in lives:
-        error = ended.get()
-        if error is not None:
-            raise error
-
-
-# An audit of class means: made-up records and labels go through the class
-# sums of the installed code.
 
 _RECORDS: Final = 64
 """Classes of a sum whose one record is there or not, in turn."""

@@ -55,9 +55,6 @@ _LONG: Final = 1e3
 """Times the clip norm: so long are records and gradients before they are clipped."""
 
 
-# From right guesses to epsilon.
-
-
 def guesses_chance(
     *, canaries: int, guesses: int, right: int, epsilon: float, delta: float
 ) -> float:
@@ -101,9 +98,6 @@ def least_epsilon(*, canaries: int, guesses: int, right: int, delta: float) -> f
         middle = (low + high) / 2
         low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return low
-
-
-# The training, and guesses of its coins.
 
 
 class _OwnWeights(nn.Module):

@@ -25,7 +25,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.data.sources import databases
-from securevfl.desk.setup.check import Collected
+from securevfl.desk.setup.file_problems import Collected
 from securevfl.transport.identity import own_identity, trust
 
 MARK = "w4ll"

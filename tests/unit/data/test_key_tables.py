@@ -9,7 +9,7 @@ from helpers.nearest import nearest_codes, nearest_mixed, nearest_texts
 from securevfl.core.errors import DataError
 from securevfl.data.keys_and_labels import KeyTable, read_key_table
 from securevfl.lab.datasets import data_folder
-from securevfl.lab.links_alone import link_quality
+from securevfl.lab.link_quality import link_quality
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.text import joined_texts
