@@ -1,4 +1,4 @@
-"""The ``securevfl`` command: what users type, and how errors reach them.
+"""The ``securevfl`` command: its subcommands, and one line for each error.
 
 Commands import what they need when they run: ``securevfl budget`` must not wait for torch.
 """

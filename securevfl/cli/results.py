@@ -211,7 +211,7 @@ def train_and_report(
 
 
 def write_page(folder: Path, config: FederationConfig | None = None) -> None:
-    """Write a finished run's report; without what draws it one line says so, and nothing ends."""
+    """Write a finished run's report; if the packages for it are missing, print one line instead."""
     # Loaded here: plots take most of a second to load, in every party's process.
     try:
         from securevfl.desk.report.page import write_report
@@ -225,7 +225,7 @@ def write_page(folder: Path, config: FederationConfig | None = None) -> None:
 
 
 def write_pictures(party: Path) -> None:
-    """Draw what a secondary's model learned, where there is anything: for this party alone."""
+    """Draw a secondary's learned model for this party, if there is an explanation."""
     from securevfl.runtime.run_folder import EXPLANATION
 
     if (party / EXPLANATION).exists():
@@ -252,7 +252,7 @@ def write_own_page(party: Path) -> None:
 
 
 def warn(config: FederationConfig) -> None:
-    """Print what is risky about a federation file on stderr."""
+    """Print a federation file's risks on stderr."""
     for warning in warnings_about(config):
         print(wrap_text(f"securevfl: warning: {warning}"), file=sys.stderr)
 
@@ -263,7 +263,7 @@ def metric_name(config: FederationConfig) -> str:
 
 
 def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
+    """Return the content of ``--json``."""
     return {
         "predictions": str(out),
         "rows": len(predictions),
@@ -284,13 +284,13 @@ def print_predictions(
     left: PredictionBudget | None,
     as_json: bool,
 ) -> None:
-    """Say where predictions are, their cost and what is left, and how good they are if known.
+    """Print the predictions' file, cost, remaining budget and, if known, quality.
 
     Args:
-        predictions: What was predicted.
-        out: Where it is.
-        before: What was left before.
-        left: What is left.
+        predictions: The predictions.
+        out: Their file.
+        before: Budget before the request.
+        left: Budget after it.
         as_json: Print JSON instead.
     """
     if as_json:
@@ -322,7 +322,7 @@ def print_predictions(
 
 
 def _absence(predictions: Predictions) -> str:
-    """Return who was absent, and the measured quality of predictions without them."""
+    """Return the absent parties, and the measured quality of predictions without them."""
     who = f"without {', '.join(predictions.without)}"
     measured = predictions.measured_without
     if measured is None:

@@ -47,12 +47,12 @@ _CHOOSES: Final[Mapping[Task, str]] = {
 
 
 def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> PresetSettings:
-    """Return the model of a run, and the settings that a preset may have.
+    """Return a run's model and settings from an estimator's parameters.
 
     Args:
         params: The estimator's parameters, by name.
-        task: What the label is.
-        rows: Of training.
+        task: Kind of label.
+        rows: Number of training rows.
 
     Raises:
         ConfigError: If a setting is impossible.
@@ -86,7 +86,7 @@ def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> PresetSe
 
 
 def linkage_of(linkage: Any) -> LinkageSettings:
-    """Return the settings of linkage that a metric or such settings stand for.
+    """Return linkage settings from a metric's name or from settings.
 
     Raises:
         ConfigError: If it is neither.
@@ -129,7 +129,7 @@ def _given_settings(settings: Any) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a number of NumPy's, as a search's grid may have it, as Python's own."""
+    """Return a NumPy number as a Python number; a search's grid may hold such."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -154,7 +154,7 @@ def frame_of(estimator: Any, X: Any, *, reset: bool) -> pd.DataFrame:
     """Return the rows of ``X``, checked as scikit-learn checks them.
 
     Args:
-        estimator: Whose ``n_features_in_`` and ``feature_names_in_`` they must have.
+        estimator: Estimator with the required ``n_features_in_`` and ``feature_names_in_``.
         X: A frame of any library, or an array or nested lists of numbers, whose columns are then
             called ``x0``, ``x1`` and so on. Cells may be missing.
         reset: Whether the estimator takes its columns from these rows.
@@ -194,9 +194,9 @@ def key_columns(
     """Return the names of the key columns, with their kinds where some are texts.
 
     Args:
-        key: What the estimator was told: a column, several, or None for none.
-        frame: The primary's.
-        linkage: Whose metric says what keys are.
+        key: Key parameter of the estimator: a column, several, or None.
+        frame: Rows of the primary.
+        linkage: Settings of linkage, whose metric decides the kinds of keys.
 
     Raises:
         ConfigError: If a column is not there.
@@ -234,9 +234,9 @@ def partner_tables(
     Args:
         secondaries: A list, or a mapping by name, of frames, paths and tables. Frames and files
             have key columns of the same names as ``X``; a table says its own.
-        key: These columns.
-        declared: Whether a promise rests on it that features take nothing from the records.
-        bounds: What the estimator was told of declared ranges.
+        key: Key columns of ``X``.
+        declared: Whether a promise requires features that do not depend on the records.
+        bounds: Declared ranges, as the estimator's parameter.
 
     Raises:
         ConfigError: If it is none of these.

@@ -47,7 +47,7 @@ _FEWEST: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is to be learned."""
+    """Labels of ``fit``, as a run takes them."""
 
     task: Task
     labels: Labels
@@ -235,13 +235,13 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def epsilon_(self) -> float | None:
-        """What training has spent; None: no bound, or nothing to bound. Predictions come on top."""
+        """Epsilon that training has spent; None without a promise. Predictions come on top."""
         check_is_fitted(self)
         run = getattr(self, "run_", None)
         return None if run is None else run.metrics["privacy"]["epsilon"]
 
     def predictions(self, X: Any) -> Predictions:
-        """Return all that the model says of rows: values, probabilities, and what it cost.
+        """Return predictions of rows: values, probabilities and their cost.
 
         Args:
             X: Rows with the columns of training.
@@ -249,7 +249,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         Raises:
             BudgetExceededError: If a party's ledger has no room for them; nothing was released
                 then.
-            DataError: If a column is not what it was in training.
+            DataError: If a column has another kind than in training.
             NotFittedError: If there is no model.
             ValueError: If the columns are not those of training.
 
@@ -262,22 +262,22 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         return self._fitted.predict(frame_of(self, X, reset=False) if fitted else plain_frame(X))
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Say whether there is a model."""
+        """Return whether there is a model."""
         return hasattr(self, "_fitted")
 
     def __sklearn_tags__(self) -> Tags:
-        """Say what scikit-learn may expect: missing cells are read, and noise is never seeded."""
+        """Return scikit-learn's tags: missing cells are allowed, and noise is never seeded."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.non_deterministic = getattr(self.privacy, "mechanism", "none") != "none"
         return tags
 
     def _target(self, y: Any) -> Target:
-        """Return the labels as the federation takes them, and keep what they are called."""
+        """Return the labels as class numbers or numbers, and keep the classes' names."""
         raise NotImplementedError
 
     def _take(self, task: Task, classes: Sequence[Any] | None) -> None:
-        """Take over the labels of a model that was kept."""
+        """Take over the label's kind and classes from a saved model."""
         raise NotImplementedError
 
 

@@ -14,10 +14,10 @@ from securevfl.runtime.kept_run import METADATA
 
 
 def write_released(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table of releases, for this user alone.
+    """Write a table of releases that only this user can read.
 
     Args:
-        frame: Of :func:`securevfl.runtime.kept_run.released_table`.
+        frame: Table of :func:`securevfl.runtime.kept_run.released_table`.
         path: Ends with ``.parquet``, whose schema metadata then has the promise under
             ``securevfl``, or with ``.csv``, which gets it beside it as ``NAME.csv.json``.
 

@@ -33,7 +33,7 @@ class Exported:
     """One party's part, as it was written."""
 
     party: str
-    """Whose it is."""
+    """Party of the exported part."""
     role: str
     """``primary`` or ``secondary``."""
     path: Path
@@ -44,7 +44,7 @@ class Exported:
     """Largest difference that was allowed: :data:`TOLERANCE` times the largest number given."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
+        """Return the content of ``--json``."""
         return {
             "party": self.party,
             "role": self.role,
@@ -64,12 +64,12 @@ def export_run(
     kind: str = "onnx",
     out: Path | None = None,
 ) -> list[Exported]:
-    """Write the parts of the parties whose models lie in a run folder.
+    """Export the saved models in a run folder.
 
     Args:
         config: The federation file.
-        run_folder: Of the run that trained.
-        party: Whose part is written; None writes all that there are.
+        run_folder: Folder of the run that trained.
+        party: Party whose part is written; None writes all parts.
         kind: ``"onnx"`` or ``"torchscript"``.
         out: Folder for the files; None: ``parties/NAME/export`` of the run.
 
@@ -150,7 +150,7 @@ def _write(config: FederationConfig, part: ExportedPart, form: Format, folder: P
 
 
 def _file_metadata(config: FederationConfig, part: ExportedPart) -> Mapping[str, Any]:
-    """Return what a file says of itself."""
+    """Return a file's metadata."""
     model = part.model
     metadata: dict[str, Any] = {
         "party": model.party,
@@ -175,7 +175,7 @@ def _file_metadata(config: FederationConfig, part: ExportedPart) -> Mapping[str,
 
 
 def _compare_with_torch(part: ExportedPart, form: Format, data: bytes) -> tuple[float, float]:
-    """Compare what was written with torch on random rows.
+    """Compare an exported file with torch on random rows.
 
     Raises:
         ConfigError: If they differ by more than rounding.

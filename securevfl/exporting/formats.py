@@ -1,4 +1,4 @@
-"""The two formats of an exported part, and a run of what was written."""
+"""Formats of an exported part, ONNX and TorchScript, and execution of written files."""
 
 import io
 import json
@@ -50,7 +50,7 @@ class Format(ABC):
             return self._write(part, metadata)
 
     def compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
-        """Return what the written file makes of inputs.
+        """Return the output of the written file for inputs.
 
         Raises:
             ConfigError: If it can't be run.
@@ -81,7 +81,7 @@ class Onnx(Format):
     needs = ("onnx", "onnxruntime")
 
     def read(self, part: ExportedPart, data: bytes) -> tuple[str, ...]:
-        """Return the names of the graph's inputs: what a model does not read is left out."""
+        """Return the names of the inputs that the graph reads."""
         del part
         return tuple(graph_input.name for graph_input in _session(data).get_inputs())
 

@@ -1,4 +1,4 @@
-"""What is exported of a party: its kept half, with the scaling before it and what follows it.
+"""Exported part of a party: its half of the network, with scaling and conversion of outputs.
 
 B = rows of a batch, K = links of a row, S = secondaries, F = features, D = key dimension,
 L and H = shape of the cut.
@@ -59,7 +59,7 @@ class ExportedPart:
     """A party's half, ready to be written."""
 
     model: SavedModel
-    """As it was kept."""
+    """The saved model."""
     module: nn.Module
     """Computes the output from the inputs, in evaluation."""
     inputs: tuple[Port, ...]
@@ -99,11 +99,11 @@ class ExportedPart:
 
 
 def part_of(config: FederationConfig, model: SavedModel) -> ExportedPart:
-    """Return what is exported of a party's kept model.
+    """Return the exported part of a party's saved model.
 
     Args:
         config: The federation file.
-        model: The party's.
+        model: The party's model.
 
     Raises:
         ConfigError: If the weights do not fit the family.
@@ -301,7 +301,7 @@ class SecondaryPart(nn.Module):
 
 
 class PrimaryModule(nn.Module):
-    """Scaling, the top model, and what its outputs mean."""
+    """Scaling, the top model, and the conversion of its outputs."""
 
     def __init__(
         self,

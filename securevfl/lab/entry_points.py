@@ -90,7 +90,7 @@ def compare(
             one after another in this process.
 
     Returns:
-        What ``comparison.json`` holds; see :func:`securevfl.lab.comparison.summary`.
+        What ``comparison.json`` holds; see :func:`securevfl.lab.comparison_table.summary`.
 
     Raises:
         ConfigError: If a setting is impossible, ``out`` holds runs of other settings, or no method

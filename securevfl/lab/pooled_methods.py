@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -424,18 +424,6 @@ def _outputs_by_round(
         yield outputs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Joined:
-    """Everything that a method in one place may read."""
-
-    config: FederationConfig
-    data: PrimaryData
-    head: TaskHead
-    primary: PartyTable
-    secondaries: Sequence[PartyTable]
-    features: Sequence[Float[Tensor, "records _"]]
-
-
 def train_in_one_place(
     config: FederationConfig,
     tables: Mapping[str, PartyTable],
@@ -466,51 +454,29 @@ def train_in_one_place(
         return _alone(config, primary, data, settings), head
     if family == "solo":
         assert isinstance(settings, BaselineConfig)
-        solo = train_solo(config, data, settings=settings)
-        return solo.figures, head
-    if family == "boosting":
+        return train_solo(config, data, settings=settings).figures, head
+    if family in ("boosting", "boosting-links"):
         assert isinstance(settings, BoostingConfig)
         # All that the primary has, keys too, whatever joint models read: its usual model.
-        own = solo_inputs(data.features, places_of(primary, data.keys))
-        return _train_boosting(config, data, own, settings), head
-    if family == "boosting-links":
-        assert isinstance(settings, BoostingConfig)
-        own = solo_inputs(data.features, places_of(primary, data.keys))
-        parts = [
-            _linked_inputs(link(keys_of(spec.keys, tables[party.name])), tables[party.name])
-            for party in config.secondaries
-        ]
-        inputs = torch.cat([own, *(part.to(own) for part in parts)], dim=1)
+        inputs = solo_inputs(data.features, places_of(primary, data.keys))
+        if family == "boosting-links":
+            parts = [
+                _linked_inputs(link(keys_of(spec.keys, tables[party.name])), tables[party.name])
+                for party in config.secondaries
+            ]
+            inputs = torch.cat([inputs, *(part.to(inputs) for part in parts)], dim=1)
         return _train_boosting(config, data, inputs, settings), head
-    joined = _Joined(
-        config=config,
-        data=data,
-        head=head,
-        primary=primary,
-        secondaries=[tables[party.name] for party in config.secondaries],
-        features=[
+    joined: dict[str, Any] = {
+        "primary": primary,
+        "secondaries": [tables[party.name] for party in config.secondaries],
+        "features": [
             torch.from_numpy(features_of(party, tables[party.name])).to(device)
             for party in config.secondaries
         ],
-    )
+    }
     if isinstance(settings, BoostingConfig):
-        inputs = joined_inputs(
-            config,
-            data,
-            primary=primary,
-            secondaries=joined.secondaries,
-            features=joined.features,
-        )
-        return _train_boosting(config, data, inputs, settings), head
-    combined = train_combined(
-        config,
-        data,
-        primary=primary,
-        secondaries=joined.secondaries,
-        features=joined.features,
-        settings=settings,
-    )
-    return combined.figures, head
+        return _train_boosting(config, data, joined_inputs(config, data, **joined), settings), head
+    return train_combined(config, data, **joined, settings=settings).figures, head
 
 
 def require_fitting(

@@ -79,7 +79,7 @@ _LINE: Final = 17
 
 
 def channel_picture(config: FederationConfig, shown: list[dict[str, str]]) -> dict[str, Any]:
-    """Return the picture of channels: arrows between two boxes, with what goes along each."""
+    """Return the picture of channels: labelled arrows between two boxes."""
     lanes, y = [], 22
     for whose, to, left, right in (
         ("secondaries", "primary", False, True),
@@ -124,7 +124,7 @@ def _in_box(name: str) -> str:
 
 
 def ledger_findings(run: Path, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return what checking every ledger at hand came to."""
+    """Return the findings of checking every available ledger."""
     ledger = run / metrics["ledger"]
     party = ledger.parent.name
     try:

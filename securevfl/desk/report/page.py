@@ -134,7 +134,7 @@ def _explained_parties(run: Path) -> list[Path]:
 
 
 def _shows_all(metrics: Mapping[str, Any]) -> bool:
-    """Return whether a report shows secondaries' models: of a simulation that promises nothing.
+    """Return whether a report shows secondaries' models: only in simulations without a promise.
 
     Behind a promise it shows what a run between processes would.
     """
@@ -178,7 +178,7 @@ def _intervals(metrics: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _contribution(measured: dict[str, Any]) -> dict[str, Any]:
-    """Return what the section on partners shows."""
+    """Return the content of the section on partners."""
     return {
         **{name: measured[name] for name in ("metric", "rows", "cost")},
         "level": f"{measured['level']:.0%}",
@@ -189,7 +189,7 @@ def _contribution(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what stands above the figures: the verdict on the gain, and its plot."""
+    """Return the verdict on the gain over the local baseline, and its plot."""
     alone, gain, name = metrics["alone"], metrics["gain"], metrics["metric"]
     if alone is None:
         return None

@@ -27,10 +27,10 @@ class WorthFigure:
 
 
 def readings(measured: Mapping[str, Any]) -> Iterator[WorthFigure]:
-    """Return what was measured as tables.
+    """Return the measured worth as tables.
 
     Args:
-        measured: What ``contribution.json`` holds.
+        measured: Content of ``contribution.json``.
     """
     for name, title in TITLES.items():
         worth = measured[name]
@@ -56,7 +56,7 @@ def readings(measured: Mapping[str, Any]) -> Iterator[WorthFigure]:
 
 
 def sampled_in_words(measured: Mapping[str, Any]) -> list[str]:
-    """Return what there is to know of Shapley values that are not exact."""
+    """Return remarks on Shapley values that are not exact."""
     sentences = []
     for name, title in TITLES.items():
         worth = measured[name]

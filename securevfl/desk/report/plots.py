@@ -38,7 +38,7 @@ def svg(figure: Figure, *, alt: str | None = None) -> str:
 
     Args:
         figure: The plot.
-        alt: What it shows, for readers who cannot see it; None: its title.
+        alt: Text alternative of the plot; None: its title.
     """
     buffer = io.StringIO()
     titles = [figure.get_suptitle(), *(axes.get_title(loc="left") for axes in figure.axes)]
@@ -62,13 +62,11 @@ def new_axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def by_count(axes: Axes, counts: Sequence[float]) -> dict[str, Any]:
-    """Give an axis of epochs or rounds whole numbers, and return how its lines are drawn.
-
-    A line of one point is nothing without a marker, and its axis no place without ends.
+    """Give an axis of epochs or rounds whole numbers, and return the style of its lines.
 
     Args:
-        axes: Whose horizontal axis counts.
-        counts: What it counts.
+        axes: Axes whose horizontal axis counts.
+        counts: Values on it; a single one gets a marker.
     """
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if len(set(counts)) == 1:
@@ -156,11 +154,11 @@ def bytes_plot(traffic: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def confusion_plot(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
-    """Return how many rows of each true class were taken for which one.
+    """Return the confusion matrix: counts of rows by true and predicted class.
 
     Args:
         counts: A list for each true class, with a number for each predicted one.
-        classes: What they are called, in that order.
+        classes: Names of the classes, in that order.
     """
     figure, axes = new_axes("confusion matrix of test rows", "", "")
     size = len(classes)
@@ -193,7 +191,7 @@ def _short(name: str) -> str:
 
 
 def calibration_plot(bins: Sequence[Mapping[str, float]]) -> str:
-    """Return the share that came true over the probability that was given, a dot a bin.
+    """Return the observed share over the predicted probability, a dot for each bin.
 
     Args:
         bins: Each with ``predicted``, ``observed`` and ``rows``.
@@ -217,8 +215,8 @@ def models_plot(measured: Mapping[str, tuple[float, Sequence[float] | None]], *,
     """Return one row a model: its figure as a dot, with its interval; a line through the first.
 
     Args:
-        measured: Figure and interval of each model, by what it is called; None: no interval.
-        title: What is measured.
+        measured: Figure and interval of each model, by its name; None: no interval.
+        title: Title of the plot.
     """
     figure, axes = new_axes(title, "", "")
     figure.set_figheight(0.9 + 0.34 * len(measured))
@@ -235,10 +233,10 @@ def models_plot(measured: Mapping[str, tuple[float, Sequence[float] | None]], *,
 
 
 def contribution_plot(measured: Mapping[str, Any]) -> str:
-    """Return what each partner is worth: bars with intervals, without it and by Shapley.
+    """Return a plot of each partner's worth: bars with intervals, without it and by Shapley.
 
     Args:
-        measured: What ``contribution.json`` holds.
+        measured: Content of ``contribution.json``.
     """
     metric, level = measured["metric"], measured["level"]
     bars = [
@@ -276,8 +274,8 @@ def attacks_plot(best: Mapping[str, Mapping[str, Any]], *, covered: Collection[s
     """Return one row an attack: its guess with its interval, the trivial guess, and the ceiling.
 
     Args:
-        best: What each attack found, by its name.
-        covered: Those on channels that a guarantee covers.
+        best: Finding of each attack, by its name.
+        covered: Names of attacks on channels that a guarantee covers.
     """
     figure, axes = new_axes(
         "what attacks guess, each next to its trivial guess",

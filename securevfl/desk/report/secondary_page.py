@@ -1,7 +1,6 @@
-"""A secondary's own page: what left its table, what that cost, and what is left to spend.
+"""A secondary's own page: releases from its table, their cost, and the remaining budget.
 
-Made of what lies with that party alone: the federation file, which all parties have, its own facts
-and its own ledger.
+It is made from the federation file and that party's own facts and ledger.
 """
 
 import math
@@ -29,7 +28,7 @@ TEMPLATES: Final = jinja2.Environment(
     autoescape=True,
     undefined=jinja2.StrictUndefined,
 )
-"""Where the report's pages are made from."""
+"""Environment of the report's templates; inserted values are escaped."""
 
 TEMPLATES.filters["written"] = format_figure
 
@@ -59,7 +58,7 @@ _PLAIN: Final = {
 
 
 def least_left(run: Path, config: FederationConfig) -> PredictionBudget | None:
-    """Return what predictions may still spend where least is left; None where nothing bounds it.
+    """Return the smallest remaining prediction budget of all parties; None if there is no bound.
 
     Args:
         run: A run folder, with the ledgers of parties on this machine.
@@ -176,7 +175,7 @@ def _channel_rows(
 
 
 def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, Any]:
-    """Return what the run has spent: a plain sentence, the statement, and the figures."""
+    """Return the run's cost as a plain sentence, a statement and figures."""
     if not any(session.has_spent for session in trained):
         plain = "Nothing was released, and nothing was spent."
         return {"plain": plain, "statement": None, "warned": False}
@@ -208,7 +207,7 @@ def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, A
 
 
 def _limit(book: LedgerBook, unit: str, *, table: str) -> str:
-    """Return what is left of what the table's owner lets all runs spend."""
+    """Return the rest of the owner's limit on all runs, in words."""
     limit = book.limits.get(unit)
     if limit is None:
         return (
@@ -224,7 +223,7 @@ def _limit(book: LedgerBook, unit: str, *, table: str) -> str:
 
 
 def _predictions(config: FederationConfig, asked: Sequence[Session], *, party: str) -> str:
-    """Return what predictions of the model have cost, and what they may cost."""
+    """Return the past and allowed cost of the model's predictions, in words."""
     budget = prediction_budget(config, asked, party=party)
     requests = "1 request" if len(asked) == 1 else f"{len(asked):,} requests"
     so_far = f"So far {requests} of {budget.rows:,} rows"

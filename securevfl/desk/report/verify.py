@@ -1,7 +1,6 @@
-"""Check a run folder: ledgers, what parties signed of one another's, and the figures they give.
+"""Check of a run folder: ledgers, countersigned statements, and privacy figures.
 
-Nothing here is believed because a file says so: chains are hashed again, signatures checked again,
-and epsilon is computed again from the ledger's lines.
+Chains, signatures and epsilon are computed again; no file's own claim is taken as true.
 """
 
 import math
@@ -25,15 +24,15 @@ from securevfl.runtime.party import read_identities
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What one check came to."""
+    """Result of one check."""
 
     check: str
     """Name of the check: ``chain``, ``signatures``, ``heads``, ``end``, ``checkpoints``,
     ``records`` or ``figures``."""
     party: str
-    """Whose ledger it was about."""
+    """Party whose ledger was checked."""
     good: bool | None
-    """None: what is at hand does not tell."""
+    """Whether the check passed; None if the evidence is missing."""
     text: str
 
 
@@ -51,7 +50,7 @@ class _File:
 
 @dataclass
 class _Evidence:
-    """What a run folder has, and what was found so far."""
+    """Evidence in a run folder, and the findings so far."""
 
     folder: Path
     config: FederationConfig
@@ -70,7 +69,7 @@ class _Evidence:
 
 
 def verify_run(folder: Path) -> list[Finding]:
-    """Check everything that a run folder, and the ledgers that it names, can tell.
+    """Check a run folder and the ledgers that it names.
 
     Args:
         folder: The run folder.
@@ -190,7 +189,7 @@ def _check_signatures(evidence: _Evidence) -> None:
 
 
 def _check_heads(evidence: _Evidence, file: _File) -> None:
-    """Compare a ledger with what the others countersigned of it."""
+    """Compare a ledger with the other parties' countersigned statements."""
     agreed = 0
     # Who is lost for good leaves the copy of a session before.
     old = not file.live and _ended_without(evidence, file.party)
@@ -221,7 +220,7 @@ def _check_heads(evidence: _Evidence, file: _File) -> None:
 def _said_of(
     evidence: _Evidence, file: _File, witness: _File
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield the lines and statements of a witness that a ledger must agree with."""
+    """Yield a witness's ledger lines and statements that a ledger must agree with."""
     name = evidence.config.federation.name
     lines = [entry for entry in witness.entries if entry.get("federation") == name]
     forgotten = ends = 0
@@ -239,7 +238,7 @@ def _said_of(
 
 
 def _check_end(evidence: _Evidence, file: _File) -> None:
-    """Say whether everybody has signed the end of the run."""
+    """Note whether all parties have signed the end of the run."""
     own = [entry for entry in _countersigned_entries(file) if entry["run"] == evidence.run]
     if not own and evidence.run is None:
         evidence.say("end", file.party, None, "a simulation: no other party signs")
@@ -271,7 +270,7 @@ def _ended_without(evidence: _Evidence, party: str) -> bool:
 
 
 def _check_checkpoints(evidence: _Evidence, party: str) -> None:
-    """Look for the heads that checkpoints keep in the party's ledger."""
+    """Check that the ledger heads in a party's checkpoints are in its ledger."""
     files = evidence.of(party)
     count = 0
     folder = evidence.folder / "parties" / party
@@ -296,7 +295,7 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
 
 
 def _check_records(evidence: _Evidence, party: str) -> None:
-    """Check the counts of a secondary's records in predictions, against what its ledger booked."""
+    """Check a secondary's record counts of predictions against its ledger."""
     path, run = evidence.folder / "parties" / party / FILE, (evidence.metrics or {}).get("run")
     booked: list[str] = []
     model = None
@@ -361,7 +360,7 @@ def _check_figures(evidence: _Evidence) -> None:
 
 
 def _was_restored(evidence: _Evidence, party: str) -> bool:
-    """Return whether a party's ledger has booked what it lacks, after it was restored."""
+    """Return whether a party has booked the losses of a restored ledger."""
     return any(entry["kind"] == RESTORED for file in evidence.of(party) for entry in file.entries)
 
 

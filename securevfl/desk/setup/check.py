@@ -35,27 +35,27 @@ _SOME_ROWS: Final = 1000
 
 @dataclass(kw_only=True)
 class Check:
-    """What will happen, and what is wrong."""
+    """Effects, costs and problems of a federation file."""
 
     file: Path
     problems: list[str] = field(default_factory=list)
-    """One line each: where, what, and what to do."""
+    """Problems, one line each with the place and the remedy."""
 
     warnings: list[str] = field(default_factory=list)
     """Remarks that do not prevent the run."""
 
     config: FederationConfig | None = None
-    """None where a setting is wrong: noise, links and costs are then not known."""
+    """The checked federation; None if a setting is wrong."""
 
     parties: list[PartyCheck] = field(default_factory=list)
     links: dict[str, ExpectedLinks] = field(default_factory=dict)
-    """By secondary, where both tables are here."""
+    """Expected links by secondary, if both tables are on this machine."""
 
     plan: RunPlan | None = None
-    """None where no noise can be worked out."""
+    """Plan of the run; None if its noise can't be computed."""
 
     costs: Costs | None = None
-    """None where the primary's table is not here."""
+    """Estimated costs; None without the primary's table."""
 
     @property
     def fine(self) -> bool:
@@ -67,7 +67,7 @@ class Check:
         return [] if self.config is None else channels(self.config)
 
     def privacy(self) -> dict[str, Any] | None:
-        """Return what is promised, and the noise that it takes."""
+        """Return the promise and its noise; None without a plan."""
         if self.plan is None:
             return None
         releases, tau = self.plan.releases, self.plan.noise_share_std
@@ -86,7 +86,7 @@ class Check:
         }
 
     def _labels(self) -> str | None:
-        """Return what is promised of the primary's labels; None where none is released."""
+        """Return the promise for the primary's labels; None if no label is released."""
         release = None if self.config is None else label_release(self.config)
         total = labels_total([] if release is None else [release])
         if release is None or total is None:
@@ -119,11 +119,11 @@ def check_federation(
     data_root: Path | None = None,
     show: Callable[[str], None] = ignore_note,
 ) -> Check:
-    """Say what a federation file will do, and collect all that is wrong with it.
+    """Check a federation file: its effects, its costs and all its problems.
 
     Args:
         path: The federation file.
-        name: The one party whose table is here; None: all are.
+        name: Party whose table is on this machine; None: all tables are.
         data_root: Where relative paths start; default: next to the file.
         show: Receives each database's query before it is run.
 
@@ -163,7 +163,7 @@ def check_federation(
 
 
 def _what_is_unsure(mended: set[str]) -> bool:
-    """Whether the task or the keys were made up: what a table should hold is not known then."""
+    """Return whether the task or the keys were replaced: tables can't be checked then."""
     return not mended.isdisjoint(
         {"federation", "federation.task", "model.family", "linkage", "linkage.metric"}
     )

@@ -32,11 +32,11 @@ class Costs:
     """Estimates; a real run stops early, waits for others, and shares its machine."""
 
     bytes_received: int
-    """By the primary of all secondaries, in releases."""
+    """Bytes of releases that the primary receives from all secondaries."""
 
     bytes_sent: int
-    """By the primary to all secondaries: which rows, gradients where bottom models train, and keys
-    where they are shown."""
+    """Bytes that the primary sends to all secondaries: row numbers, gradients of trained bottom
+    models, and shown keys."""
 
     step_seconds: float
     """One training step of the primary's model, timed on this machine; with assisted boosting one
@@ -46,17 +46,17 @@ class Costs:
     """Upper bound: all epochs in one process and the local baseline, without linking."""
 
     memory_bytes: int | None
-    """That this process has had, with all tables that are here; None where the system does not
-    tell."""
+    """Peak memory of this process with all tables on this machine; None if the system has no
+    figure."""
 
 
 def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> Costs:
-    """Estimate what a run costs.
+    """Estimate a run's costs.
 
     Args:
         plan: The run.
         table: The primary's table.
-        keys: Its keys; None where they are not shown.
+        keys: The primary's keys; None if they are not shown.
 
     Raises:
         ConfigError: If the family can't build its top model.

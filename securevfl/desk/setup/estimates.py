@@ -35,16 +35,16 @@ WHAT_MORE_COSTS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsServed:
-    """What linking one secondary without a limit, and with several, found."""
+    """Rows that one secondary's records serve, without and with limits."""
 
     median: float
-    """Rows whose nearest record it is, of a record that is nearest to any: half serve no more."""
+    """Median number of rows that a record is nearest to, over records that are nearest to any."""
 
     often: float
-    """The same of nine in ten of these records."""
+    """Upper bound of that number for nine in ten of these records."""
 
     linked: tuple[float, ...]
-    """The share of rows that get a link, for each of :data:`LIMITS`."""
+    """Shares of rows that get a link, for each of :data:`LIMITS`."""
 
     def in_words(self) -> str:
         """Return one sentence."""
@@ -59,11 +59,11 @@ class RowsServed:
 
     @property
     def few(self) -> bool:
-        """Whether most rows go without a link where a record has one row."""
+        """Whether most rows get no link at one row a record."""
         return self.linked[0] < _FEW
 
     def warning(self, party: str) -> str | None:
-        """Return what to think of where most rows get no link; None if enough do."""
+        """Return a warning if most rows get no link, else None."""
         if not self.few:
             return None
         return (
@@ -73,7 +73,7 @@ class RowsServed:
 
 
 def rows_served(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> RowsServed | None:
-    """Link a secondary's records to the primary's rows; None if it can't be said, or takes long.
+    """Return how many rows a secondary's records serve; None if linking fails or takes long.
 
     Args:
         spec: How the proposed federation file links.
@@ -115,7 +115,7 @@ _NEARLY_ALL: Final = 0.9
 def one_is_right(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> float | None:
     """Return the share of linked rows whose nearest record is far nearer than the next one.
 
-    Of rows whose keys fell at random in a plane, a sixteenth are so.
+    If keys lay at random in a plane, it would be a sixteenth.
 
     Args:
         spec: How the federation links.
@@ -123,7 +123,7 @@ def one_is_right(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> float | No
         own: The secondary's.
 
     Returns:
-        None where it can't be found out, or most rows have no such record: K then stays.
+        None if it can't be measured, or is too small to set K to 1.
 
     Reveals:
         Nothing leaves the process, which holds both tables. No run does this between processes: K
@@ -149,7 +149,7 @@ _LEAST: Final = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedLinks:
-    """What linking one secondary gives, of all rows and records or of a part of them."""
+    """Expected links of one secondary, from all rows and records or from some."""
 
     counts: LinksCounted
     """Counts of the rows and records that were linked for this estimate."""
@@ -200,7 +200,7 @@ class ExpectedLinks:
         }
 
     def problem(self, config: FederationConfig) -> str | None:
-        """Return why a run would end at these links; None if it would not."""
+        """Return why a run would stop at these links, or None."""
         if self.share >= config.linkage.least_linked:
             return None
         cure = "compare how both parties write their keys"
@@ -212,7 +212,7 @@ class ExpectedLinks:
         )
 
     def warnings(self, config: FederationConfig) -> list[str]:
-        """Return what to think of before training on these links, one sentence each."""
+        """Return warnings about training on these links, one sentence each."""
         warnings, name = list(self.doubts), self.counts.name
         if self.better is not None:
             warnings.append(f"{name}: {self.better.in_words()}")
@@ -234,7 +234,7 @@ class ExpectedLinks:
 
 
 def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -> ExpectedLinks:
-    """Link one secondary as a run would, or a part of it where that would take long.
+    """Link one secondary as a run would, or a sample if that would take long.
 
     Args:
         config: The federation file.
@@ -279,7 +279,7 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
 
 
 def _share_of_all(links: LinkTable, *, drawn: int, records: int) -> float:
-    """Return the share of rows that all records would link, of those that a part of them links.
+    """Estimate the share of rows that all records would link from the links of some.
 
     How many rows are within reach is estimated after Chao (1984, doi:10.2307/4615964) from rows
     with one and with two of the drawn records; all records then meet them as if by chance. Where no

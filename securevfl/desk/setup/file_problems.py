@@ -1,7 +1,7 @@
 """All problems of a federation file.
 
-A setting that cannot be read is noted, replaced by what was probably meant or left out, and the
-reading continues. Problems that follow from such a setting are not noted.
+A setting that cannot be read is noted and replaced or left out, and the reading continues. Problems
+that follow from such a setting are not noted.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,13 +56,13 @@ T = TypeVar("T")
 
 
 class Collected(Findings):
-    """All mistakes of a federation file, and as much of the file as can be read."""
+    """All problems of a federation file, and its readable parts."""
 
     def __init__(self, path: Path) -> None:
         self.problems: list[str] = []
-        """One line each: where, what, and what to do."""
+        """Problems, one line each with the place and the remedy."""
         self.config: FederationConfig | None = None
-        """The whole file; None where no mending makes one of it."""
+        """The federation; None if no replacement makes the file readable."""
         self.parties: list[PartySettings] = []
         """The parties that can be read."""
         self.mended: set[str] = set()
@@ -94,7 +94,7 @@ class Collected(Findings):
             self.attempt(partial(require_method, config, name), otherwise=None, about="rules")
 
     def wrong(self, error: Exception, about: str) -> None:
-        """Note an error, unless it follows from what was mended."""
+        """Note an error, unless it follows from a replaced setting."""
         text = str(error)
         known = text in self.problems or self.follows(text)
         # Of parties together nothing is known where one of them is a stand-in.
@@ -147,7 +147,7 @@ class Collected(Findings):
         return there or name in table
 
     def follows(self, text: str) -> bool:
-        """Whether a problem begins with a section that was mended, or speaks of such a setting."""
+        """Return whether a problem is about a replaced section or setting."""
         return any(
             name in text if "." in name else text.startswith(name) for name in self.mended if name
         )

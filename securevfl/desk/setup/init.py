@@ -158,7 +158,7 @@ def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
 
 
 def _served_comment(proposal: Proposal) -> list[str]:
-    """Return what the tables tell of a record's rows, if what they tell may stand in the file."""
+    """Return the comment on how many rows a record serves, if the file may tell it."""
     if not proposal.bounds_from_data or not proposal.served:
         return []
     notes = [
@@ -171,7 +171,7 @@ def _served_comment(proposal: Proposal) -> list[str]:
 
 
 def _protection_of(proposal: Proposal) -> str:
-    """Return how keys are hidden: ids without another party, others not at all."""
+    """Return the protection of keys: PSI for ids if it is installed, else none."""
     return "psi" if proposal.keys.metric == "exact" and find_spec("rbcl") else "none"
 
 
@@ -270,14 +270,14 @@ def _lies_elsewhere(table: proposed_columns.Table) -> bool:
 
 
 def _reading(reading: Reading) -> list[str]:
-    """Return how a file is written, as the federation file says it."""
+    """Return the ``reading`` line of a party, if its file needs one."""
     if not reading.given_settings:
         return []
     return [f"reading = {toml_value(reading.given_settings)}" + _aside("how the file is written")]
 
 
 def _declarations(proposal: Proposal, party: str) -> list[str]:
-    """Return a secondary's scaling: what is known of its columns without looking at the records."""
+    """Return the lines of a secondary's scaling, with the declared ranges and words."""
     features = proposal.features(party)
     lines = ['scaling = "bounds"' + _aside("a mean of the records would tell of them")]
     names = [use.column.name for use in features if use.may_be_missing]
@@ -350,12 +350,12 @@ def _plain(text: str) -> str:
 def look_at(
     path: Path, *, declared: proposed_columns.Declared, root: Path
 ) -> proposed_columns.Table:
-    """Read a table of this machine and say what its columns are.
+    """Read a table on this machine and describe its columns.
 
     Args:
         path: The table.
-        declared: What the user says of columns.
-        root: Where the federation file's relative paths start.
+        declared: The user's declarations of columns.
+        root: Folder at which the federation file's relative paths start.
 
     Raises:
         DataError: If it can't be read.
@@ -393,22 +393,22 @@ def propose_file(
     declared: proposed_columns.Declared,
     root: Path,
 ) -> tuple[Proposal, str]:
-    """Propose a federation, and return its file's text too.
+    """Propose a federation; return it with its file's text.
 
     Args:
         primary: The primary's table, or its column list (``.json``).
         secondaries: Tables of secondaries.
         lists: Column lists of further secondaries.
-        wishes: What the user asks for.
-        declared: What the user says of columns.
-        root: Where the file's relative paths start.
+        wishes: The user's requests.
+        declared: The user's declarations of columns.
+        root: Folder at which the file's relative paths start.
 
     Raises:
         ConfigError: If nothing can be proposed.
         DataError: If a table can't be read.
 
     Reveals:
-        To whoever gets the text: columns' names, kinds and declared bounds; with bounds from data,
+        To readers of the text: columns' names, kinds and declared bounds; with bounds from data,
         rounded ranges and the frequent words of the secondaries' records, and how many rows a
         record serves, too.
     """
@@ -504,14 +504,14 @@ def _with_names_that_differ(
 
 
 def party_name(path: Path) -> str:
-    """Return what the party of a table is called: its file's name, without what follows a dot."""
+    """Return a party's name from its table's file name, up to the first dot."""
     stem = path.name.split(".")[0]
     letters = (letter if letter in checks.NAME_LETTERS else "-" for letter in stem)
     return "".join(letters)[: checks.LONGEST_NAME] or "party"
 
 
 def _from(root: Path, path: Path) -> str:
-    """Return a path as the file says it: relative where the table lies below the file's folder."""
+    """Return a path for the file: relative if the table lies below the file's folder."""
     resolved, start = path.resolve(), root.resolve()
     return str(resolved.relative_to(start)) if resolved.is_relative_to(start) else str(resolved)
 
@@ -557,7 +557,7 @@ def declared_by_options(
 
 
 def _readings(texts: Sequence[str], tables: Sequence[Path]) -> dict[str, Reading]:
-    """Return how files are written, by party; ``""`` stands for those that are not named."""
+    """Return the reading settings of files by party; ``""`` stands for all other parties."""
     parties = list(dict.fromkeys(map(party_name, tables)))
     readings: dict[str, dict[str, object]] = {"": {}}
     for text in texts:

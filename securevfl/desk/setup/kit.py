@@ -44,7 +44,7 @@ def provision(federation: Path, name: str, out: Path, *, days: int, renew: bool 
         name: The party.
         out: The folder.
         days: How long the certificate is valid.
-        renew: Whether a new key takes the place of the one that is there, which is kept beside it.
+        renew: Whether a new key replaces the old one, which is kept in another folder.
 
     Returns:
         The new public key, as federation files have it.
@@ -163,7 +163,7 @@ def with_identities(text: str, identities: Mapping[str, str], *, file: str) -> s
     Args:
         text: The file's text.
         identities: Public keys by party.
-        file: What messages call it.
+        file: Name of the file in messages.
 
     Raises:
         ConfigError: If a party has no table of its own in it, such as ``party = [{...}]``.

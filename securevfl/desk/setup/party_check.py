@@ -24,31 +24,31 @@ from securevfl.runtime.run_tables import column_settings, table_warnings
 
 @dataclass(kw_only=True)
 class PartyCheck:
-    """One party, as far as its table is here."""
+    """Check of one party's table."""
 
     party: PartySettings
     rows: int | None = None
-    """None where the table can't be read."""
+    """Number of rows; None if the table can't be read."""
 
     features: dict[str, str] = field(default_factory=dict)
-    """Columns that become features: what each holds, and how it is encoded."""
+    """Kind and encoding of each column that becomes features."""
 
     unusable: list[str] = field(default_factory=list)
-    """Columns that would be features, were it not for what is wrong with them."""
+    """Feature columns with problems."""
 
     num_features: int | None = None
-    """Features after encoding; None where a column can't be encoded."""
+    """Number of features after encoding; None if a column can't be encoded."""
 
     dropped: dict[str, str] = field(default_factory=dict)
-    """Columns that are no features, and why."""
+    """Reason for each column that is no feature."""
 
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     table: PartyTable | None = None
-    """None where something is wrong."""
+    """The table; None if there is a problem."""
 
     keys: KeyTable | None = None
-    """Its keys, as linking takes them; None where something is wrong."""
+    """Keys for linkage; None if there is a problem."""
 
 
 def check_party(
@@ -57,13 +57,13 @@ def check_party(
     data_root: Path,
     show: Callable[[str], None] = ignore_note,
 ) -> PartyCheck:
-    """Look at one party's table.
+    """Check one party's table.
 
     Args:
-        party: Who.
-        config: The federation file; None where it can't be read as a whole: then only the columns
-            that the party names are looked for.
-        data_root: Where relative paths start.
+        party: The party.
+        config: The federation; None if it can't be read as a whole, so that only the named columns
+            are checked.
+        data_root: Folder at which relative paths start.
         show: Receives a database's query before it is run.
 
     Reveals:
@@ -202,7 +202,7 @@ def _take(
     *,
     where: str,
 ) -> None:
-    """Note what those columns become that can be read, and what the rest of the file asks of it."""
+    """Note the features of the readable columns, and conflicts with the rest of the file."""
     party = party_check.party
     columns = [column.name for column in schema.columns]
     party_check.features = {

@@ -1,4 +1,4 @@
-"""What a federation file should say of some tables: keys, features, task, model and promise."""
+"""Proposal for a federation of some tables: keys, features, task, model and promise."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,12 +38,12 @@ Use = Literal["key", "label", "truth", "feature", "excluded"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnUse:
-    """What becomes of one column."""
+    """Proposed use of one column."""
 
     column: Column
     use: Use
     why: str
-    """In a few words, and without a figure of the records: the file goes to others."""
+    """Reason in a few words, without figures of the records, since the file goes to others."""
 
     bounds: Bounds | None = None
     """Declared range of a secondary's numbers or dates; None where it is to be filled in."""
@@ -52,7 +52,7 @@ class ColumnUse:
     """Declared words of a secondary's column; None where they are to be filled in."""
 
     source: str = ""
-    """Where bounds or words come from."""
+    """Origin of the bounds or words."""
 
     may_be_missing: bool = False
     """True if the file says that values of a secondary's column may be missing."""
@@ -68,7 +68,7 @@ class ColumnUse:
 
     @property
     def reason(self) -> str:
-        """Why, with a feature's words or bounds and where they come from."""
+        """Reason, with a feature's words or bounds and their origin."""
         if self.use != "feature" or not self.source:
             return self.why
         if self.words is not None:
@@ -81,7 +81,7 @@ class ColumnUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:
-    """What the user of ``init`` says."""
+    """Requests of the user of ``init``."""
 
     label: str
     keys: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A whole federation, as ``init`` writes it."""
+    """Proposed federation, as ``init`` writes it."""
 
     name: str
     tables: tuple[Table, ...]
@@ -131,7 +131,7 @@ class Proposal:
     """Doubts to weigh before linking so: with figures of the records, so not for the file."""
 
     served: Mapping[str, RowsServed] = field(default_factory=dict)
-    """How many rows a secondary's record serves, by party; of tables that are here."""
+    """Rows that a secondary's records serve, by party, for tables on this machine."""
 
     @property
     def left_open(self) -> list[tuple[str, str]]:
@@ -150,11 +150,11 @@ class Proposal:
         return not self.left_open
 
     def features(self, party: str) -> list[ColumnUse]:
-        """Return what becomes a feature of a party."""
+        """Return the columns of a party that become features."""
         return [use for use in self.uses[party] if use.use == "feature"]
 
     def as_json(self) -> dict[str, object]:
-        """Return what ``init --json`` prints."""
+        """Return the content of ``init --json``."""
         return {
             "ready": self.ready,
             "open": [f"{party}.{column}" for party, column in self.left_open],
@@ -188,7 +188,7 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
 
     Args:
         tables: The primary's table, then the secondaries'.
-        wishes: What the user asks for.
+        wishes: The user's requests.
 
     Raises:
         ConfigError: If the label or the truth is missing, a key cannot be found, a secondary would
@@ -290,7 +290,7 @@ def _require_positive(positive: str | None, label: Column, task: Task) -> None:
 
 
 def _classes_of(label: Column, task: Task) -> int | None:
-    """Return how many numbers class means have."""
+    """Return the number of class means; None if it is unknown."""
     if task == "multiclass":
         return None if label.inferred is None else label.inferred.different
     return 2 if task == "binary" else CLASSES_OF_NUMBERS
@@ -344,7 +344,7 @@ def excluded_because(column: Column) -> str | None:
 
 
 def _declare_use(column: Column, wishes: Wishes) -> ColumnUse:
-    """Return a secondary's feature with what is declared of its values, or what is left open."""
+    """Return a secondary's feature with its declared values, or marked as open."""
     gaps = column.inferred is not None and column.inferred.missing > 0
     missing = column.may_be_missing or (gaps and wishes.bounds_from_data)
 
@@ -399,7 +399,7 @@ def rounded_range(column: Column, values: "pd.Series[Any]") -> Bounds:
 
 
 def _inner(ordered: np.ndarray) -> tuple[float, float]:
-    """Return the ends of what lies inside, of values in ascending order."""
+    """Return the ends of sorted values after the outer ones are left out."""
     outside = min(max(_LEAST_OUTER, round(len(ordered) * _OUTER)), (len(ordered) - 1) // 2)
     low, high = float(ordered[outside]), float(ordered[-1 - outside])
     return (low, high) if low < high else (float(ordered[0]), float(ordered[-1]))

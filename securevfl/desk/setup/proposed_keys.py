@@ -1,4 +1,4 @@
-"""Which columns parties can link by: those whose names and kinds match in all tables."""
+"""Proposed key columns: those with matching names and kinds in all tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _EQUAL_DATES: Final = "equal dates are linked, and nothing else: edits of a date
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyProposal:
-    """How parties link."""
+    """Proposed metric and key columns."""
 
     metric: str
     """``linkage.metric``."""
@@ -29,7 +29,7 @@ class KeyProposal:
     """Key columns by party, in one order."""
 
     reasons: tuple[str, ...]
-    """Why, one sentence each."""
+    """Reasons, one sentence each."""
 
     neighbours: int = NEIGHBOURS
     """K."""
@@ -44,7 +44,7 @@ class KeyProposal:
 
     @property
     def key_warning(self) -> str | None:
-        """What there is to warn of, as the file that is proposed hides no keys."""
+        """Warning about keys that the proposed file shows, or None."""
         return keys_in_clear("none", next(iter(self.columns.values())))
 
 
@@ -61,9 +61,9 @@ def propose_keys(
 
     Args:
         tables: The primary's table, then the secondaries'.
-        asked: Key columns that the user names; ``lon=longitude`` where tables differ. None are
-            proposed beside them.
-        without: Columns that are none: the label, the truth.
+        asked: Key columns that the user names; ``lon=longitude`` where tables differ. No others are
+            proposed then.
+        without: Columns that are no keys: the label, the truth.
 
     Raises:
         ConfigError: If there is nothing to link by, or a table lacks a column that was asked for.

@@ -28,7 +28,7 @@ _SETTINGS: Final[tuple[dict[str, Any], ...]] = (
     {"dates": "month-first"},
     {"digits_only": True},
 )
-"""From what changes least of a key to what leaves out most of it."""
+"""Settings in order of how much of a key they change."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class BetterSpelling:
     """Share of the primary's rows that have a record of an equal key now."""
 
     def in_words(self) -> str:
-        """Return what to write, and what it changes."""
+        """Return the settings to write, and their effect, in words."""
         settings_text = " and ".join(
             f"linkage.{name} = {str(value).lower() if value is True else repr(value)}"
             for name, value in self.settings.items()
@@ -59,7 +59,7 @@ class BetterSpelling:
 def better_spelling(spec: KeySpec, primary: KeyTable, own: KeyTable) -> BetterSpelling | None:
     """Return the settings that give most rows a record of an equal key; None if none gives more.
 
-    A setting that makes keys of one table equal that were not is passed over: it would link other
+    A setting that makes different keys of one table equal is left out: it would link different
     people.
 
     Args:

@@ -77,8 +77,8 @@ class Attack:
     aim: Aim
     """Target of the attack."""
     findings: Callable[[Evidence, int], Iterable[Leak]]
-    """Attempt on a run's evidence, where random choices are drawn with a number of seeds; it raises
-    :class:`UnavailableError` before its first finding if it can't be tried."""
+    """Function of a run's evidence and a number of seeds for random choices. It raises
+    :class:`securevfl.lab.attacks.evidence.UnavailableError` if the attack can't be tried."""
 
 
 def attempt(attack: Attack, evidence: Evidence, *, seeds: int) -> list[Leak]:

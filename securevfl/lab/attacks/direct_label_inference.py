@@ -31,7 +31,6 @@ def _residual_signs(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
         [label_guesses.Guess(rows, scores)],
         attacker=views[0].name,
         channel="residuals",
-        floor=label_guesses.label_floor(evidence, rows),
     )
 
 
@@ -58,7 +57,7 @@ def _class_sums(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
             [guess],
             attacker=view.name,
             channel="labels that class means are fitted to",
-            floor=max(elsewhere, label_guesses.label_floor(evidence, rows)),
+            floor=elsewhere,
             floor_is="the same of rows whose labels are in no class sum",
         )
 
@@ -96,9 +95,8 @@ def _row_numbers(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         guesses,
         attacker="every secondary",
         channel="sizes and times",
-        floor=label_guesses.label_floor(evidence, rows),
+        floor_rows=rows,
         known=f"{_KNOWN} labels of each class",
-        seeds=seeds,
     )
 
 

@@ -80,8 +80,14 @@ def _gradient_norm(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
     rarer = int(evidence.labels[rows].mean() < 1 / 2)
     other = -lengths if rarer else lengths
     guess = label_guesses.Guess(rows, np.stack([other, -other], axis=1))
-    known = "which class is the rarer one"
-    yield _leak(GRADIENT_NORM.name, evidence, view, [guess], known=known)
+    yield label_guesses.label_leak(
+        GRADIENT_NORM.name,
+        evidence,
+        [guess],
+        attacker=view.name,
+        channel="gradients",
+        known="which class is the rarer one",
+    )
 
 
 def _gradient_direction(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
@@ -95,8 +101,13 @@ def _gradient_direction(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]
         scores = directions @ directions[[place[row] for row in known.tolist()]].T
         left = ~np.isin(rows, known)
         guesses.append(label_guesses.Guess(rows[left], scores[left]))
-    yield _leak(
-        GRADIENT_DIRECTION.name, evidence, view, guesses, known="the label of one row a class"
+    yield label_guesses.label_leak(
+        GRADIENT_DIRECTION.name,
+        evidence,
+        guesses,
+        attacker=view.name,
+        channel="gradients",
+        known="the label of one row a class",
     )
 
 
@@ -113,40 +124,15 @@ def _gradient_clusters(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         chances.append(label_guesses.matched_by_chance(clusters, labels, classes=classes))
         scores = label_guesses.match_clusters(clusters, labels, classes=classes)
         guesses.append(label_guesses.Guess(rows, scores))
-    floor = max(float(np.mean(chances)), label_guesses.label_floor(evidence, rows))
-    yield _leak(
+    yield label_guesses.label_leak(
         GRADIENT_CLUSTERS.name,
-        evidence,
-        view,
-        guesses,
-        known="which cluster is which class",
-        floor=(floor, "the same names for clusters that say nothing"),
-    )
-
-
-def _leak(
-    name: str,
-    evidence: Evidence,
-    view: PartyView,
-    guesses: list[label_guesses.Guess],
-    *,
-    known: str,
-    floor: tuple[float, str] | None = None,
-) -> attack.Leak:
-    trivial, why = floor or (
-        label_guesses.label_floor(evidence, guesses[0].rows),
-        "how frequent classes are",
-    )
-    return label_guesses.label_leak(
-        name,
         evidence,
         guesses,
         attacker=view.name,
         channel="gradients",
-        floor=trivial,
-        floor_is=why,
-        known=known,
-        seeds=len(guesses),
+        floor=float(np.mean(chances)),
+        floor_is="the same names for clusters that say nothing",
+        known="which cluster is which class",
     )
 
 

@@ -75,12 +75,17 @@ def label_leak(
     *,
     attacker: str,
     channel: str,
-    floor: float,
+    floor: float = 0.0,
     floor_is: str = "how frequent classes are",
+    floor_rows: Int64[np.ndarray, " rows"] | None = None,
     known: str = "",
-    seeds: int = 1,
 ) -> Leak:
-    """Return the leak by guesses of labels, one for each seed; see the fields of :class:`Leak`."""
+    """Return the leak by guesses of labels, one for each seed.
+
+    Arguments are fields of the leak. Its floor is at least that of the most frequent class of
+    ``floor_rows``; None: of the guessed rows.
+    """
+    rows = guesses[0].rows
     value, interval = label_success_of(evidence, guesses)
     return Leak(
         attack=name,
@@ -90,11 +95,11 @@ def label_leak(
         measure="AUC" if evidence.classes == 2 else "accuracy",
         value=value,
         interval=interval,
-        floor=floor,
+        floor=max(floor, label_floor(evidence, rows if floor_rows is None else floor_rows)),
         floor_is=floor_is,
-        rows=len(guesses[0].rows),
+        rows=len(rows),
         known=known,
-        seeds=seeds,
+        seeds=len(guesses),
     )
 
 

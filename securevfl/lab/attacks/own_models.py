@@ -79,10 +79,10 @@ def _model_completion(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
             by_model,
             attacker=view.name,
             channel=channel,
-            floor=max(columns, label_guesses.label_floor(evidence, rows)),
+            floor=columns,
             floor_is="the same head on its own columns",
+            floor_rows=rows,
             known=f"{each} labels of each class",
-            seeds=seeds,
         )
         yield leak
         others = evidence.other_rows
@@ -181,7 +181,7 @@ def _own_clusters(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
             guesses[:1],
             attacker=view.name,
             channel=channel,
-            floor=max(columns, label_guesses.label_floor(evidence, rows)),
+            floor=columns,
             floor_is="clusters of its own columns",
             known="which cluster is which class",
         )

@@ -101,7 +101,7 @@ class RunAudit:
     channels: list[dict[str, Any]]
     """Channels through which a party learns something, each with its status and findings."""
     findings: list[dict[str, Any]]
-    """Findings of all attacks, as :meth:`Leak.as_json` returns them."""
+    """Findings of all attacks, as dictionaries of a leak's fields."""
     not_tried: dict[str, str]
     """Reason for each attack that can't be tried on this run."""
     seconds: float

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from securevfl.lab.audit.audit_statistics import (
     labels_needed,
     sums_tests,
 )
-from securevfl.lab.audit.audit_worlds import table_at
+from securevfl.lab.audit.audit_worlds import parties_named, table_at
 from securevfl.lab.audit.settings import DELTA, Audited, AuditSettings
 from securevfl.lab.audit.thread_lines import Wires, run_lives
 from securevfl.ledger.ledger import Ledger
@@ -300,18 +300,7 @@ def _test_label_draws(settings: AuditSettings) -> list[AuditTest]:
 
 def _federation(settings: AuditSettings, *, labels: str, classes: int) -> FederationConfig:
     """Return a federation whose class sums have the noise of ``noise_multiplier``."""
-    names = settings.names
-    parties: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "role": "secondary" if rank else "primary",
-            "data": f"{name}.csv",
-            "key": ["place"],
-            "scaling": "none",
-            **({} if rank else {"label": "label", "address": "127.0.0.1:0"}),
-        }
-        for rank, name in enumerate(names)
-    ]
+    parties = parties_named(settings.names)
     if labels == "shares":
         parties.append({"name": "dealer", "role": "dealer"})
     source = {

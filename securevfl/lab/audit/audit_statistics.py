@@ -12,7 +12,7 @@ coordinates and rounds.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -80,16 +80,8 @@ class AuditTest:
         return "pass" if self.statistic <= self.threshold else "fail"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain figures and words."""
-        return {
-            "name": self.name,
-            "statistic": self.statistic,
-            "threshold": self.threshold,
-            "passes_if": self.passes_if,
-            "power": self.power,
-            "against": self.against,
-            "verdict": self.verdict,
-        }
+        """Return all fields by name, and the verdict."""
+        return {**asdict(self), "verdict": self.verdict}
 
 
 def audit_tests(
