@@ -1,4 +1,4 @@
-"""Advice before a run: what noise at an epsilon leaves of partners' information.
+"""Advice before a run: partners' information that survives the noise at an epsilon.
 
 One row's release under a small epsilon is a local promise: its noise is as long as what one record
 writes, or longer. What is left of a signal behind it follows from the plan alone, before anybody's
@@ -50,7 +50,7 @@ NO_PROMISE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What can survive at one epsilon, from the plan alone."""
+    """Signal that can survive at one epsilon, from the plan alone."""
 
     epsilon: float | None
     """None: without noise."""
@@ -63,29 +63,29 @@ class Bound:
     length in one number."""
 
     blocks_spread: float
-    """The same, the length spread evenly over the numbers that a secondary writes."""
+    """Share that survives if the length is spread evenly over a secondary's numbers."""
 
     shared: float
-    """In coordinates that all secondaries share, their signals uncorrelated; all length in one
-    number."""
+    """Share that survives in coordinates shared by all secondaries, with uncorrelated signals and
+    all length in one number."""
 
     partners: int | None
     """Secondaries whose signals half survive in shared coordinates; None: no number is enough."""
 
     rows: int | None
-    """Training rows that show, by two standard errors, a signal that explains 1 % of what is left
-    open without noise; in the layout of the settings. None: no number is enough."""
+    """Training rows that show a signal worth 1 % of the residual variance by two standard errors,
+    in the settings' layout; None if no number is enough."""
 
     settings: Mapping[str, Any]
     """Settings that a run would use at this epsilon."""
 
     refused: str | None
-    """Why the file as it stands would be refused at this epsilon; None: it would not."""
+    """Reason why the file would be refused at this epsilon, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsed:
-    """What the rehearsal came to at one epsilon."""
+    """Results of the rehearsal at one epsilon."""
 
     epsilon: float | None
     metric: str
@@ -102,7 +102,7 @@ class Rehearsed:
     """Standard deviation of the gain over seeds; None with one seed."""
 
     gains: tuple[float, ...]
-    """By seed."""
+    """Gain with each seed."""
 
     used: int
     """Seeds with which the joint model answered, and not alone."""
@@ -111,7 +111,7 @@ class Rehearsed:
     """None with one seed."""
 
     def verdict(self) -> str:
-        """Return it in one line."""
+        """Return the result in one line."""
         at = "without noise" if self.epsilon is None else f"epsilon {self.epsilon:g}"
         gain = format_figure(self.gain, sign="+", digits=3) + (
             ""
@@ -139,7 +139,7 @@ class Rehearsed:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Bounds, and what a rehearsal made of them."""
+    """Bounds at each epsilon, and the results of the rehearsal."""
 
     file: Path
     config: FederationConfig
@@ -150,7 +150,7 @@ class Advice:
 
     @property
     def notes(self) -> list[str]:
-        """What to know of the bounds and the rehearsal, one sentence each."""
+        """Remarks on the bounds and the rehearsal, one sentence each."""
         notes = []
         reasons = dict.fromkeys(bound.refused for bound in self.bounds if bound.refused)
         notes += [f"as it stands, the file would be refused: {reason}" for reason in reasons]
@@ -188,7 +188,7 @@ class Advice:
         return notes
 
     def worth(self) -> str:
-        """Return one line: whether training with partners is worth what it costs."""
+        """Return one line on whether training with partners is worth its cost."""
         played = [rehearsal for rehearsal in self.rehearsed if rehearsal.epsilon is not None]
         if not played:
             return "no answer: nothing was rehearsed; leave --seeds at 3"
@@ -267,21 +267,21 @@ def advise(
     data_root: Path,
     done: Callable[[Played], None] = lambda _: None,
 ) -> Advice:
-    """Say what can survive at each epsilon, and rehearse it on the primary's own columns.
+    """Bound the surviving signal at each epsilon, and rehearse it on the primary's own columns.
 
     Args:
-        path: Where the federation file lies, for messages.
-        config: What it says.
-        epsilons: What might be promised; no noise at all comes after them.
-        seeds: Of the rehearsal, counting up from the file's; 0 rehearses nothing.
+        path: Path of the federation file, for messages.
+        config: The federation.
+        epsilons: Epsilons to compare; a run without noise is added.
+        seeds: Number of the rehearsal's seeds, counting up from the file's; 0 rehearses nothing.
         key_noise: Deviation of the noise on pretended secondaries' numeric keys, in deviations of
             each key.
-        data_root: Where relative data paths start. Only the primary's table is read.
-        done: Hears of each simulated run.
+        data_root: Folder at which relative data paths start. Only the primary's table is read.
+        done: Callback for each simulated run.
 
     Raises:
         ConfigError: If a setting is impossible.
-        DataError: If the primary's table is not what it should be, or has too few columns.
+        DataError: If the primary's table can't be read, or has too few columns.
         PrivacyError: If a promise would not hold, whatever partners declare.
 
     Reveals:
@@ -371,7 +371,7 @@ def _summary(epsilon: float | None, played: Sequence[Played]) -> Rehearsed:
 
 
 def outcome_of(gain: float, deviation: float) -> Outcome:
-    """Return what a mean gain is called, by its deviation over seeds."""
+    """Return the name of a mean gain, by its deviation over seeds."""
     if gain > CLEAR * deviation:
         return "clear"
     if gain > deviation:

@@ -36,37 +36,37 @@ Method = Literal["exact", "sampled"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partner:
-    """What one partner adds; positive is better, whichever way the metric counts."""
+    """Value of one partner; positive is better for every metric."""
 
     leave_one_out: Figures
-    """The value of all partners less the value of all others."""
+    """Value of all partners minus that of all others."""
     shapley: Figures
-    """The mean, over all orders in which partners may come, of what it adds when it comes."""
+    """Mean over all orders of partners of the value that it adds after its predecessors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worth:
-    """One game, solved."""
+    """Solution of one game."""
 
     method: Method
     permutations: int | None
-    """So many were drawn; None where values are exact."""
+    """Number of drawn permutations; None if values are exact."""
     coalitions: int
-    """So many were valued."""
+    """Number of valued coalitions."""
     partners: Mapping[str, Partner]
     all: Figures
     """The metric itself with all partners."""
     none: Figures
     """The metric itself of the primary alone."""
     gain: Figures
-    """The one less the other; positive is better. Shapley values add up to it."""
+    """``all`` minus ``none``, positive is better; Shapley values add up to it."""
     values: Mapping[Coalition, Figures] = field(repr=False)
     """The metric itself of every coalition that was valued."""
     used: Mapping[Coalition, Used] = field(repr=False)
-    """Whose predictions they are."""
+    """Model that answers with each coalition."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as ``contribution.json`` has it."""
+        """Return the content of ``contribution.json``."""
         return {
             "method": self.method,
             "permutations": self.permutations,
@@ -107,18 +107,18 @@ def solve(
     seed: int,
     on_progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> Worth:
-    """Value coalitions, and share out what they are worth.
+    """Value coalitions, and return each partner's leave-one-out and Shapley values.
 
     Args:
-        partners: Names, one at least.
-        value: What the primary would use with a coalition; asked once for each.
+        partners: Names of the partners, at least one.
+        value: Function that returns the primary's answer with a coalition; called once for each.
         head: The task.
         targets: The test rows' labels, as metrics take them.
-        exact_up_to: From more partners than these on, permutations are drawn.
-        permutations: How many then, at least :data:`LEAST_PERMUTATIONS`; an odd number counts as
-            the next even one, since each permutation is followed by its reverse.
-        seed: Of permutations and of resamples.
-        on_progress: Told how many coalitions are valued, and how many there will be.
+        exact_up_to: Largest number of partners without drawn permutations.
+        permutations: Number of drawn permutations, at least :data:`LEAST_PERMUTATIONS`; an odd
+            number counts as the next even one, since each permutation is followed by its reverse.
+        seed: Seed of permutations and resamples.
+        on_progress: Callback for the number of valued coalitions and of all.
 
     References:
         Shapley, A Value for n-Person Games, 1953: the value. Castro, Gomez and Tejada, Polynomial
@@ -166,7 +166,7 @@ def solve(
 
 
 Shares = Mapping[Coalition, float]
-"""A sum over coalitions: what each one's value is multiplied by."""
+"""Weights of a sum over coalitions' values."""
 
 
 def _exact_shares(name: str, partners: Sequence[str]) -> Shares:
@@ -204,7 +204,7 @@ def _pairs_of_orders(
 
 
 class _Gains:
-    """Metrics of every coalition, and what sums over coalitions gain.
+    """Metrics of every coalition, and gains of weighted sums over coalitions.
 
     Each resample of the test rows gives all coalitions one value, so intervals of any linear
     combination are paired by rows.
@@ -221,10 +221,10 @@ class _Gains:
         """Measure all answers.
 
         Args:
-            answers: By coalition.
+            answers: Answer of each coalition.
             head: The task.
             targets: Labels of the test rows, as metrics take them.
-            seed: Of resamples.
+            seed: Seed of resamples.
         """
         self._places = {answer: place for place, answer in enumerate(answers)}
         measured = [metric_functions(answer, head, targets) for answer in answers.values()]

@@ -36,7 +36,7 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What is compared, where, and on how many seeds."""
+    """Methods to compare on one federation file, and the folder of the runs."""
 
     config: FederationConfig
     """The federation file; its ``[methods]`` may say more of each method."""
@@ -46,16 +46,16 @@ class Comparison:
     is, with each seed, the family among them that is best on validation rows."""
 
     seeds: int
-    """How many; they count up from ``federation.seed``."""
+    """Number of seeds, counting up from ``federation.seed``."""
 
     data_root: Path
-    """Where relative data paths start."""
+    """Folder at which relative data paths start."""
 
     folder: Path
     """Folder of the runs; an interrupted comparison resumes from it."""
 
     device: str = "cpu"
-    """Where models are computed."""
+    """Device of the models: ``"cpu"`` or ``"cuda"``."""
 
     metric: str | None = None
     """The metric that methods are compared by; None: the one that training goes by."""
@@ -107,13 +107,13 @@ def compare_methods(
     comparison: Comparison,
     options: StudyOptions = _DEFAULTS,
 ) -> list[dict[str, Any]]:
-    """Train every method with every seed, or take what was trained before.
+    """Train every method with every seed; runs that the folder has are read instead.
 
     A method that does not fit is skipped, and one that fails is left out; the others go on.
 
     Args:
-        comparison: What is compared.
-        options: How runs are trained and reported; default: one after another in this process.
+        comparison: The methods and the folder.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
         One result a run of every method that has all of its runs, in the order of
@@ -184,9 +184,9 @@ def compare_methods(
 def _chosen_by_validation(
     results: Sequence[Mapping[str, Any]], task: LabelTask
 ) -> list[dict[str, Any]]:
-    """Return a result a seed: that of the family which is best on validation rows.
+    """Return the result of the best family on validation rows for each seed.
 
-    What all of them took to train, and what their releases would cost together, is its cost.
+    Its costs are the sums over all families.
     """
     chosen = []
     for seed in dict.fromkeys(result["seed"] for result in results):
@@ -214,10 +214,10 @@ def _chosen_by_validation(
 
 
 def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return what each method has otherwise than the file says, in words.
+    """Return each method's differences from the file, in words.
 
     Args:
-        comparison: What is compared.
+        comparison: The methods.
         without: Methods that are left out.
     """
     notes_by_method = {

@@ -24,7 +24,7 @@ REFERENCES: Final = ("alone", "fedsim", "fet")
 """Methods that the others are compared with seed by seed, where they take part."""
 
 PLACEBO: Final = "placebo"
-"""The same method without what partners know: what it gains as well is not the partners'."""
+"""Name of the difference to a method's placebos, which lack the partners' information."""
 
 _OTHERS_ON_A_SCREEN: Final = 3
 
@@ -56,12 +56,12 @@ def summary(
     """Return a comparison as one JSON object.
 
     Args:
-        results: What :func:`securevfl.lab.comparison.compare_methods` returned.
-        federation: Its name.
-        task: What the label is.
-        metric: The metric that methods are compared by; default: the one that training went by.
-        left_out: Methods without figures, and why.
-        adapted: What methods have otherwise than the file says, in words.
+        results: Results of :func:`securevfl.lab.comparison.compare_methods`.
+        federation: Name of the federation.
+        task: Kind of label.
+        metric: Metric to compare by; None: that of the training.
+        left_out: Methods without figures, with reasons.
+        adapted: Each method's differences from the file, in words.
 
     Returns:
         ``metric``; ``chosen_by``, the metric that chose every run's best epoch; ``methods`` with
@@ -146,13 +146,13 @@ def _from_partners(
 
 
 def _chosen(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return what was chosen with each seed by a method that chooses; nothing of others."""
+    """Return the choices of a method that chooses with each seed; empty for others."""
     chosen = [run["chosen"] for run in runs if run.get("chosen")]
     return {"chosen": chosen} if chosen else {}
 
 
 def _candidates(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
-    """Return how each model of the primary alone did on test rows; nothing of other methods."""
+    """Return the test figures of each model of the primary alone; empty for other methods."""
     each = [run.get("candidates") or {} for run in runs]
     common = [name for name in each[0] if all(name in candidates for candidates in each)]
     if not common:
@@ -169,7 +169,7 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
     """Return the table for people, its heading first.
 
     Args:
-        figures: What :func:`summary` returned.
+        figures: Result of :func:`summary`.
         narrow: Whether it is for a screen, which has room for a few metrics beside the first,
             without deviations, and for no reason why a method is left out.
     """

@@ -28,20 +28,20 @@ from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import TrainedRun, trained_run
 
 PERMUTATIONS: Final = 32
-"""Drawn where there are too many partners for exact Shapley values."""
+"""Number of drawn permutations if there are too many partners for exact Shapley values."""
 
 EXACT_TRAINED: Final = 5
-"""Up to so many partners all sets of them are trained again: 30 trainings for five."""
+"""Most partners all of whose coalitions are trained again: 30 trainings for five."""
 
 EXACT_KEPT: Final = 10
-"""Up to so many partners the kept model is asked for all sets of them."""
+"""Most partners all of whose coalitions the saved model answers."""
 
 _NOT_SENT: Final = "nothing: the run promises nothing, and all of it is computed in this process"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Contribution(Summarised):
-    """What each partner of a run adds to its model."""
+    """Value of each partner of a run for its model."""
 
     run: str
     """The run's id."""
@@ -55,21 +55,20 @@ class Contribution(Summarised):
     threshold: float
     """Decision threshold of the primary alone, for a binary task."""
     gone: Worth
-    """If it is gone tomorrow: the kept model answers without it."""
+    """Values if a partner is absent: the saved model answers without it."""
     again: Worth | None
-    """If it leaves, and the model is trained again without it; None where that would take another
-    run."""
+    """Values if a partner leaves and the model is trained again; None if that needs another run."""
     cost: str
     """Cost of measuring this, in words."""
     notes: tuple[str, ...]
     """Notes that a reader must know."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
-        """Return what was measured on how many rows; the figures are in :meth:`as_json`."""
+        """Return the metric, the number of rows and the cost."""
         return f"{self.metric} on {self.rows:,} test rows", {"cost": self.cost}
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as ``contribution.json`` has it."""
+        """Return the content of ``contribution.json``."""
         return {
             "run": self.run,
             "metric": self.metric,
@@ -110,16 +109,16 @@ def contribution(
     ``contribution.json`` in the run folder.
 
     Args:
-        run: The run folder, or what :func:`securevfl.simulate` returned.
+        run: The run folder, or the result of :func:`securevfl.simulate`.
         permutations: Orders that Shapley values are taken over, where there are more than
             :data:`EXACT_TRAINED` partners (:data:`EXACT_KEPT` for the kept model).
-        seed: Of permutations and resamples; None: the run's.
+        seed: Seed of permutations and resamples; None: the run's.
         federation: The federation file; default: that of the run.
         parties: The parties' tables, of a run that was simulated on tables in memory; others are
             read again.
-        data_root: Where relative data paths start; default: the current folder.
+        data_root: Folder at which relative data paths start; default: the current folder.
         device: ``"cpu"`` or ``"cuda"``.
-        observe: Hears of progress.
+        observe: Receives progress events.
 
     Raises:
         ConfigError: If the folder is not that of a finished run, or it would take another run.
@@ -127,7 +126,7 @@ def contribution(
         PrivacyError: If it would take further releases, or the primary's ledger was altered.
 
     Reveals:
-        Nothing: nobody is asked, and no ledger is charged.
+        Nothing: no party receives a request, and no ledger is charged.
 
     References:
         Ghorbani and Zou, Data Shapley, ICML 2019: a model's metric as the game. Wang et al.,

@@ -1,4 +1,4 @@
-"""The demo's federation: real handwritten digits, split between five parties by FeT's protocol."""
+"""Federation of the demo: handwritten digits, split between five parties by FeT's protocol."""
 
 import tempfile
 from collections.abc import Callable, Sequence

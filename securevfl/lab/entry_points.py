@@ -1,4 +1,4 @@
-"""Where linkage alone, comparisons and sweeps start, from Python and the command line alike."""
+"""Entry points of linkage alone, comparisons and sweeps, for Python and the command line."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,17 +31,15 @@ def link(
     estimate: bool = False,
     observe: Observer = lambda _event: None,
 ) -> LinkStudy:
-    """Link the tables of a federation in this process, and measure how good the links are.
+    """Link the tables of a federation in this process, and measure the quality of the links.
 
     Args:
-        federation: The path of a federation file, or what :func:`securevfl.read_federation`
-            returned.
-        out: Folder for every party's lists, which a later call finds there; default: a temporary
-            one that is removed.
-        data_root: Where relative data paths start; default: next to the file, and the current
-            folder if there is no file.
+        federation: Path of a federation file, or result of :func:`securevfl.read_federation`.
+        out: Folder for every party's lists, which later calls reuse; default: a temporary one.
+        data_root: Folder at which relative data paths start; default: that of the file, or the
+            current one.
         estimate: Whether FedSim's Delta over simpler linkage is estimated too.
-        observe: Hears of progress.
+        observe: Receives progress events.
 
     Returns:
         Figures by secondary, never a row or a record, and the curves of similarities.
@@ -51,7 +49,7 @@ def link(
         DataError: If a table can't be linked.
 
     Reveals:
-        Nothing leaves the process, which holds everybody's table.
+        Nothing leaves the process, which holds all tables.
     """
     config, root = resolve_federation(federation, data_root, only_linkage=True)
     with _kept_or_temporary(out) as folder:
@@ -70,36 +68,33 @@ def compare(
     data_root: Path | None = None,
     options: StudyOptions = _DEFAULTS,
 ) -> dict[str, Any]:
-    """Train methods side by side in the simulator, and return how they compare.
+    """Compare methods in the simulator on equal rows and seeds.
 
     Args:
-        federation: The path of a federation file, or what :func:`securevfl.read_federation`
-            returned.
+        federation: Path of a federation file, or result of :func:`securevfl.read_federation`.
         methods: Families; ``alone``, ``solo``, ``boosting``, ``boosting-links``, ``combine``,
             ``boosting-combine``; names of the file's ``[methods.NAME]`` tables; and
             ``auto``, with each seed the family among them that is best on validation rows.
-        seeds: How many run seeds, counting up from the file's.
-        out: Folder that gets the table and a folder a run, and where a comparison that was cut off
-            goes on; default: a temporary one that is removed.
-        metric: Which of the task's metrics the methods are compared by; nothing is trained again
-            for another one. Default: the one that training goes by, ``training.metric``.
+        seeds: Number of run seeds, counting up from the file's.
+        out: Folder for the table and the runs, from which a later call continues; default: a
+            temporary one.
+        metric: Metric to compare by; another one needs no training. Default: ``training.metric``.
         device: ``"cpu"`` or ``"cuda"``.
-        data_root: Where relative data paths start; default: next to the file, and the current
-            folder if there is no file.
-        options: How runs are trained and reported: so many at a time, on a Ray cluster; default:
-            one after another in this process.
+        data_root: Folder at which relative data paths start; default: that of the file, or the
+            current one.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
-        What ``comparison.json`` holds; see :func:`securevfl.lab.comparison_table.summary`.
+        Content of ``comparison.json``; see :func:`securevfl.lab.comparison_table.summary`.
 
     Raises:
         ConfigError: If a setting is impossible, ``out`` holds runs of other settings, or no method
             fits.
-        DataError: If a table is not what it should be.
+        DataError: If a table can't be read.
         SecureVflError: If every method that fits has failed.
 
     Reveals:
-        Everything is inside one organisation: a comparison protects nobody's table.
+        Everything is inside one organisation: a comparison protects no party's table.
     """
     config, root = resolve_federation(federation, data_root)
     with _kept_or_temporary(out) as folder:
@@ -119,14 +114,14 @@ def compare(
 
 
 def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str, Any]:
-    """Train what is compared, and write ``comparison.json``, ``.csv`` and ``.md``.
+    """Compare methods, and write ``comparison.json``, ``.csv`` and ``.md``.
 
     Args:
-        comparison: What is compared, and where.
-        options: How runs are trained and reported.
+        comparison: The methods and the folder.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
-        What ``comparison.json`` holds.
+        Content of ``comparison.json``.
 
     Raises:
         SecureVflError: As :func:`compare_methods`.
@@ -162,34 +157,31 @@ def sweep(
     data_root: Path | None = None,
     options: StudyOptions = _DEFAULTS,
 ) -> dict[str, Any]:
-    """Train one federation file under many settings in the simulator, and return how they compare.
+    """Compare settings of one federation file in the simulator.
 
     Args:
-        federation: The path of a federation file, or what :func:`securevfl.read_federation`
-            returned.
+        federation: Path of a federation file, or result of :func:`securevfl.read_federation`.
         settings: Values by ``table.field``, or by ``seed``: a list, or a text such as
             ``"1,10,50"`` or ``"0..4"``.
-        out: Folder that gets the table and a folder a run, and where a sweep that was cut off goes
-            on; default: a temporary one that is removed.
-        metric: Which of the task's metrics settings are compared by. Default: the one that training
-            goes by, ``training.metric``.
+        out: Folder for the table and the runs, from which a later call continues; default: a
+            temporary one.
+        metric: Metric to compare by; default: ``training.metric``.
         device: ``"cpu"`` or ``"cuda"``.
-        data_root: Where relative data paths start; default: next to the file, and the current
-            folder if there is no file.
-        options: How runs are trained and reported: so many at a time, on a Ray cluster; default:
-            one after another in this process.
+        data_root: Folder at which relative data paths start; default: that of the file, or the
+            current one.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
         Contents of ``sweep.json``; see :func:`securevfl.lab.sweep_table.summary`.
 
     Raises:
         ConfigError: If a setting is impossible, or ``out`` holds runs of other settings.
-        DataError: If a table is not what it should be.
+        DataError: If a table can't be read.
         PrivacyError: If the privacy settings of a point contradict one another.
         SecureVflError: If every point has failed.
 
     Reveals:
-        Everything is inside one organisation: a sweep protects nobody's table.
+        Everything is inside one organisation: a sweep protects no party's table.
     """
     config, root = resolve_federation(federation, data_root)
     tried = tuple(setting_of(name, values) for name, values in settings.items())

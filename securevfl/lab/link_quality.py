@@ -97,14 +97,14 @@ class LinkQuality:
     """Rows with fewer than K links."""
 
     rows_without_links: int
-    """Rows with none."""
+    """Rows without a link."""
 
     tied_rows: int
     """Rows in which two links are equally far, or the last link and a record of the same key that
     is left out, so that record numbers decided."""
 
     records_used: int
-    """Records that are linked at all."""
+    """Records with a link."""
 
     most_used: tuple[int, ...]
     """Rows that each of the ten most used records is linked to."""
@@ -131,7 +131,7 @@ def link_quality(
     """Measure links.
 
     Args:
-        links: What linkage found.
+        links: The links.
         num_records: Records of the secondary.
         primary_entities: True entity of each primary row.
         record_entities: True entity of each record; several may share one.

@@ -1,4 +1,4 @@
-"""Linkage alone: links of every secondary, their quality, and what each party would learn."""
+"""Linkage without training: links of every secondary and their quality."""
 
 import time
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _CURVE_POINTS: Final = 400
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LinkStudy(Summarised):
-    """What ``securevfl link`` found."""
+    """Links of all secondaries, measured."""
 
     figures: dict[str, Any]
     """Content of ``links.json``: figures by secondary, never a row or a record."""
@@ -44,7 +44,7 @@ class LinkStudy(Summarised):
     """By secondary, the similarities of its links (negative distances) in falling order."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
-        """Return which secondaries were linked; the figures are in ``figures``."""
+        """Return the linked secondaries' names; the figures are in ``figures``."""
         return f"links of {', '.join(self.curves)}", {}
 
 
@@ -56,24 +56,24 @@ def study_links(
     estimate: bool,
     observe: Observer,
 ) -> LinkStudy:
-    """Link every secondary in this process, write each party's lists, measure them.
+    """Link every secondary in this process, write each party's lists, and measure the links.
 
     Links that an earlier call left in the folder are not made again.
 
     Args:
-        config: The federation file; truth is used where it names a column for it.
-        data_root: Where relative paths start.
-        folder: Gets ``links.json`` and a folder for each party.
+        config: The federation; its column of true matches is used if there is one.
+        data_root: Folder at which relative paths start.
+        folder: Folder for ``links.json`` and the parties' folders.
         estimate: Whether FedSim's Delta is estimated too.
-        observe: Hears of progress.
+        observe: Receives progress events.
 
     Raises:
         ConfigError: If the linkage secret cannot be read, or a bound not be had.
         DataError: If a table can't be linked.
 
     Reveals:
-        Nothing leaves the process, which holds everybody's table. Each party's folder gets what
-        that party would learn between processes.
+        Nothing leaves the process, which holds all tables. Each party's folder gets what that party
+        would learn between processes.
     """
     primary = _read(config, config.primary, data_root)
     spec = link_spec(config)
@@ -188,7 +188,7 @@ def _in_parts(metric: ComparedKeys, k: int, name: str, observe: Observer) -> Lin
 
 
 def _write_lists(spec: LinkSpec, folder: Path, kept: CachedLinks) -> None:
-    """Write what the secondary gets: record numbers in order; distances if it could know them."""
+    """Write a secondary's lists: record numbers in order, and distances if it may know them."""
     links = kept.ranked_links
     arrays = {"indices": links.indices}
     if not protection_of(spec).helpers:

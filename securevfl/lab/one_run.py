@@ -78,7 +78,7 @@ def method_config(config: FederationConfig, name: str) -> FederationConfig:
 
 
 def method_adaptations(config: FederationConfig, name: str) -> tuple[str, ...]:
-    """Return what one method of a comparison has otherwise than the file says, in words.
+    """Return a method's differences from the file, in words.
 
     Raises:
         ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
@@ -155,13 +155,13 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFailure:
-    """Why a run has no result."""
+    """Reason for a run without a result."""
 
     reason: str
     """Reason, for people to read."""
 
     trace: str | None = None
-    """Where it is no error of ours, and so a defect here or in another package: its trace."""
+    """Traceback of an unexpected exception; None for an error of securevfl."""
 
 
 def run_config(recipe: Recipe, run: Run) -> FederationConfig:
@@ -197,7 +197,7 @@ def run_digest(recipe: Recipe, run: Run, *, tables_digest: str) -> str:
 
 
 def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None:
-    """Return what a finished run found, or None if it is still to be done.
+    """Return a finished run's result, or None if there is none.
 
     Raises:
         ConfigError: If it was trained under other settings or defaults, on other tables or by
@@ -235,7 +235,7 @@ def attempt(
     """Train a run as :func:`train_run` does, and return errors instead of raising them.
 
     Reveals:
-        Everything is in one process: a study protects nobody's table.
+        Everything is in one process: a study protects no party's table.
     """
     try:
         with interrupts.unwrap_interrupts():
@@ -258,20 +258,20 @@ def train_run(
     device: torch.device,
     observe: Observer,
 ) -> dict[str, Any]:
-    """Train, and write ``result.json`` as the last thing.
+    """Train a run, and write ``result.json`` at its end.
 
     Args:
-        task: What to train.
+        task: The run.
         tables: Every party's table.
         study: The study's folder.
-        device: Where models are computed.
-        observe: Hears of progress.
+        device: Device of the models.
+        observe: Receives progress events.
 
     Raises:
         SecureVflError: As the run itself.
 
     Reveals:
-        Everything is in one process: a study protects nobody's table.
+        Everything is in one process: a study protects no party's table.
     """
     run, recipe = task.run, task.recipe
     own = run_config(recipe, run)
@@ -328,12 +328,12 @@ def train_run(
 
 
 _bases: Final[dict[str, Base]] = {}
-"""The base of this process's last run, by what it was fitted to: most of a short run's time is its
-base's, and all methods of a seed begin at the same one."""
+"""Base of this process's last run, by a digest of its input. Fitting it takes most of a short run,
+and all methods of a seed share it."""
 
 
 def _base_key(own: FederationConfig, tables: str) -> str:
-    """Return what a run's base follows from: tables, split, seed, and who has the labels."""
+    """Return a key of a run's base: tables, split, seed, and the party with the labels."""
     sections = {name: own.source.get(name) for name in ("federation", "training", "base", "party")}
     return f"{tables} {json.dumps(sections, sort_keys=True, default=str)}"
 
@@ -349,16 +349,16 @@ def _simulate(
     observe: Observer,
     placebo: bool,
 ) -> tuple[dict[str, Any], bool, Base | None]:
-    """Return a simulated run's figures, whether it was done in one go, and its base.
+    """Return a simulated run's figures, whether it was uninterrupted, and its base.
 
     Args:
-        own: What is trained.
+        own: The run's federation.
         tables: Every party's table.
-        folder: The run's.
-        base: Of an earlier run that fitted the same.
-        data_root: Where an earlier pretraining is found.
-        device: Where models are computed.
-        observe: Hears of progress.
+        folder: Folder of the run.
+        base: Base of an earlier run with the same key.
+        data_root: Folder of an earlier pretraining.
+        device: Device of the models.
+        observe: Receives progress events.
         placebo: Whether a placebo is trained too.
     """
     options = RunOptions(run_folder=folder, data_root=data_root, device=device, observe=observe)

@@ -1,4 +1,4 @@
-"""Methods of a comparison that train in one place."""
+"""Methods of a comparison that train on pooled tables."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class MethodFigures:
 def solo_inputs(
     features: Float[Tensor, "rows features"], keys: Float[Tensor, "rows dimension"] | None
 ) -> Float[Tensor, "rows inputs"]:
-    """Return what the primary has without any partner; ``keys`` is None where no model has them."""
+    """Return the primary's own inputs; ``keys`` is None if they are no inputs."""
     if keys is None:
         return features
     return torch.cat([features, keys.to(features.dtype)], dim=1)
@@ -68,7 +68,7 @@ def combined_inputs(
     """Join the true match of every row at every secondary to the primary's own inputs.
 
     Args:
-        primary: What :func:`solo_inputs` returns.
+        primary: Result of :func:`solo_inputs`.
         secondaries: Each secondary's features, its own rows in its own order.
         matches: For each secondary, the number of the record that truly belongs to each row.
 
@@ -431,14 +431,14 @@ def train_in_one_place(
     settings: Settings,
     device: torch.device,
 ) -> tuple[MethodFigures, TaskHead]:
-    """Train a method that needs no federation, on the rows that a federation would have.
+    """Train a method on pooled tables, on the rows that a federation would have.
 
     Args:
         config: The federation file, with the method's own settings.
         tables: The primary's table; and for methods that join, every party's, with the truth.
         family: One of :data:`securevfl.config.methods.IN_ONE_PLACE`.
-        settings: How it is trained.
-        device: Where to compute.
+        settings: Settings of the method.
+        device: Device of the models.
 
     Raises:
         DataError: If a table has no truth, or some row has no match.
@@ -523,9 +523,9 @@ def _alone(
 
 
 def _linked_inputs(linked: LinkedSecondary, table: PartyTable) -> Float[Tensor, "rows inputs"]:
-    """Return what a row's links give: the nearest record, the mean of all, how many and how far.
+    """Return inputs from a row's links: nearest record, mean record, number and distance.
 
-    NaN, which trees take, where a row has no link.
+    They are NaN, which trees accept, if a row has no link.
     """
     links = linked.source.link(np.arange(linked.primary_rows, dtype=np.int64))
     present = torch.from_numpy(links.present)

@@ -1,6 +1,6 @@
-"""Rehearsal: columns of the primary play the secondaries, behind the planned noise.
+"""Rehearsal: some of the primary's columns act as secondaries', behind the planned noise.
 
-A rehearsal protects nobody and needs to: every column of it is the primary's own.
+A rehearsal needs no protection: all columns are the primary's own.
 """
 
 import math
@@ -33,11 +33,11 @@ _OF_MODEL: Final = ("release", "neighbours", "hidden", "top")
 
 
 def settings_for(config: FederationConfig, epsilon: float | None) -> Overrides:
-    """Return what a run at an epsilon has otherwise than the file says.
+    """Return the settings of a run at an epsilon that differ from the file's.
 
     Args:
         config: The federation file.
-        epsilon: What would be promised; None: nothing, and no noise is added.
+        epsilon: Promised epsilon; None: no promise and no noise.
     """
     privacy: dict[str, Any] = {
         "mechanism": "none" if epsilon is None else "gaussian",
@@ -61,7 +61,7 @@ def merge_settings(source: Mapping[str, Any], overrides: Overrides) -> dict[str,
 
 
 def chosen_settings(config: FederationConfig) -> dict[str, Any]:
-    """Return the settings that decide what survives and what reads it, by table and name."""
+    """Return the settings that decide which signal survives, by ``table.field``."""
     model = config.model
     chosen: dict[str, Any] = {"model.family": config.family.name}
     chosen |= {f"model.{name}": getattr(model, name) for name in _OF_MODEL if hasattr(model, name)}
@@ -90,13 +90,13 @@ _SMALLEST: Final = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Cast:
-    """Who plays what: one draw of columns, with the tables that follow from it."""
+    """Draw of columns for pretended secondaries, with the parties' tables."""
 
     seed: int
     """Seed of columns, orders and the keys' noise."""
 
     tables: Mapping[str, PartyTable]
-    """By party; the primary's has the columns that were left to it."""
+    """Table of each party; the primary's has its remaining columns."""
 
     own: tuple[str, ...]
     """Columns that the primary keeps."""
@@ -108,7 +108,7 @@ class Cast:
     """Range of each feature of each pretended secondary."""
 
     taken: tuple[str, ...]
-    """Columns without a declared range, whose range was taken from the table."""
+    """Columns whose range was taken from the table, since none is declared."""
 
     predictable_share: float
     """Share of the variance of the features that were set aside which a linear model of the
@@ -143,15 +143,14 @@ class Played:
 def set_aside(
     config: FederationConfig, table: PartyTable, *, seed: int, key_noise: float = 0.0
 ) -> Cast:
-    """Deal half of the columns out to pretended secondaries, as many as the file has or fewer.
+    """Assign half of the columns to pretended secondaries, at most as many as the file has.
 
     There are fewer where a secondary would get fewer features than its encoder writes numbers.
 
     Args:
         config: The federation file.
         table: The primary's whole table.
-        seed: Which columns are set aside, who gets them, in which order records stand, and the
-            noise on keys.
+        seed: Seed of the assignment, the order of records, and the noise on keys.
         key_noise: Deviation of the noise on the pretended secondaries' numeric keys, in deviations
             of each key.
 
@@ -196,11 +195,11 @@ def set_aside(
 def rehearsal_config(
     config: FederationConfig, cast: Cast, epsilon: float | None
 ) -> FederationConfig:
-    """Return the file that a cast plays by: the planned settings, links and noise.
+    """Return the federation of a cast, with the planned settings and noise.
 
     Raises:
         ConfigError: If the settings do not go with what is pretended.
-        PrivacyError: If a promise would not hold, whatever partners declare.
+        PrivacyError: If a promise would not hold for any partner.
     """
     source = merge_settings(config.source, settings_for(config, epsilon))
     hidden = _fitting_width(parse_federation(source, file="rehearsal"), cast)
@@ -247,10 +246,10 @@ def rehearse(
     Args:
         config: The federation file.
         table: The primary's whole table.
-        epsilons: None is a run without noise.
-        seeds: How many; they count up from the file's.
+        epsilons: Epsilons; None is a run without noise.
+        seeds: Number of seeds, counting up from the file's.
         key_noise: As for :func:`set_aside`.
-        done: Hears of each run.
+        done: Callback for each run.
 
     Returns:
         One cast a seed, and the runs; those of one seed share rows and columns, so that gains are
@@ -296,7 +295,7 @@ def rehearse(
 
 
 def _of_partners(metrics: Mapping[str, Any], alone: float) -> float:
-    """Return what partners bring to a run: over the local baseline, and over every placebo."""
+    """Return the lesser gain by partners: over the local baseline, or over every placebo."""
     joint = metrics.get("base") is None or metrics["base"]["used"] == "joint"
     placebos = (
         [placebo[metrics["metric"]] for placebo in metrics["placebos"].values()] if joint else []
@@ -335,7 +334,7 @@ def _features_by_column(table: PartyTable) -> dict[str, tuple[str, ...]]:
 def _dealt(
     config: FederationConfig, aside: Sequence[str], columns: Mapping[str, Sequence[str]]
 ) -> list[list[str]]:
-    """Return who gets what: fewer partners rather than fewer numbers of each."""
+    """Return each partner's columns: rather fewer partners than fewer numbers of each."""
     numbers, _ = _numbers(config)
     parts: list[list[str]] = []
     for count in range(min(len(config.secondaries), len(aside)), 0, -1):
@@ -346,7 +345,7 @@ def _dealt(
 
 
 def _fitting_width(config: FederationConfig, cast: Cast) -> int | None:
-    """Return ``model.hidden`` for so many secondaries of so many features; None: the file's."""
+    """Return ``model.hidden`` for the cast's secondaries; None keeps the file's."""
     numbers, blocks = _numbers(config)
     if numbers == 0:
         return None
@@ -358,7 +357,7 @@ def _fitting_width(config: FederationConfig, cast: Cast) -> int | None:
 
 
 def _numbers(config: FederationConfig) -> tuple[int, bool]:
-    """Return how many features a secondary must have, and whether each has a block of its own."""
+    """Return the least features of a secondary, and whether each secondary has its own block."""
     if config.encoder is None or config.encoder.method == "class-means":
         return 0, False
     _, width = config.family.cut_shape(config.model)

@@ -30,8 +30,8 @@ measurement can be continued."""
 class Retrained:
     """Answers of top models that are trained again on the released rows of a coalition.
 
-    All else is as in the run: its seed, rows, settings, base, and the rule of who answers. With all
-    partners that is the run itself.
+    Seed, rows, settings, base and the choice of the answering model are those of the run. With all
+    partners the answer is the run's own.
     """
 
     def __init__(self, source: BlockReleases, folder: Path) -> None:
@@ -39,7 +39,7 @@ class Retrained:
 
         Args:
             source: The run.
-            folder: The primary's own, of the run. What is trained is kept there.
+            folder: The primary's folder of the run, which keeps the answers.
         """
         self._source = source
         self._kept = _KeptOutputs(folder / CACHE, source.model)
@@ -96,7 +96,7 @@ class _KeptOutputs:
         self._of = [model.run, model.digest, __version__]
 
     def read(self, coalition: Coalition) -> CoalitionAnswer | None:
-        """Return what was kept, None if there is nothing."""
+        """Return the kept answer of a coalition, or None."""
         try:
             state = safetensors.torch.load(self._path(coalition).read_bytes())
             return CoalitionAnswer(
@@ -108,7 +108,7 @@ class _KeptOutputs:
             return None
 
     def write(self, coalition: Coalition, answer: CoalitionAnswer) -> None:
-        """Keep it, for this user alone.
+        """Keep an answer in a file that only this user can read.
 
         Raises:
             StorageError: If the disk takes no more.
@@ -127,4 +127,4 @@ class _KeptOutputs:
 
 
 def _nothing(_mark: EpochMark) -> None:
-    """Keep no checkpoint: a set of partners is trained from its beginning."""
+    """Keep no checkpoint: a coalition is always trained from the beginning."""

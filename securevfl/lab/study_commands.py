@@ -117,7 +117,7 @@ def compare(
 
 
 def _title(figures: Mapping[str, Any]) -> str:
-    """Return what the table of a comparison or a sweep shows."""
+    """Return the title of a comparison's or a sweep's table."""
     better = "higher" if figures["higher_is_better"] else "lower"
     seeds = len(figures["seed_numbers"])
     return (
@@ -267,12 +267,12 @@ def _warn(warnings: Sequence[str]) -> None:
 
 
 class StudyProgress:
-    """Show runs as they train; call the object with each run's events. All on stderr.
+    """Progress of a study's runs on stderr; call the object with each run's events.
 
     Args:
-        names: How many methods, or settings, are trained.
-        seeds: With how many seeds each.
-        folder: Where finished runs are kept, which Ctrl-C tells.
+        names: Number of methods or points.
+        seeds: Number of seeds of each.
+        folder: Folder of finished runs.
     """
 
     def __init__(self, *, names: int, seeds: int, folder: Path) -> None:
@@ -310,7 +310,7 @@ class StudyProgress:
             )
 
     def __call__(self, run: "Run", event: ProgressEvent) -> None:
-        """Take one event of a run; only warnings and epochs are shown."""
+        """Show a run's event, if it is a warning or an epoch."""
         if run not in self._tasks:
             name = f"{run.name}, seed {run.seed}"
             self._tasks[run] = self._progress.add_task(name, total=1, figures="")
@@ -327,11 +327,11 @@ class StudyProgress:
             )
 
     def reporting(self, options: "StudyOptions") -> "StudyOptions":
-        """Return options by which a study reports here."""
+        """Return options whose callbacks are this object's."""
         return replace(options, tell=self, done=self.done, leave_out=self.left_out)
 
     def done(self, run: "Run", result: Mapping[str, Any]) -> None:
-        """Take a finished run's result."""
+        """Show a finished run's result."""
         self._done[run.name] += 1
         self._forget(run)
         self._progress.update(self._all, completed=self._done.total())
@@ -339,7 +339,7 @@ class StudyProgress:
         self._say(text, f"done {self._done.total()}/{self._of}: {text}")
 
     def left_out(self, method: "LeftOut") -> None:
-        """Take what is skipped or has failed; what it has not run is not waited for."""
+        """Show a skipped or failed name, and count its remaining runs as not due."""
         for run in [run for run in self._tasks if run.name == method.name]:
             self._forget(run)
         self._of -= self._seeds - self._done[method.name]

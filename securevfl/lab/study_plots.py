@@ -13,11 +13,11 @@ _LOG_FROM: Final = 20
 
 
 def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str:
-    """Return one row a method: a dot for each seed, a bar of one deviation around their mean.
+    """Return a plot with a row for each method: a dot for each seed, a bar of one deviation.
 
     Args:
         values: The test metric of each seed, by method.
-        title: What is compared, and by which metric.
+        title: Title of the plot.
     """
     figure, axes = new_axes(title, "", "")
     figure.set_figheight(0.9 + 0.34 * len(values))
@@ -33,14 +33,14 @@ def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str
 
 
 def sweep_plot(figures: Mapping[str, Any]) -> str:
-    """Return a grid's test metric against one setting, a line for each value of the others.
+    """Return a plot of a grid's test metric over one setting, a line for each value of the others.
 
     The setting is the first with several numbers. A bar is one deviation over seeds, and the
     primary alone is a line of its own. Without such a setting there is a row a point, as in
     :func:`comparison_plot`.
 
     Args:
-        figures: What ``sweep.json`` holds.
+        figures: Content of ``sweep.json``.
     """
     points, metric = figures["points"].values(), figures["metric"]
     title = f"{figures['federation']}: test {metric}"
@@ -108,10 +108,10 @@ def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
 
 
 def advice_plot(advice: Mapping[str, Any]) -> str:
-    """Return the share that can survive over epsilon, next to the dry run.
+    """Return a plot of the surviving share over epsilon, next to the rehearsal.
 
     Args:
-        advice: What ``securevfl lab advise --json`` prints.
+        advice: Content of ``securevfl lab advise --json``.
     """
     rehearsal = advice["rehearsal"]
     figure = Figure(figsize=SIZE, layout="constrained")

@@ -42,7 +42,7 @@ class TableStore:
     """Tables of federation files that differ in settings; equal tables are read and kept once.
 
     Args:
-        data_root: Where relative data paths start.
+        data_root: Folder at which relative data paths start.
     """
 
     def __init__(self, data_root: Path) -> None:

@@ -14,7 +14,7 @@ CLEAR: Final = 2.0
 """Standard errors, or deviations, from zero at which a gain is called clear."""
 
 EXPLAINED: Final = 0.01
-"""Share that :func:`rows_to_see` asks about, of what the primary's own columns leave open."""
+"""Share of the primary's residual variance that :func:`rows_to_see` assumes by default."""
 
 _MOST_PARTNERS: Final = 10_000
 
@@ -22,7 +22,7 @@ _MOST_PARTNERS: Final = 10_000
 def noise_a_number(
     plan: ReleasePlan, noise_share_std: float, *, secondaries: int | None = None
 ) -> float:
-    """Return z: the noise of one number of the released sum, over the length of one record in it.
+    """Return z: the deviation of one released number's noise, over a record's length in the sum.
 
     A record writes a vector of length C, or of C/K where a row is the mean over K slots; the sum
     carries the noise of all secondaries' shares, helpers of the primary included, since the top
@@ -31,9 +31,9 @@ def noise_a_number(
     other units it does (:func:`securevfl.dp.sensitivity.row_change`).
 
     Args:
-        plan: What is released.
+        plan: Plan of the releases.
         noise_share_std: ``tau`` of that plan; 0 without noise.
-        secondaries: How many take part instead of the plan's; more than ``colluding``.
+        secondaries: Number of secondaries instead of the plan's; more than ``colluding``.
 
     Returns:
         Dimensionless, >= 0.
@@ -106,15 +106,15 @@ def surviving_share(
 def partners_for_half(plan: ReleasePlan, noise_share_std: float, *, numbers: int = 1) -> int | None:
     """Return the fewest secondaries whose signals, in shared coordinates, half survive.
 
-    Their signals are taken as uncorrelated, and the noise as that of so many secondaries.
+    Their signals are taken as uncorrelated; the noise grows with their number.
 
     Args:
-        plan: What is released, by secondaries that share coordinates (``disjoint`` is False).
+        plan: Plan of the releases of secondaries that share coordinates (``disjoint`` is False).
         noise_share_std: ``tau`` of that plan.
         numbers: As for :func:`surviving_share`.
 
     Returns:
-        None where no number is enough, as for a unit whose noise grows with every secondary.
+        None if no number is enough, as for units whose noise grows with every secondary.
     """
 
     def share(secondaries: int) -> float:
@@ -140,7 +140,7 @@ def partners_for_half(plan: ReleasePlan, noise_share_std: float, *, numbers: int
 
 
 def rows_to_see(share: float, *, explained: float = EXPLAINED) -> int | None:
-    """Return about how many training rows show a signal by two standard errors.
+    """Return the approximate number of training rows that show a signal by two standard errors.
 
     A released number that correlates by r with what is left open has, over n rows, a t value of
     ``r sqrt(n / (1 - r^2))`` in expectation; r^2 is what the signal would explain without noise,
@@ -148,11 +148,11 @@ def rows_to_see(share: float, *, explained: float = EXPLAINED) -> int | None:
 
     Args:
         share: From :func:`surviving_share`.
-        explained: Share of what the primary's own columns leave open that the signal explains
-            without noise, in (0, 1).
+        explained: Share of the primary's residual variance that the signal explains without noise,
+            in (0, 1).
 
     Returns:
-        At least 1; None where nothing survives.
+        At least 1; None if nothing survives.
     """
     squared = share * explained
     if squared == 0:

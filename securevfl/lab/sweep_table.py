@@ -34,8 +34,8 @@ def summary(
     """Return a grid as one JSON object.
 
     Args:
-        sweep: What was tried.
-        results: What :func:`securevfl.lab.sweep.train_grid` returned.
+        sweep: The sweep.
+        results: Results of :func:`securevfl.lab.sweep.train_grid`.
         left_out: Points without figures, by name.
 
     Returns:
@@ -85,7 +85,7 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
     """Return the table for people, its heading first.
 
     Args:
-        figures: What :func:`summary` returned.
+        figures: Result of :func:`summary`.
         narrow: Whether it is for a screen, which has room for a few metrics beside the first,
             without deviations.
     """

@@ -24,11 +24,11 @@ _NEAR: Final = 1e-4
 def by_importance(
     features: int, *, parties: int, weights: float | Sequence[float], first: int, seed: int
 ) -> Parts:
-    """Deal each feature to a party drawn with shares of importance from a Dirichlet distribution.
+    """Assign each feature to a party that is drawn with random shares of importance.
 
     Args:
-        features: How many there are.
-        parties: How many there are.
+        features: Number of features.
+        parties: Number of parties.
         weights: alpha of every party, or one a party, > 0; small ones make very uneven shares.
         first: Features that the first party has at least; every other one has one at least.
         seed: Of all draws.
@@ -81,13 +81,13 @@ def icor(correlations: Float64[np.ndarray, "features features"], parts: Parts) -
 def by_correlation(
     X: Float64[np.ndarray, "rows features"], *, parties: int, beta: float, seed: int
 ) -> Parts:
-    """Deal features out equally, so that Icor is beta of the way from its least to its largest.
+    """Divide features equally, so that Icor is beta of the way from its least to its largest.
 
     Args:
         X: The table.
-        parties: How many there are.
+        parties: Number of parties.
         beta: 0 keeps correlated features together, 1 spreads them over the parties.
-        seed: Of the search.
+        seed: Seed of the search.
 
     References:
         [VertiBench], as in its package (0.1.2), ``CorrelationSplitter``.

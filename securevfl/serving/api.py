@@ -91,13 +91,13 @@ class Served:
 
 
 def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) -> FastAPI:
-    """Return the application; its life starts and ends the asker.
+    """Return the application, which starts and stops the asker.
 
     Args:
-        served: What is served.
-        asker: Asks the parties.
-        figures: For Prometheus.
-        rate: Of predicted rows.
+        served: Description of the model.
+        asker: Thread that requests predictions from the parties.
+        figures: Figures for Prometheus.
+        rate: Limit on predicted rows.
     """
     # One body is read at a time: what the largest one needs in memory is needed once.
     reader = ThreadPoolExecutor(1, thread_name_prefix="securevfl-rows")
@@ -150,7 +150,7 @@ def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) 
 
     @app.get("/budget")
     async def budget() -> dict[str, Any]:
-        """Say what predictions of the model have spent, and what is left, as far as is known."""
+        """Return the spent and the remaining budget of the model's predictions, if known."""
         return {
             "run": served.run,
             "parties": [_budget_fields(party_budget) for party_budget in asker.budgets],
@@ -164,7 +164,7 @@ def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) 
 
     @app.get("/schema")
     async def schema() -> dict[str, Any]:
-        """Say what a row holds, and what is predicted."""
+        """Return the columns of a row, and the kind of prediction."""
         return {
             "federation": served.federation,
             "task": served.task,

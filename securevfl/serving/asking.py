@@ -1,4 +1,4 @@
-"""One thread asks the parties, and everybody who waits meanwhile is asked for together.
+"""Thread that requests predictions; requests that wait at the same time are combined.
 
 A session answers one request at a time. What comes in while it works, and for a moment longer, goes
 into the next one as a whole: that is quicker, and cheaper where every request is charged: all rows
@@ -32,7 +32,7 @@ _END_S: Final = 60.0
 
 @runtime_checkable
 class Listener(Protocol):
-    """Hears what an :class:`Asker` does."""
+    """Callbacks for the requests of an :class:`Asker`."""
 
     def note_request(self, requests: int, rows: int, seconds: float) -> None:
         """A request of the parties has been answered."""
@@ -73,14 +73,14 @@ class Asker:
         listener: Listener,
         clock: Callable[[], float],
     ) -> None:
-        """Make it; :meth:`start` begins.
+        """Create an asker; :meth:`start` starts its thread.
 
         Args:
-            model: What is asked.
-            most_rows: Of one request.
-            gather_s: How long a request waits for others to go with it, at most.
-            listener: Hears what happens.
-            clock: Seconds.
+            model: The model.
+            most_rows: Most rows of one request.
+            gather_s: Most seconds that a request waits for others to join it.
+            listener: Callbacks for requests.
+            clock: Clock in seconds.
         """
         self._model = model
         self._most_rows = most_rows
@@ -105,14 +105,13 @@ class Asker:
         self._thread.start()
 
     def ask(self, frame: pd.DataFrame) -> "Future[Predictions]":
-        """Return what will be the predictions of rows; a cancelled one is not asked for.
+        """Return a future of rows' predictions; a cancelled future is not requested.
 
         Args:
             frame: At most ``most_rows`` rows.
 
         Raises:
-            PartyFailedError: If not all parties are there.
-            queue.Full: If too many wait already.
+            PartyFailedError: If a party is missing. queue.Full: If too many wait already.
         """
         asked = _Asked(frame=frame)
         with self._changed:
@@ -125,7 +124,7 @@ class Asker:
         return asked.answer
 
     def close(self) -> None:
-        """Answer who waits, end the session in order, and stop."""
+        """Answer all waiting requests, end the session, and stop the thread."""
         self._ending.set()
         with self._changed:
             self._changed.notify()

@@ -43,7 +43,7 @@ class ConnectionLimits:
 
 
 class GuardedConnection(H11Protocol):
-    """A connection that is cut off by its limits; the ones before it, by their number."""
+    """Connection that is closed at its limits; a new one may close the longest waiting one."""
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -58,7 +58,7 @@ class GuardedConnection(H11Protocol):
         return self._next.when() if waits and self._next is not None else None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request, in the place of the longest wait if there are too many."""
+        """Start the wait for a request; too many connections close the longest waiting one."""
         super().connection_made(transport)
         transport.max_size = _PIECE  # type: ignore[attr-defined]
         self._wait(self._limits.head_s)
@@ -74,23 +74,23 @@ class GuardedConnection(H11Protocol):
             min(waiting, key=lambda pair: pair[0])[1].transport.abort()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, and for less long if this one's body still comes."""
+        """Start the wait for the next request; it is shorter if this body still comes."""
         rest = self.conn.their_state is h11.SEND_BODY
         super().on_response_complete()
         self._wait(self._limits.linger_s if rest else self._limits.head_s)
 
     def pause_writing(self) -> None:
-        """Give the client its time to read."""
+        """Start the time limit for the client to read."""
         super().pause_writing()
         self._unread = self.loop.call_later(self._limits.answer_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the client has read."""
+        """Cancel the time limit: the client has read."""
         super().resume_writing()
         self._cancel(self._unread)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the clock."""
+        """Cancel the timers."""
         super().connection_lost(exc)
         self._cancel(self._next)
         self._cancel(self._unread)

@@ -1,4 +1,4 @@
-"""Rows as JSON: what a model's columns ask of them, and the frame that they become.
+"""Rows as JSON: their schema by a model's columns, and conversion to a frame.
 
 A feature that may be missing may be left out. Columns that the model does not know are left out of
 account, as they are in a file of new rows; in a row that lacks a feature they are refused, since a
@@ -80,7 +80,7 @@ class RowColumn:
 
 
 class BadRowsError(DataError):
-    """A body is no rows, or rows hold what their columns do not.
+    """Error of a body without valid rows.
 
     Its lines name rows and columns, and never quote a cell.
     """
@@ -111,7 +111,7 @@ class RowFormat:
         """Return the schema of a body, for clients: ``rows``, or one ``row``.
 
         Args:
-            most_rows: Of one request.
+            most_rows: Most rows of one request.
         """
         rows = Field(default=None, max_length=most_rows, description="Rows to predict.")
         return create_model(
@@ -160,7 +160,7 @@ class RowFormat:
 
         Args:
             body: JSON: ``{"rows": [{...}, ...]}`` or ``{"row": {...}}``.
-            most_rows: Of one request.
+            most_rows: Most rows of one request.
 
         Raises:
             TooManyRowsError: Before any row is checked.
@@ -206,7 +206,7 @@ class RowFormat:
         return lines
 
     def _problems(self, number: int, error: ValidationError) -> Iterator[str]:
-        """Yield what is wrong with a row, a line a cell, some more than once."""
+        """Yield the problems of a row, a line for each cell; some come twice."""
         for detail in error.errors(include_url=False, include_context=False):
             name = str(detail["loc"][0])
             what = _EXPECTED[self._by_name[name].kind]

@@ -29,7 +29,7 @@ from securevfl.transport.star import PrimaryTransport
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Opened:
-    """A kept model that can be asked."""
+    """Saved model with its parties ready for requests."""
 
     model: Model
     kept: SavedModel
@@ -55,7 +55,7 @@ class Opened:
 def open_model(
     run: TrainedRun, *, observe: Observer, without_lost: bool = False
 ) -> Iterator[Opened]:
-    """Load a run's model, and make ready to ask its parties.
+    """Load a run's model, and prepare requests to its parties.
 
     A run that was simulated is asked in this process, one that was trained on this machine in a
     process a party, which are kept running; with an identity, this is the primary, and the other
@@ -64,7 +64,7 @@ def open_model(
 
     Args:
         run: The run that trained.
-        observe: Called with progress.
+        observe: Receives progress events.
         without_lost: Whether to go on without a secondary that was lost, between processes.
 
     Raises:
@@ -225,7 +225,7 @@ def _others_in_processes(
 
 
 class WithoutLost:
-    """Sessions of predictions, each without the secondaries that those before it have lost.
+    """Sessions of predictions without the secondaries that earlier sessions have lost.
 
     One that was lost stays out until the server is started again: it is turned away when it comes
     back, so that no session ends for it.
@@ -252,7 +252,7 @@ class WithoutLost:
         self._opened = opened
         self._observe = observe
         self.lost: tuple[str, ...] = ()
-        """Names of those that are out."""
+        """Names of the lost secondaries."""
 
     @contextmanager
     def session(self) -> Iterator[PredictingPrimary]:

@@ -26,7 +26,7 @@ from securevfl.serving.prometheus import ServiceMetrics
 LOG: Final = logging.getLogger("securevfl.serving")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG: Final = 64
-"""Connections that wait to be accepted; so many are accepted before any of them is counted."""
+"""Most connections that wait to be accepted."""
 
 _GRACE_S: Final = 30
 _QUIET_S: Final = 10.0
@@ -34,7 +34,7 @@ _QUIET_S: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """How a model is served."""
+    """Settings of a server."""
 
     max_rows: int = 1000
     """Most rows of one request, and of requests that are asked together."""
@@ -43,13 +43,13 @@ class ServerSettings:
     rate: float | None = None
     """Predicted rows a second, over all clients; None for no limit."""
     gather_s: float = 0.005
-    """How long a request waits for others to go with it, at most."""
+    """Most seconds that a request waits for others to join it."""
     hosts: frozenset[str] | None = None
     """Names that clients may call the server; None: any."""
 
 
 class _Told:
-    """Counts what the asker does, and says what an operator should know."""
+    """Listener that counts requests and logs them for the operator."""
 
     def __init__(self, figures: ServiceMetrics) -> None:
         self._figures = figures
@@ -63,12 +63,12 @@ class _Told:
 
 
 def application(opened: Opened, token: Token | None, settings: ServerSettings) -> ASGIApp:
-    """Return the whole application: guarded, and with an asker that lives as long as it.
+    """Return the guarded application with its asker.
 
     Args:
-        opened: What is served.
-        token: What clients must show; None lets everybody in.
-        settings: How it is served.
+        opened: The model.
+        token: Token that clients must send; None requires none.
+        settings: Settings of the server.
     """
     figures = ServiceMetrics()
     asker = Asker(
@@ -106,11 +106,11 @@ def run_server(app: ASGIApp, listener: socket.socket) -> None:
 
 
 def server_of(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
-    """Return a server whose connections keep to limits.
+    """Return a server with limited connections.
 
     Args:
         app: The application.
-        limits: Of connections.
+        limits: Limits of connections.
     """
     config = uvicorn.Config(
         app,
@@ -128,7 +128,7 @@ def server_of(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with one line in the log where the event loop would write a traceback."""
+    """uvicorn server that logs one line instead of the event loop's traceback."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()

@@ -143,4 +143,4 @@ GRADIENT_DIRECTION = attack.Attack("gradient-direction", "labels", _gradient_dir
 """Attack by direction: a gradient points where that of a known row of the same class points."""
 
 GRADIENT_CLUSTERS = attack.Attack("gradient-clusters", "labels", _gradient_clusters)
-"""Attack by clusters: gradients form as many clusters as there are classes."""
+"""Attack by clusters: gradients form one cluster for each class."""

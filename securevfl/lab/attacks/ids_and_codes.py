@@ -156,8 +156,8 @@ def _code_places(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
 GUESSED_IDS = attack.Attack("guessed-ids", "links", _guessed_ids)
 """Attack by a secondary that adds made-up ids to its table: links show which the primary has.
 
-The ids are whole numbers between the least and the largest of its own. No protection prevents it:
-all of them compute equality in the tables that parties bring.
+The ids are whole numbers between its least and its largest id. No protection prevents it: all of
+them compute equality in the tables that parties bring.
 """
 
 CODE_FREQUENCIES = attack.Attack("code-frequencies", "keys", _code_frequencies)

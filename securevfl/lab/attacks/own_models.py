@@ -111,7 +111,7 @@ def _memory(
     *,
     each: int,
 ) -> tuple[float, tuple[float, float]]:
-    """Return the success of a head on the encoder's training rows minus that on other rows."""
+    """Return a head's success on the encoder's training rows minus that on other rows."""
     labels = evidence.labels
     known = label_guesses.some_known(evidence, rows, each=each, seed=0)
     scores = completed_head(inputs[known], labels[known], inputs, evidence.classes)

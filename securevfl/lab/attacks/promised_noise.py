@@ -1,8 +1,8 @@
-"""Whether the noise that a run promised is in what it released, and is new each time.
+"""Tests for the promised noise in a run's releases, and for fresh noise each time.
 
-The residual of an average is what is left of it without the terms that secondaries hold. It must be
-as large as promised, differ from row to row, and from another run's; two worlds that differ as far
-as the clip allows must be as hard to tell apart as the ledger says.
+The residual of an average is the average minus the secondaries' terms. It must be as large as
+promised, differ from row to row, and from another run's; two worlds that differ as far as the clip
+allows must be as hard to tell apart as the ledger says.
 """
 
 from collections.abc import Iterator

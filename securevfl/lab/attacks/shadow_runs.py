@@ -1,4 +1,4 @@
-"""Membership by shadow runs: has a model learned from a row, or from a secondary's record?
+"""Membership by shadow runs: whether a model was trained on a row, or on a secondary's record.
 
 The recorded federation is trained again, each time without a random half of the rows, or of one
 secondary's records. Every kept model then predicts all rows, with all records there. Each run once

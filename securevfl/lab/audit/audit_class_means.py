@@ -74,7 +74,7 @@ _SEED: Final = 0
 
 
 class _Overheard(ClassMeansFitting):
-    """A secondary's part as installed; its noise, and the sums that it would fit to, are kept."""
+    """A secondary's installed part, which keeps its noise and its sums."""
 
     drawn: Int64[np.ndarray, "bins numbers"]
     sums: Float64[np.ndarray, "bins numbers"]
@@ -90,13 +90,11 @@ class _Overheard(ClassMeansFitting):
 
 
 def audit_class_means(settings: AuditSettings) -> dict[Audited, Sequence[AuditTest]]:
-    """Have class sums made and labels drawn, and test what each side gets to see.
+    """Make class sums and draw labels, and test each side's view of them.
 
     Args:
-        settings: What is audited.
-
-    Raises:
-        SecureVflError: Whatever goes wrong at a party.
+        settings: Settings of the audit. Raises:
+        SecureVflError: If a party fails.
 
     Reveals:
         Nothing: all records and labels are made up.
@@ -110,7 +108,7 @@ def audit_class_means(settings: AuditSettings) -> dict[Audited, Sequence[AuditTe
 
 
 class _SumsStage:
-    """Class sums under a dealer's masks: what primary and secondaries each see of them."""
+    """Class sums under a dealer's masks, as primary and secondaries each see them."""
 
     def __init__(self, settings: AuditSettings) -> None:
         self._settings = settings
@@ -123,19 +121,19 @@ class _SumsStage:
 
     @property
     def _there(self) -> np.ndarray:
-        """Which classes' records are there."""
+        """True for each class whose record is there."""
         return np.arange(_RECORDS) % 2 == 1
 
     @property
     def _second_of_pair(self) -> np.ndarray:
-        """Which rows' labels are the second of their pair."""
+        """True for each row with the second label of its pair."""
         return np.arange(_LABELS) % 2 == 1
 
     def seen(self) -> tuple[SumsSeen, SumsSeen]:
-        """Return what primaries see of records, and secondaries of labels.
+        """Return the primaries' views of records, and the secondaries' views of labels.
 
         Raises:
-            SecureVflError: Whatever goes wrong at a party.
+            SecureVflError: If a party fails.
         """
         settings, parties = self._settings, len(self._plan.secondaries)
         label_noise = settings.label_noise
@@ -173,7 +171,7 @@ class _SumsStage:
         )
 
     def _round(self) -> list[tuple[list[np.ndarray], np.ndarray]]:
-        """Let every secondary's class sums be made once.
+        """Make every secondary's class sums once.
 
         Returns:
             For each secondary: its sums as the primary sees them, under masks and by labels that
@@ -246,7 +244,7 @@ class _SumsStage:
 
     @cached_property
     def _vector(self) -> Float64[np.ndarray, " numbers"]:
-        """What a record, or a row of two, must count in a class sum, in units."""
+        """Contribution of a record, or of a row with two, to a class sum, in units."""
         sums = self._overheard(self._config.secondaries[0]).format
         return sums.radius * 2.0**sums.bits * np.concatenate([[0.5], self._direction])
 
@@ -283,7 +281,7 @@ class _SumsStage:
 
 
 def _test_label_draws(settings: AuditSettings) -> list[AuditTest]:
-    """Have labels drawn by randomised response, once and after the run is resumed."""
+    """Test labels by randomised response, drawn once and again after the run is resumed."""
     epsilon, classes = settings.label_epsilon, _DRAWN_CLASSES
     each = labels_needed(epsilon, classes=classes)
     config = _federation(settings, labels="randomised", classes=classes)
@@ -336,13 +334,13 @@ def _federation(settings: AuditSettings, *, labels: str, classes: int) -> Federa
 
 
 def _plan(config: FederationConfig, *, rows: int) -> RunPlan:
-    """Return the plan of a run with so many training rows, and one for each other part."""
+    """Return the plan of a run with `rows` training rows, one validation row and one test row."""
     facts = RunFacts(rows=rows + 2, train_rows=rows, validation_rows=1, test_rows=1)
     return plan_run(config, facts)
 
 
 def _data(labels: Int64[np.ndarray, " rows"], *, classes: int) -> PrimaryData:
-    """Return a primary's table of labels alone; the last two rows are not for learning."""
+    """Return a primary's table of labels alone; the last two rows validate and test."""
     rows = len(labels)
     return PrimaryData(
         features=torch.zeros(rows + 2, 0),

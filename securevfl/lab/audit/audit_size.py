@@ -32,7 +32,7 @@ AGAINST: Final = {
     "coordinates_have_own_noise": "one of the secondaries adds one number to a whole row",
     "rounds_have_own_noise": "one of the secondaries adds its noise again in the next round",
 }
-"""By test, the mistake that its power is stated for."""
+"""Mistake that each test's power is stated for, by test."""
 
 _WANTED_POWER: Final = 0.99
 # Beyond these the two worlds are told apart so rarely, or so often, that counting becomes a long
@@ -54,7 +54,7 @@ class AuditSize:
     """``k``: secondaries."""
 
     rounds: int
-    """Releases that are looked at, >= 2."""
+    """Number of releases, >= 2."""
 
     rows: int
     """Rows of each kind in one round."""
@@ -94,7 +94,7 @@ class AuditSize:
 
 
 def rows_needed(*, noise: float, parties: int, rounds: int, width: int) -> int:
-    """Return how many rows of each kind a round needs for every power to be 0.99 or more."""
+    """Return the rows of each kind that a round needs for every power to reach 0.99."""
     size = AuditSize(noise=noise, parties=parties, rounds=rounds, rows=1, width=width, step=2.0**-6)
     # For the two worlds a count alone is sought, so that steps can be small: powers are costly.
     size = replace(size, rows=-(-worlds_needed(noise) // rounds))
@@ -104,7 +104,7 @@ def rows_needed(*, noise: float, parties: int, rounds: int, width: int) -> int:
 
 
 def worlds_needed(noise: float) -> int:
-    """Return how many rows of each world catch half the noise nearly surely (0.9999)."""
+    """Return the rows of each world that detect half the noise with probability 0.9999."""
 
     def enough(rows: int) -> bool:
         return counting_power(noise, rows) >= 1 - 1e-4
@@ -119,7 +119,7 @@ def worlds_needed(noise: float) -> int:
 
 
 def variance_bounds(coordinates: int) -> tuple[float, float]:
-    """Return the ends within which observed over promised variance must lie."""
+    """Return the interval for the observed over the promised variance."""
     return (
         float(stats.chi2.ppf(FALSE_FAILURE, coordinates)) / coordinates,
         float(stats.chi2.isf(FALSE_FAILURE, coordinates)) / coordinates,
@@ -127,7 +127,7 @@ def variance_bounds(coordinates: int) -> tuple[float, float]:
 
 
 def shape_bound(size: AuditSize) -> float:
-    """Return how far the observed distribution function may be from the normal one.
+    """Return the allowed distance of the observed distribution function from the normal one.
 
     References:
         [M90] P. Massart, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality", Ann.
@@ -139,12 +139,12 @@ def shape_bound(size: AuditSize) -> float:
 
 
 def mean_bound(size: AuditSize) -> float:
-    """Return how far the mean score of one world may be from what it should be, over C."""
+    """Return the allowed distance of one world's mean score from its expectation, over C."""
     return float(stats.norm.isf(FALSE_FAILURE / 2)) * _mean_std(size)
 
 
 def correlation_bound(pairs: npt.NDArray[np.int64] | int, *, tests: int) -> npt.NDArray[np.float64]:
-    r"""Return what a sum of ``pairs`` products of fresh standard normals hardly ever exceeds.
+    r"""Return an upper bound on a sum of ``pairs`` products of fresh standard normals.
 
     The sum is ``x^T A x`` with a matrix A of zero diagonal, each pair standing in it twice as 1/2,
     and each number in two pairs at most: ``||A||_F^2 = pairs / 2`` and ``||A|| <= 1``. Then
@@ -152,7 +152,7 @@ def correlation_bound(pairs: npt.NDArray[np.int64] | int, *, tests: int) -> npt.
 
     Args:
         pairs: Products in the sum.
-        tests: Sums that are looked at together, each of both signs.
+        tests: Number of sums that are tested together, each with both signs.
 
     References:
         [LM00] Lemma 1 (Laurent and Massart, Ann. Statist. 28, 2000), whose proof covers
@@ -214,11 +214,11 @@ def _mean_std(size: AuditSize) -> float:
 
 
 def counting_power(noise: float, rows: int) -> float:
-    """Return the probability that half the noise is found out, over all counts of errors.
+    """Return the probability that half the noise is detected, over all counts of errors.
 
     Args:
-        noise: That is promised, over what the two worlds differ by.
-        rows: Looked at of each world.
+        noise: Promised deviation, over the distance between the two worlds.
+        rows: Number of rows of each world.
     """
     errors = np.arange(rows + 1)
     quantile = stats.norm.isf(error_bound(errors, rows))
@@ -237,7 +237,7 @@ def correlation_power(pairs: int, *, shared: int, parties: int, tests: int) -> f
         pairs: Products in a sum.
         shared: Numbers that are used again.
         parties: k.
-        tests: Sums that are looked at together, each of both signs.
+        tests: Number of sums that are tested together, each with both signs.
     """
     rho = 1 / parties
     mean = pairs * rho

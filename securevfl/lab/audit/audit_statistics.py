@@ -61,10 +61,10 @@ class AuditTest:
     """Observed value."""
 
     threshold: float
-    """Where passing ends."""
+    """Bound on the statistic."""
 
     passes_if: Literal["at least", "at most"]
-    """On which side of the threshold the statistic must be."""
+    """Side of the threshold on which the statistic must be."""
 
     power: float
     """Probability of failing a mechanism with the mistake in ``against``."""
@@ -74,7 +74,7 @@ class AuditTest:
 
     @property
     def verdict(self) -> Literal["pass", "fail"]:
-        """Whether the mechanism passes; what is not a number fails."""
+        """``pass`` or ``fail``; a statistic that is not a number fails."""
         if self.passes_if == "at least":
             return "pass" if self.statistic >= self.threshold else "fail"
         return "pass" if self.statistic <= self.threshold else "fail"
@@ -94,9 +94,9 @@ def audit_tests(
     """Run every test of an audit.
 
     Args:
-        residual: Released averages minus what they would be without noise, over the clip norm.
+        residual: Released minus noiseless averages, over the clip norm.
         scores: ``<H, u> / C`` of every released row.
-        size: What was promised, and how much of it is looked at.
+        size: Promised noise and number of releases.
         mixed_score: Score of the mixed rows if each is clipped as promised.
 
     Raises:
@@ -229,26 +229,26 @@ _UNLIKELY: Final = 1e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SumsSeen:
-    """What one side saw of class sums."""
+    """One side's view of class sums."""
 
     noise: float
-    """Deviation that is promised, over the change that is to be hidden; in [0.25, 8]."""
+    """Promised deviation over the change to hide, in [0.25, 8]."""
 
     residual: Float[np.ndarray, "sums bins numbers"]
-    """Sums minus what they would be without noise, over the same change."""
+    """Seen minus noiseless sums, over the same change."""
 
     scores: Float[np.ndarray, "sums changes"]
-    """Score of every change that may have been made: 0 on average if it was not, 1 if it was."""
+    """Score of every possible change: 0 on average if it was not made, 1 if it was."""
 
     made: Bool[np.ndarray, " changes"]
     """True for each change that was made."""
 
 
 def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
-    """Test the noise of class sums, and how well one changed record is detected.
+    """Test the noise of class sums, and the detection of one changed record.
 
     Args:
-        seen: By one side.
+        seen: One side's view.
         what: ``record`` or ``label``; names the tests.
     """
     noise = seen.residual / seen.noise
@@ -288,11 +288,11 @@ def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
 
 
 def labels_needed(epsilon: float, *, classes: int) -> int:
-    """Return how many rows of each of two labels catch twice the epsilon nearly surely.
+    """Return the rows of each of two labels that detect twice the epsilon nearly surely.
 
     Args:
-        epsilon: Of one label, that randomised response promises.
-        classes: K.
+        epsilon: Promised epsilon of one label by randomised response.
+        classes: Number of classes, K.
     """
     rows = 64
     while not _caught(epsilon, classes, rows):
@@ -311,11 +311,11 @@ def drawn_tests(
     """Test labels by randomised response.
 
     Args:
-        first: What rows of class 0 were drawn as.
-        second: What as many rows of class 1 were drawn as.
-        again: What the run tells of both when it is resumed, class 0 first.
-        epsilon: That is promised.
-        classes: K.
+        first: Drawn labels of rows of class 0.
+        second: Drawn labels of an equal number of rows of class 1.
+        again: Drawn labels of both after the run is resumed, class 0 first.
+        epsilon: Promised epsilon.
+        classes: Number of classes, K.
     """
     rows = len(first)
     lower = 1 - float(error_bound(int((first != 0).sum()), rows))
@@ -348,7 +348,7 @@ def _kept_probability(epsilon: float, classes: int) -> float:
 
 
 def _caught(epsilon: float, classes: int, rows: int) -> bool:
-    """Whether so many rows catch twice the epsilon, but in a share of 2 _UNLIKELY of audits."""
+    """Return whether `rows` rows detect twice the epsilon, except with probability 2 _UNLIKELY."""
     kept = _kept_probability(2 * epsilon, classes)
     turned = int(stats.binom.isf(_UNLIKELY, rows, 1 - kept))
     taken = int(stats.binom.isf(_UNLIKELY, rows, (1 - kept) / (classes - 1)))

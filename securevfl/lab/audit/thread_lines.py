@@ -24,12 +24,12 @@ class Wires:
         self._lock = threading.Lock()
 
     def queue(self, sender: str, receiver: str) -> Queue[Message]:
-        """Return one line; two threads that use it first at the same time get the same one."""
+        """Return the line from a sender to a receiver; it is safe to call from several threads."""
         with self._lock:
             return self._queues[sender, receiver]
 
     def put(self, sender: str, receiver: str, message: Message) -> None:
-        """Send a message: the receiver gets arrays of its own."""
+        """Send a message, whose arrays are copied for the receiver."""
         tensors = {key: value.copy() for key, value in message.tensors.items()}
         self.queue(sender, receiver).put(replace(message, tensors=tensors, sender=sender))
 
@@ -73,10 +73,10 @@ class ThreadLines:
 
 
 def run_lives(lives: Mapping[str, Callable[[], object]]) -> None:
-    """Run every party in a thread of its own; the first failure ends the wait for the others.
+    """Run every party in its own thread; the first failure ends the wait for the others.
 
     Raises:
-        Exception: What the first party to fail has raised.
+        Exception: The exception of the first party to fail.
     """
     ended: Queue[Exception | None] = Queue()
 
