@@ -19,7 +19,7 @@ from securevfl.version import __version__
 TOLERANCE: Final = 1e-4
 """Largest difference to torch, relative to the largest number that is given, or to 1."""
 
-# Other numbers of rows than the example that is traced, so that a size that was kept is found.
+# Numbers of rows that the traced example does not have, so that a fixed size is detected.
 _CHECKED_ROWS: Final = (1, 7, 64)
 
 _ALONE: Final = (
@@ -184,13 +184,13 @@ def _compare_with_torch(part: ExportedPart, form: Format, data: bytes) -> tuple[
     for rows in _CHECKED_ROWS:
         inputs = part.sample(rows, seed=rows)
         wanted = part.compute(inputs)
-        found = form.compute(part, data, inputs)
-        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        output = form.compute(part, data, inputs)
+        if output.shape != wanted.shape or output.dtype != wanted.dtype:
             raise ConfigError(
-                f"model of {part.model.party!r}: as {form.name} it gives {tuple(found.shape)} for "
+                f"model of {part.model.party!r}: as {form.name} it gives {tuple(output.shape)} for "
                 f"{rows} rows, and in torch {tuple(wanted.shape)}; its family keeps a batch's size"
             )
-        difference = (found - wanted).abs()
+        difference = (output - wanted).abs()
         # A number that is not one is no small difference.
         worst = max(worst, float(difference.nan_to_num(nan=torch.inf).max()))
         largest = max(largest, float(wanted.abs().max()))

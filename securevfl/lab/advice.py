@@ -21,7 +21,7 @@ from securevfl.core.formatting import format_figure
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.lab.rehearsal import (
     Cast,
-    Played,
+    RehearsedRun,
     chosen_settings,
     merge_settings,
     rehearse,
@@ -39,7 +39,7 @@ from securevfl.lab.survival import (
 from securevfl.runtime.run_tables import read_party
 
 Outcome = Literal["clear", "unclear", "none", "loss"]
-"""Rehearsed gain: above zero by two deviations, by one, by less, or below it by one."""
+"""RehearsalResult gain: above zero by two deviations, by one, by less, or below it by one."""
 
 NO_PROMISE: Final = (
     "A rehearsal is no promise. It shows what partners with columns like those set aside would "
@@ -84,7 +84,7 @@ class Bound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsed:
+class RehearsalResult:
     """Results of the rehearsal at one epsilon."""
 
     epsilon: float | None
@@ -146,7 +146,7 @@ class Advice:
     training_rows: int
     bounds: list[Bound]
     casts: list[Cast] = field(default_factory=list)
-    rehearsed: list[Rehearsed] = field(default_factory=list)
+    rehearsed: list[RehearsalResult] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
@@ -265,7 +265,7 @@ def advise(
     seeds: int,
     key_noise: float = 0.0,
     data_root: Path,
-    done: Callable[[Played], None] = lambda _: None,
+    done: Callable[[RehearsedRun], None] = lambda _: None,
 ) -> Advice:
     """Bound the surviving signal at each epsilon, and rehearse it on the primary's own columns.
 
@@ -352,12 +352,12 @@ def _refusal(config: FederationConfig) -> str | None:
     return None
 
 
-def _summary(epsilon: float | None, played: Sequence[Played]) -> Rehearsed:
+def _summary(epsilon: float | None, played: Sequence[RehearsedRun]) -> RehearsalResult:
     runs = [rehearsal for rehearsal in played if rehearsal.epsilon == epsilon]
     gains = tuple(rehearsal.gain for rehearsal in runs)
     gain = statistics.mean(gains)
     deviation = statistics.stdev(gains) if len(gains) > 1 else None
-    return Rehearsed(
+    return RehearsalResult(
         epsilon=epsilon,
         metric=runs[0].metric,
         alone=statistics.mean(rehearsal.alone for rehearsal in runs),

@@ -125,7 +125,7 @@ def solve(
         calculation of the Shapley value based on sampling, 2009: permutations. Mitchell et al.,
         Sampling Permutations for Shapley Value Estimation, JMLR 2022, section 3: reverses.
     """
-    everybody, nobody = frozenset(partners), Coalition()
+    all_partners, no_partners = frozenset(partners), Coalition()
     pairs: list[tuple[tuple[str, ...], ...]] | None = None
     if len(partners) <= exact_up_to:
         sizes = range(len(partners) + 1)
@@ -135,7 +135,7 @@ def solve(
     else:
         pairs = _pairs_of_orders(partners, permutations, seed)
         orders = [order for pair in pairs for order in pair]
-        wanted = [nobody, everybody, *(everybody - {partner} for partner in partners)]
+        wanted = [no_partners, all_partners, *(all_partners - {partner} for partner in partners)]
         wanted += [frozenset(order[:n]) for order in orders for n in range(1, len(order))]
         wanted = list(dict.fromkeys(wanted))
     valued: dict[Coalition, CoalitionAnswer] = {}
@@ -150,16 +150,16 @@ def solve(
         else:
             shares = [_mean([_marginal(name, order) for order in pair]) for pair in pairs]
             shapley = measured.gain(_mean(shares), drawn=shares)
-        left = {everybody: 1.0, everybody - {name}: -1.0}
+        left = {all_partners: 1.0, all_partners - {name}: -1.0}
         measured_partners[name] = Partner(leave_one_out=measured.gain(left), shapley=shapley)
     return Worth(
         method="exact" if pairs is None else "sampled",
         permutations=None if pairs is None else 2 * len(pairs),
         coalitions=len(valued),
         partners=measured_partners,
-        all=measured.of(everybody),
-        none=measured.of(nobody),
-        gain=measured.gain({everybody: 1.0, nobody: -1.0}),
+        all=measured.of(all_partners),
+        none=measured.of(no_partners),
+        gain=measured.gain({all_partners: 1.0, no_partners: -1.0}),
         values={coalition: measured.of(coalition) for coalition in valued},
         used={coalition: outcome.used for coalition, outcome in valued.items()},
     )

@@ -116,7 +116,7 @@ class Cast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class RehearsedRun:
     """One simulated run of a cast."""
 
     seed: int
@@ -167,7 +167,7 @@ def set_aside(
     names = list(columns)
     drawn = [names[i] for i in stream(seed, "rehearsal", "columns").permutation(len(names))]
     aside = drawn[: max(1, len(drawn) * _ASIDE // 100)]
-    parts = _dealt(config, aside, columns)
+    parts = _assign_columns(config, aside, columns)
     own = [name for name in names if name not in aside]
     ranges, taken = _ranges(config, table, aside, columns)
     left = _with_columns(table, own, columns)
@@ -239,8 +239,8 @@ def rehearse(
     *,
     seeds: int,
     key_noise: float = 0.0,
-    done: Callable[[Played], None] = lambda _: None,
-) -> tuple[list[Cast], list[Played]]:
+    done: Callable[[RehearsedRun], None] = lambda _: None,
+) -> tuple[list[Cast], list[RehearsedRun]]:
     """Simulate every epsilon with every seed; columns, splits and weights are drawn by seed.
 
     Args:
@@ -280,7 +280,7 @@ def rehearse(
             result = _simulate(rehearsal, cast, with_alone=number == 0, fitted=base)
             base, metrics = result.base, result.metrics
             alone = metrics["alone_test"] if number == 0 else alone
-            run_result = Played(
+            run_result = RehearsedRun(
                 seed=cast.seed,
                 epsilon=epsilon,
                 metric=metrics["metric"],
@@ -331,7 +331,7 @@ def _features_by_column(table: PartyTable) -> dict[str, tuple[str, ...]]:
     return {column.name: features_of_column(column) for column in _schema(table).columns}
 
 
-def _dealt(
+def _assign_columns(
     config: FederationConfig, aside: Sequence[str], columns: Mapping[str, Sequence[str]]
 ) -> list[list[str]]:
     """Return each partner's columns: rather fewer partners than fewer numbers of each."""

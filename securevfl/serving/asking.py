@@ -38,7 +38,7 @@ class Listener(Protocol):
         """A request of the parties has been answered."""
         ...
 
-    def said(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Something happened that the operator should know."""
         ...
 
@@ -56,7 +56,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Asked:
+class _WaitingRequest:
     frame: pd.DataFrame
     answer: "Future[Predictions]" = field(default_factory=Future)
 
@@ -87,7 +87,7 @@ class Asker:
         self._gather_s = gather_s
         self._listener = listener
         self._clock = clock
-        self._waiting: deque[_Asked] = deque()
+        self._waiting: deque[_WaitingRequest] = deque()
         self._changed = threading.Condition()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._live, name="securevfl-asker", daemon=True)
@@ -113,7 +113,7 @@ class Asker:
         Raises:
             PartyFailedError: If a party is missing. queue.Full: If too many wait already.
         """
-        asked = _Asked(frame=frame)
+        asked = _WaitingRequest(frame=frame)
         with self._changed:
             if not self.ready:
                 raise PartyFailedError("not all parties are connected")
@@ -138,13 +138,13 @@ class Asker:
                 with self._model.open() as session:
                     self._budgets = session.budgets()
                     self.ready = True
-                    self._listener.said("all parties are connected")
+                    self._listener.warn("all parties are connected")
                     self._answer_all(session)
             except SecureVflError as error:
                 if not self._ending.is_set():
-                    self._listener.said(f"session lost: {error.for_others()}")
+                    self._listener.warn(f"session lost: {error.for_others()}")
             except Exception as error:  # noqa: BLE001 - the thread must outlive whatever it was
-                self._listener.said(f"session lost by an unexpected {type(error).__name__}")
+                self._listener.warn(f"session lost by an unexpected {type(error).__name__}")
             self._turn_away()
             self._ending.wait(_AGAIN_S)
 
@@ -158,14 +158,14 @@ class Asker:
             else:
                 session.check()
 
-    def _next(self) -> list[_Asked]:
+    def _next(self) -> list[_WaitingRequest]:
         """Return the requests that go together, in order; empty if none wait."""
         with self._changed:
             if not self._waiting:
                 self._changed.wait(_NAP_S)
             if self._waiting and self._gather_s > 0:
                 self._changed.wait_for(self._is_full, self._gather_s)
-            taken: list[_Asked] = []
+            taken: list[_WaitingRequest] = []
             rows = 0
             while self._waiting and (
                 not taken or rows + len(self._waiting[0].frame) <= self._most_rows
@@ -180,7 +180,7 @@ class Asker:
         rows = sum(len(question.frame) for question in self._waiting)
         return rows >= self._most_rows or self._ending.is_set()
 
-    def _answer(self, session: PredictionSession, asked: Sequence[_Asked]) -> None:
+    def _answer(self, session: PredictionSession, asked: Sequence[_WaitingRequest]) -> None:
         began = self._clock()
         try:
             frame = pd.concat([question.frame for question in asked], ignore_index=True)
@@ -209,7 +209,9 @@ class Asker:
             question.answer.set_result(predictions.part(first, first + len(question.frame)))
             first += len(question.frame)
 
-    def _answer_one_by_one(self, session: PredictionSession, asked: Sequence[_Asked]) -> None:
+    def _answer_one_by_one(
+        self, session: PredictionSession, asked: Sequence[_WaitingRequest]
+    ) -> None:
         for number, question in enumerate(asked, 1):
             try:
                 self._answer(session, [question])
@@ -228,6 +230,6 @@ class Asker:
         )
 
 
-def _fail(asked: Sequence[_Asked], error: Exception) -> None:
+def _fail(asked: Sequence[_WaitingRequest], error: Exception) -> None:
     for question in asked:
         question.answer.set_exception(error)

@@ -28,7 +28,7 @@ from securevfl.transport.star import PrimaryTransport
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Opened:
+class OpenedModel:
     """Saved model with its parties ready for requests."""
 
     model: Model
@@ -54,7 +54,7 @@ class Opened:
 @contextmanager
 def open_model(
     run: TrainedRun, *, observe: Observer, without_lost: bool = False
-) -> Iterator[Opened]:
+) -> Iterator[OpenedModel]:
     """Load a run's model, and prepare requests to its parties.
 
     A run that was simulated is asked in this process, one that was trained on this machine in a
@@ -98,7 +98,7 @@ def open_model(
             yield served
 
 
-def in_process(run: TrainedRun) -> Opened:
+def in_process(run: TrainedRun) -> OpenedModel:
     """Return a model whose parties are all in this process.
 
     Raises:
@@ -113,9 +113,9 @@ def _open_local(
     own: SavedModel,
     config: FederationConfig,
     session: Callable[[], AbstractContextManager[PredictionSession]],
-) -> Opened:
+) -> OpenedModel:
     """Return a model that never waits for parties."""
-    return Opened(
+    return OpenedModel(
         model=Model(open=session, rows=_reader(config, own), interrupt=lambda: None),
         kept=own,
         rows=_rows(config, own),
@@ -129,7 +129,7 @@ def between_processes(
     identity: Identity | None = None,
     processes: KeptProcesses | None = None,
     without_lost: bool = False,
-) -> Iterator[Opened]:
+) -> Iterator[OpenedModel]:
     """Hold the primary's files, and sessions with the other parties.
 
     Args:
@@ -146,7 +146,7 @@ def between_processes(
         party.files.hold_ledger()
         party.files.log("serving", run=model.run)
         going_on = WithoutLost(party, model, opened=star.hold, observe=job.observe)
-        yield Opened(
+        yield OpenedModel(
             model=Model(
                 open=going_on.session
                 if without_lost

@@ -20,7 +20,7 @@ from securevfl.serving.api import make_app
 from securevfl.serving.asking import Asker
 from securevfl.serving.connection import ConnectionLimits, GuardedConnection
 from securevfl.serving.guard import Guard, Rate, Token
-from securevfl.serving.opening import Opened
+from securevfl.serving.opening import OpenedModel
 from securevfl.serving.prometheus import ServiceMetrics
 
 LOG: Final = logging.getLogger("securevfl.serving")
@@ -48,7 +48,7 @@ class ServerSettings:
     """Names that clients may call the server; None: any."""
 
 
-class _Told:
+class _RequestLog:
     """Listener that counts requests and logs them for the operator."""
 
     def __init__(self, figures: ServiceMetrics) -> None:
@@ -58,11 +58,11 @@ class _Told:
         self._figures.count_request(rows, seconds)
         LOG.info("asked for %d rows of %d requests in %.1f ms", rows, requests, 1000 * seconds)
 
-    def said(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         LOG.warning("%s", text)
 
 
-def application(opened: Opened, token: Token | None, settings: ServerSettings) -> ASGIApp:
+def application(opened: OpenedModel, token: Token | None, settings: ServerSettings) -> ASGIApp:
     """Return the guarded application with its asker.
 
     Args:
@@ -75,7 +75,7 @@ def application(opened: Opened, token: Token | None, settings: ServerSettings) -
         opened.model,
         most_rows=settings.max_rows,
         gather_s=settings.gather_s,
-        listener=_Told(figures),
+        listener=_RequestLog(figures),
         clock=time.monotonic,
     )
     return Guard(

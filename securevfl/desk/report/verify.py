@@ -61,7 +61,7 @@ class _Evidence:
     files: list[_File] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
-    def say(self, check: str, party: str, good: bool | None, text: str) -> None:
+    def note(self, check: str, party: str, good: bool | None, text: str) -> None:
         self.findings.append(Finding(check=check, party=party, good=good, text=text))
 
     def of(self, party: str) -> list[_File]:
@@ -114,7 +114,7 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
         path, run = Path(str(place.get("ledger"))), str(place.get("run"))
         evidence.run = evidence.run or run
         if run != evidence.run:
-            evidence.say("chain", party, False, f"took part in another run than others, {run}")
+            evidence.note("chain", party, False, f"took part in another run than others, {run}")
         paths[path] = True
         if not path.exists():
             here = path.parent.exists()
@@ -123,7 +123,7 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
                 if here
                 else "not on this machine"
             )
-            evidence.say("chain", party, False if here else None, text)
+            evidence.note("chain", party, False if here else None, text)
     whole = ""
     for path, live in paths.items():
         if not path.exists():
@@ -131,7 +131,7 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
         try:
             chain, entries = read_chain(path)
         except PrivacyError as error:
-            evidence.say("chain", party, False, str(error))
+            evidence.note("chain", party, False, str(error))
             continue
         file = _File(party=party, path=path, live=live, chain=chain, entries=entries)
         copies = evidence.of(party)
@@ -151,9 +151,9 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
             ]
         else:
             text = f"does not go on from the copy that the run kept ({lines} lines)"
-            evidence.say("chain", party, False, text)
+            evidence.note("chain", party, False, text)
     if whole:
-        evidence.say("chain", party, True, whole)
+        evidence.note("chain", party, True, whole)
 
 
 def _check_signatures(evidence: _Evidence) -> None:
@@ -177,15 +177,15 @@ def _check_signatures(evidence: _Evidence) -> None:
                         )
                     pinned += 1
         except (AuthenticationError, ConfigError, PrivacyError) as error:
-            evidence.say("signatures", file.party, False, str(error))
+            evidence.note("signatures", file.party, False, str(error))
             continue
         text = f"{count} statements of others, {pinned} of them of this run by identities it pins"
-        evidence.say("signatures", file.party, True if count else None, text)
+        evidence.note("signatures", file.party, True if count else None, text)
     kept = evidence.identities.get(config.digest)
     file_pins = {party.name: party.identity for party in config.parties}
     if evidence.identities and kept != file_pins:
         text = "federation.toml pins other identities than identities.json keeps for it"
-        evidence.say("signatures", config.primary.name, False, text)
+        evidence.note("signatures", config.primary.name, False, text)
 
 
 def _check_heads(evidence: _Evidence, file: _File) -> None:
@@ -196,7 +196,7 @@ def _check_heads(evidence: _Evidence, file: _File) -> None:
     for witness in evidence.files:
         if witness.party == file.party:
             continue
-        for entry, statement in _said_of(evidence, file, witness):
+        for entry, statement in _statements_about(evidence, file, witness):
             if file.chain.head_at(statement["lines"]) == bytes.fromhex(statement["head"]):
                 agreed += 1
                 continue
@@ -205,7 +205,7 @@ def _check_heads(evidence: _Evidence, file: _File) -> None:
             difference = f"has {len(file.entries)} lines, and {statement['lines']} were"
             if statement["lines"] <= len(file.entries):
                 difference = f"is not, at line {statement['lines']}, what was"
-            evidence.say(
+            evidence.note(
                 "heads",
                 file.party,
                 False,
@@ -214,10 +214,10 @@ def _check_heads(evidence: _Evidence, file: _File) -> None:
             )
             return
     text = f"as others countersigned it, {agreed} times" if agreed else "no other's is at hand"
-    evidence.say("heads", file.party, True if agreed else None, text)
+    evidence.note("heads", file.party, True if agreed else None, text)
 
 
-def _said_of(
+def _statements_about(
     evidence: _Evidence, file: _File, witness: _File
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Yield a witness's ledger lines and statements that a ledger must agree with."""
@@ -241,19 +241,19 @@ def _check_end(evidence: _Evidence, file: _File) -> None:
     """Note whether all parties have signed the end of the run."""
     own = [entry for entry in _countersigned_entries(file) if entry["run"] == evidence.run]
     if not own and evidence.run is None:
-        evidence.say("end", file.party, None, "a simulation: no other party signs")
+        evidence.note("end", file.party, None, "a simulation: no other party signs")
         return
     points = [entry["point"] for entry in own]
     if "end" in points:
-        evidence.say("end", file.party, True, f"{len(points)} points of this run, to its end")
+        evidence.note("end", file.party, True, f"{len(points)} points of this run, to its end")
         return
     if _ended_without(evidence, file.party):
         text = f"{len(points)} points of this run; it was absent when the others signed its end"
-        evidence.say("end", file.party, None, text)
+        evidence.note("end", file.party, None, text)
         return
     finished = evidence.metrics is not None and not _was_restored(evidence, file.party)
     text = f"{len(points)} points of this run, and its end is not among them"
-    evidence.say("end", file.party, False if finished else None, text)
+    evidence.note("end", file.party, False if finished else None, text)
 
 
 def _ended_without(evidence: _Evidence, party: str) -> bool:
@@ -279,7 +279,7 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
         try:
             head = read_state(path).get("ledger_head")
         except DamagedError:
-            evidence.say("checkpoints", party, False, f"{name}: is damaged")
+            evidence.note("checkpoints", party, False, f"{name}: is damaged")
             return
         if not head:
             continue
@@ -288,10 +288,10 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
             text = f"{path.name}: was made with releases that the ledger lacks"
             booked = _was_restored(evidence, party)
             text += ", and has booked since it was restored" if booked else ""
-            evidence.say("checkpoints", party, None if booked else False, text)
+            evidence.note("checkpoints", party, None if booked else False, text)
             return
     if count:
-        evidence.say("checkpoints", party, True, f"{count} lie on the chain")
+        evidence.note("checkpoints", party, True, f"{count} lie on the chain")
 
 
 def _check_records(evidence: _Evidence, party: str) -> None:
@@ -312,21 +312,21 @@ def _check_records(evidence: _Evidence, party: str) -> None:
     try:
         chain, entries = read_chain(path)
     except (ConfigError, PrivacyError) as error:
-        evidence.say("records", party, False, str(error))
+        evidence.note("records", party, False, str(error))
         return
     heads = [entry["ledger"] for entry in entries if entry["kind"] == "released"]
     if not all(map(chain.contains, booked)):
         text = f"{FILE} lacks releases that the ledger has booked: cut, or exchanged"
-        evidence.say("records", party, False, text)
+        evidence.note("records", party, False, text)
     elif not (
         _was_restored(evidence, party)
         or all(any(file.chain.contains(head) for file in evidence.of(party)) for head in heads)
     ):
         text = f"{FILE} was counted beside lines that the ledger lacks"
-        evidence.say("records", party, False if evidence.of(party) else None, text)
+        evidence.note("records", party, False if evidence.of(party) else None, text)
     else:
         text = f"{len(entries)} lines count records in {len(heads)} releases, all of this ledger"
-        evidence.say("records", party, True, text)
+        evidence.note("records", party, True, text)
 
 
 def _check_figures(evidence: _Evidence) -> None:
@@ -335,7 +335,7 @@ def _check_figures(evidence: _Evidence) -> None:
     files = evidence.of(primary)
     if metrics is None or not files:
         missing = "the run has no metrics.json" if metrics is None else "its ledger is not at hand"
-        evidence.say("figures", primary, None, f"not computed: {missing}")
+        evidence.note("figures", primary, None, f"not computed: {missing}")
         return
     privacy = metrics["privacy"]
     labels = {f"labels.{name}": value for name, value in privacy.get("labels", {}).items()}
@@ -343,20 +343,20 @@ def _check_figures(evidence: _Evidence) -> None:
     try:
         by_ledger = recompute_figures(until_end(files[0].entries, metrics["run"]), metrics["run"])
     except SecureVflError as error:
-        evidence.say("figures", primary, False, f"do not follow from the ledger: {error}")
+        evidence.note("figures", primary, False, f"do not follow from the ledger: {error}")
         return
     for name, value in by_ledger.items():
         if not _equal(stated.get(name), value):
             text = (
                 f"{name} is {stated.get(name)} in metrics.json, and {value} by the ledger's lines"
             )
-            evidence.say("figures", primary, False, text)
+            evidence.note("figures", primary, False, text)
             return
     epsilon = "no bound" if by_ledger["epsilon"] is None else f"{by_ledger['epsilon']:.4f}"
     text = (
         f"epsilon ({epsilon}) and {by_ledger['releases']} releases follow from the ledger's lines"
     )
-    evidence.say("figures", primary, True, text)
+    evidence.note("figures", primary, True, text)
 
 
 def _was_restored(evidence: _Evidence, party: str) -> bool:

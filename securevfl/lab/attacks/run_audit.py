@@ -67,7 +67,7 @@ def all_attacks(
     return {candidate.name: candidate for candidate in attacks}
 
 
-def chosen(names: str | None) -> list[str]:
+def attack_names(names: str | None) -> list[str]:
     """Return the names of attacks in a comma-separated list; for None, all without trainings.
 
     Raises:

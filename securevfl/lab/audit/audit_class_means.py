@@ -38,7 +38,7 @@ from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.lab.audit.audit_size import worlds_needed
 from securevfl.lab.audit.audit_statistics import (
     AuditTest,
-    SumsSeen,
+    SumsView,
     drawn_tests,
     labels_needed,
     sums_tests,
@@ -73,7 +73,7 @@ _NEAR, _FAR = 0.1, 10.0
 _SEED: Final = 0
 
 
-class _Overheard(ClassMeansFitting):
+class _RecordedFitting(ClassMeansFitting):
     """A secondary's installed part, which keeps its noise and its sums."""
 
     drawn: Int64[np.ndarray, "bins numbers"]
@@ -99,7 +99,7 @@ def audit_class_means(settings: AuditSettings) -> dict[Audited, Sequence[AuditTe
     Reveals:
         Nothing: all records and labels are made up.
     """
-    records, labels = _SumsStage(settings).seen()
+    records, labels = _SumsStage(settings).views()
     return {
         "class_sums": sums_tests(records, what="record"),
         "label_sums": sums_tests(labels, what="label"),
@@ -120,7 +120,7 @@ class _SumsStage:
         self._data = _data(np.concatenate([of_records, of_labels]), classes=_CLASSES)
 
     @property
-    def _there(self) -> np.ndarray:
+    def _present(self) -> np.ndarray:
         """True for each class whose record is there."""
         return np.arange(_RECORDS) % 2 == 1
 
@@ -129,7 +129,7 @@ class _SumsStage:
         """True for each row with the second label of its pair."""
         return np.arange(_LABELS) % 2 == 1
 
-    def seen(self) -> tuple[SumsSeen, SumsSeen]:
+    def views(self) -> tuple[SumsView, SumsView]:
         """Return the primaries' views of records, and the secondaries' views of labels.
 
         Raises:
@@ -156,13 +156,13 @@ class _SumsStage:
         pairs = np.stack(by_secondaries)[:, _RECORDS:-1] @ vector / length
         moved = (pairs[:, 1::2] - pairs[:, ::2]) / math.sqrt(2) / of_label
         return (
-            SumsSeen(
+            SumsView(
                 noise=settings.noise_multiplier,
                 residual=records / of_record,
                 scores=along,
-                made=self._there,
+                made=self._present,
             ),
-            SumsSeen(
+            SumsView(
                 noise=label_noise,
                 residual=labels / of_label,
                 scores=moved + 0.5,
@@ -179,7 +179,9 @@ class _SumsStage:
         """
         plan, config = self._plan, self._config
         wires = Wires(self._settings.timeout_s)
-        fittings = [self._overheard(plan.config.party(name)) for name in plan.secondaries.values()]
+        fittings = [
+            self._recorded_fitting(plan.config.party(name)) for name in plan.secondaries.values()
+        ]
         hidden: list[Int64[np.ndarray, "bins numbers"]] = []
         whole = self._class_labels.label_noise
         assert whole is not None, "labels stay at home"
@@ -222,12 +224,12 @@ class _SumsStage:
         with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
             return _class_labels(self._plan, self._data, _ledger(self._plan, "primary"), text)
 
-    def _overheard(self, party: PartySettings) -> _Overheard:
+    def _recorded_fitting(self, party: PartySettings) -> _RecordedFitting:
         """Return a secondary's part in one round; class sums leave it once."""
         at_work = bottom_at_work(self._plan, party, self._records, device=torch.device("cpu"))
         assert isinstance(at_work.bottom, FittedBottom), "encoders are class means"
         ledger = _ledger(self._plan, party.name)
-        return _Overheard(
+        return _RecordedFitting(
             self._plan,
             party,
             at_work.bottom,
@@ -245,14 +247,14 @@ class _SumsStage:
     @cached_property
     def _vector(self) -> Float64[np.ndarray, " numbers"]:
         """Contribution of a record, or of a row with two, to a class sum, in units."""
-        sums = self._overheard(self._config.secondaries[0]).format
+        sums = self._recorded_fitting(self._config.secondaries[0]).format
         return sums.radius * 2.0**sums.bits * np.concatenate([[0.5], self._direction])
 
     @cached_property
     def _expected_sums(self) -> Float64[np.ndarray, "bins numbers"]:
         """Class sums without noise, but for rounding."""
         weights = np.zeros(_CLASSES + 1)
-        weights[:_RECORDS] = _LINKS * self._there
+        weights[:_RECORDS] = _LINKS * self._present
         weights[_RECORDS + 2 * np.arange(_LABELS) + self._second_of_pair] = 1.0
         return weights[:, None] * self._vector
 
@@ -267,7 +269,7 @@ class _SumsStage:
     @cached_property
     def _records(self) -> PartyTable:
         """A secondary's table: one record between two rows, or two at one."""
-        between = _FAR * np.flatnonzero(self._there) + _NEAR
+        between = _FAR * np.flatnonzero(self._present) + _NEAR
         rows = _FAR * (_RECORDS + np.arange(_LABELS))
         places = np.concatenate([between, rows - _NEAR, rows + _NEAR])
         length = _BEYOND * math.sqrt(_FEATURES)

@@ -224,10 +224,10 @@ def counting_power(noise: float, rows: int) -> float:
     quantile = stats.norm.isf(error_bound(errors, rows))
     wrong = stats.norm.sf(1 / noise)
     probability = stats.binom.pmf(errors, rows, wrong)
-    at_most = np.append(0.0, stats.binom.cdf(errors, rows, wrong))
-    # With so many errors in one world, fewer than `fewest` in the other one prove too large a mu.
-    fewest = np.searchsorted(-quantile, quantile - 1 / noise, side="left")
-    return min(1.0, float(probability @ at_most[fewest]))
+    cumulative = np.append(0.0, stats.binom.cdf(errors, rows, wrong))
+    # For each count of errors in one world, fewer than `first_proof` in the other prove a large mu.
+    first_proof = np.searchsorted(-quantile, quantile - 1 / noise, side="left")
+    return min(1.0, float(probability @ cumulative[first_proof]))
 
 
 def correlation_power(pairs: int, *, shared: int, parties: int, tests: int) -> float:

@@ -228,7 +228,7 @@ _UNLIKELY: Final = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SumsSeen:
+class SumsView:
     """One side's view of class sums."""
 
     noise: float
@@ -244,7 +244,7 @@ class SumsSeen:
     """True for each change that was made."""
 
 
-def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
+def sums_tests(seen: SumsView, *, what: str) -> list[AuditTest]:
     """Test the noise of class sums, and the detection of one changed record.
 
     Args:

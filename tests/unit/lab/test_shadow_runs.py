@@ -16,7 +16,7 @@ from securevfl.core.files import read_json
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.attacks import attack, shadow_runs
 from securevfl.lab.attacks.evidence import Evidence
-from securevfl.lab.attacks.run_audit import audit_run, chosen
+from securevfl.lab.attacks.run_audit import attack_names, audit_run
 from securevfl.lab.attacks.shadow_runs import ShadowAnswers, Shadows, true_positive_rate
 from securevfl.lab.commands import app
 from securevfl.runtime import simulation
@@ -130,7 +130,7 @@ def test_a_model_that_remembers_is_found_out(
 
 def test_the_command_trains_on_the_tables_and_predicts_with_all_records(tmp_path: Path) -> None:
     run = recorded(tmp_path)
-    assert not any("shadow" in name for name in chosen(None))
+    assert not any("shadow" in name for name in attack_names(None))
     assert "--attacks shadow-rows" in audit_run(run, ["shadow-rows"]).not_tried["shadow-rows"]
     command = ["audit", str(run), "--data-root", str(tmp_path), "--shadows", "8"]
     result = CliRunner().invoke(app, [*command, "--attacks", "shadow-records"])
