@@ -33,14 +33,14 @@ class Callback:
     """
 
     def on_event(self, event: progress.ProgressEvent) -> None:
-        """Hear of progress.
+        """Receive a progress event.
 
         Args:
             event: One of :mod:`securevfl.progress`: figures and words, never a row or a record.
         """
 
     def on_end(self, figures: Mapping[str, Any] | None) -> None:
-        """Hear that the run is over.
+        """Receive the end of the run.
 
         Args:
             figures: What ``metrics.json`` holds; None if the run failed, or this callback did.
@@ -171,7 +171,7 @@ class CallbackObserver:
         self._figures: Mapping[str, Any] | None = None
 
     def tell(self, event: progress.ProgressEvent) -> None:
-        """Hand an event on."""
+        """Pass an event to all callbacks."""
         for callback in tuple(self._callbacks):
             try:
                 callback.on_event(event)
@@ -185,7 +185,7 @@ class CallbackObserver:
 
     @contextlib.contextmanager
     def until_the_end(self) -> Iterator["CallbackObserver"]:
-        """Tell all callbacks how the run ended, however it does."""
+        """Report the end of a run to all callbacks, also after an error."""
         try:
             yield self
         finally:
@@ -213,7 +213,7 @@ class _Steps:
         self._rounds = 0
 
     def of(self, event: progress.ProgressEvent) -> tuple[int, dict[str, float]]:
-        """Return the event's step, and its figures by name; none if it is no point of a curve."""
+        """Return the event's step and its figures by name; empty if it is no point of a curve."""
         match event:
             case progress.RoundDone():
                 self._rounds += 1
@@ -235,7 +235,7 @@ class _Steps:
 
 
 def _last(figures: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return a run's last figures that are one number, and its words, by name."""
+    """Return a run's last scalar figures, and its words, by name."""
     promise, gain = figures.get("privacy", {}), figures.get("gain")
     flat = {
         **{name: value for name, value in figures.items() if isinstance(value, int | float)},

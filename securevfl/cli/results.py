@@ -1,4 +1,4 @@
-"""What commands about runs share: the run folder, figures on stdout, and pages."""
+"""Output of commands about runs: figures on stdout, and pages."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
 
 
 def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
-    """Print a row a metric: the joint model with its interval, then every other model."""
+    """Print a row for each metric: the joint model with its interval, then all other models."""
     evaluation, measured = metrics["evaluation"], run_folder.models_measured(metrics)
     first, *others = measured
     tested = "no test rows" if "untested" in metrics else "test rows"
@@ -236,7 +236,7 @@ def write_pictures(party: Path) -> None:
 
 
 def write_own_page(party: Path) -> None:
-    """Write a secondary's own page, where it was linked; one that can't be made ends nothing."""
+    """Write a secondary's own page if it was linked; a failure is only a warning."""
     from securevfl.runtime.run_folder import own_folders
 
     if not own_folders(party):
@@ -258,7 +258,7 @@ def warn(config: FederationConfig) -> None:
 
 
 def metric_name(config: FederationConfig) -> str:
-    """Return the metric that training goes by."""
+    """Return the metric that training optimises."""
     return metrics_of(config.federation.task, config.training.metric)[0].name
 
 

@@ -414,7 +414,7 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
                 f"y has one class, {self.classes_[0]!r}; a classifier needs two at least"
             )
         self._values: tuple[Any, ...] = tuple(range(len(self.classes_)))
-        """What the run calls the classes, in the order of ``classes_``."""
+        """Class names of the run, in the order of ``classes_``."""
         task: Task = "binary" if len(self.classes_) == 2 else "multiclass"
         if self.positive is None:
             return Target(task=task, labels=numbers.astype(np.int64), classes=self._values)

@@ -55,7 +55,7 @@ class LocalModel:
 def train_alone_on(
     table: PartyTable, labels: Labels, *, task: Task, training: TrainingSettings, seed: int
 ) -> LocalModel:
-    """Fit the primary's own models, and choose one.
+    """Fit the primary's own models, and return the best on validation rows.
 
     Args:
         table: The primary's table, made of a frame, with the labels.

@@ -42,7 +42,7 @@ def write_released(frame: pd.DataFrame, path: Path) -> None:
 
 
 def require_writable_name(path: Path) -> None:
-    """Refuse a file of a kind that no table of releases is written as.
+    """Refuse a file name with another ending than ``.parquet`` or ``.csv``.
 
     Raises:
         ConfigError: Naming the kinds that are.

@@ -22,14 +22,14 @@ class Format(ABC):
     """A file format of models."""
 
     name: ClassVar[str]
-    """As ``--format`` says it."""
+    """Name of the format for ``--format``."""
     suffix: ClassVar[str]
     """Suffix of its files."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """Packages that are not everywhere."""
+    """Optional packages that the format needs."""
 
     def require_installed(self) -> None:
-        """Refuse where a package is missing.
+        """Refuse if a package is missing.
 
         Raises:
             ConfigError: Saying how to install it.

@@ -65,7 +65,7 @@ class ExportedPart:
     inputs: tuple[Port, ...]
     """Its inputs, in order."""
     output: Port
-    """Its one output."""
+    """Output of the part."""
 
     def sample(self, rows: int, *, seed: int) -> tuple[Tensor, ...]:
         """Return random inputs about as large as those of training, with empty slots."""
@@ -245,7 +245,7 @@ def _keys(table: PartyTable, *rows: str | int) -> list[Port]:
 
 
 class _Scaling(nn.Module):
-    """The kept scalers, in float64 as in training."""
+    """Scalers of the saved model, in float64 as in training."""
 
     def __init__(self, model: SavedModel) -> None:
         super().__init__()

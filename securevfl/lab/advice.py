@@ -56,11 +56,11 @@ class Bound:
     """None: without noise."""
 
     noise: float
-    """Noise of one number of the sum, over the length of one record in it."""
+    """Deviation of the noise in one number of the sum, over a record's length."""
 
     blocks: float
-    """Share of the signal that survives, in coordinates of a secondary's own; all of a record's
-    length in one number."""
+    """Share of the signal that survives in a secondary's own coordinates, with all length in one
+    number."""
 
     blocks_spread: float
     """Share that survives if the length is spread evenly over a secondary's numbers."""
@@ -70,7 +70,8 @@ class Bound:
     all length in one number."""
 
     partners: int | None
-    """Secondaries whose signals half survive in shared coordinates; None: no number is enough."""
+    """Least number of secondaries whose signals half survive in shared coordinates; None if no
+    number is enough."""
 
     rows: int | None
     """Training rows that show a signal worth 1 % of the residual variance by two standard errors,
@@ -96,7 +97,7 @@ class RehearsalResult:
     """Mean over seeds of the model that answers."""
 
     gain: float
-    """Mean over seeds, counted so that positive is better."""
+    """Mean gain over seeds; positive is better."""
 
     deviation: float | None
     """Standard deviation of the gain over seeds; None with one seed."""
@@ -108,7 +109,7 @@ class RehearsalResult:
     """Seeds with which the joint model answered, and not alone."""
 
     outcome: Outcome | None
-    """None with one seed."""
+    """Name of the gain; None with one seed."""
 
     def verdict(self) -> str:
         """Return the result in one line."""
@@ -225,7 +226,7 @@ class Advice:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it for ``--json``."""
+        """Return the content of ``--json``."""
         return {
             "file": str(self.file),
             "worth": self.worth(),

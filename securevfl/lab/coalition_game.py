@@ -55,13 +55,13 @@ class Worth:
     """Number of valued coalitions."""
     partners: Mapping[str, Partner]
     all: Figures
-    """The metric itself with all partners."""
+    """Metrics with all partners."""
     none: Figures
-    """The metric itself of the primary alone."""
+    """Metrics of the primary alone."""
     gain: Figures
     """``all`` minus ``none``, positive is better; Shapley values add up to it."""
     values: Mapping[Coalition, Figures] = field(repr=False)
-    """The metric itself of every coalition that was valued."""
+    """Metrics of every valued coalition."""
     used: Mapping[Coalition, Used] = field(repr=False)
     """Model that answers with each coalition."""
 
@@ -259,7 +259,7 @@ class _Gains:
         }
 
     def gain(self, shares: Shares, *, drawn: Sequence[Shares] = ()) -> Figures:
-        """Return a sum over coalitions, turned so that positive is better.
+        """Return a weighted sum over coalitions with intervals; positive is better.
 
         Args:
             shares: The sum.

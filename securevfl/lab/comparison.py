@@ -31,7 +31,7 @@ from securevfl.runtime.run_options import device_named
 _DEFAULTS: Final = StudyOptions()
 
 AUTO: Final = "auto"
-"""The method that is, with each seed, the best of the others on validation rows."""
+"""Name of the method that is the best other method on validation rows with each seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Comparison:
     """Device of the models: ``"cpu"`` or ``"cuda"``."""
 
     metric: str | None = None
-    """The metric that methods are compared by; None: the one that training goes by."""
+    """Metric to compare by; None: ``training.metric``."""
 
     def __post_init__(self) -> None:
         checks.at_least(1, seeds=self.seeds)
@@ -243,7 +243,7 @@ def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> F
 
 
 def _misfit(config: FederationConfig, method: str, tables: Mapping[str, PartyTable]) -> str | None:
-    """Return why a method can't be trained on this file and these tables, if it can't."""
+    """Return why a method can't be trained on this file and these tables, or None."""
     family = method_family(config.source, method)
     try:
         own = method_config(config, method)

@@ -21,7 +21,7 @@ from securevfl.models.task_metrics import TaskMetric, metrics_of
 from securevfl.version import __version__
 
 REFERENCES: Final = ("alone", "fedsim", "fet")
-"""Methods that the others are compared with seed by seed, where they take part."""
+"""Methods with which all others are compared seed by seed, if they take part."""
 
 PLACEBO: Final = "placebo"
 """Name of the difference to a method's placebos, which lack the partners' information."""

@@ -31,10 +31,10 @@ PERMUTATIONS: Final = 32
 """Number of drawn permutations if there are too many partners for exact Shapley values."""
 
 EXACT_TRAINED: Final = 5
-"""Most partners all of whose coalitions are trained again: 30 trainings for five."""
+"""Largest number of partners for which all coalitions are trained again: 30 trainings for five."""
 
 EXACT_KEPT: Final = 10
-"""Most partners all of whose coalitions the saved model answers."""
+"""Largest number of partners for which the saved model answers all coalitions."""
 
 _NOT_SENT: Final = "nothing: the run promises nothing, and all of it is computed in this process"
 
@@ -95,7 +95,7 @@ def contribution(
     device: str = "cpu",
     observe: Observer = unheard,
 ) -> Contribution:
-    """Measure what each secondary adds to the model of a finished run, on its test rows.
+    """Measure each secondary's value for the model of a finished run, on its test rows.
 
     Two questions have two answers. *Gone tomorrow*: the model that was kept answers without the
     secondary. *Trained again*: the secondary leaves, and the top model is trained again on the

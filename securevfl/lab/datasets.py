@@ -1,4 +1,4 @@
-"""Data sets for experiments: built-in tables, and one table split between parties."""
+"""Data sets for experiments: tables by name, and splits of one table between parties."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

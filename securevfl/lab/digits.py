@@ -23,7 +23,7 @@ from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
 PARTIES = ("clinic", "lab-a", "lab-b", "lab-c", "lab-d")
-"""The primary, then the secondaries."""
+"""Names of the primary and the secondaries."""
 
 
 def digits_tables(*, seed: int) -> list[PartyTable]:

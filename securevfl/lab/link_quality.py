@@ -15,7 +15,7 @@ Simpler = Literal["exact", "top1sim", "avgsim"]
 
 
 def estimated_improvement(links: LinkTable, *, over: Simpler) -> float:
-    """Return Delta: how much of the links' similarity a simpler method loses or blurs, per row.
+    """Return Delta: the similarity that a simpler method loses or blurs, per row.
 
     ``Delta_i = sum_(matches) (1 - s_ij) + sum_(others) s_ij``, averaged over the rows i. A match
     that is not quite similar is redundant information, a similar record that is no match is lost.
@@ -100,14 +100,14 @@ class LinkQuality:
     """Rows without a link."""
 
     tied_rows: int
-    """Rows in which two links are equally far, or the last link and a record of the same key that
-    is left out, so that record numbers decided."""
+    """Rows with two equally far links, or whose last link has the key of a record that is left
+    out."""
 
     records_used: int
     """Records with a link."""
 
     most_used: tuple[int, ...]
-    """Rows that each of the ten most used records is linked to."""
+    """Number of rows of each of the ten most used records."""
 
     first_distance_quantiles: dict[str, float]
     """Quantiles over rows of the distance of the first link."""

@@ -41,7 +41,7 @@ _KEPT: Final = (
     "best_epoch",
     "placebos",
 )
-"""Names of a simulated run's figures that stand in its result, as in every method's."""
+"""Names of a simulated run's figures that its result keeps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class Run:
 
 
 def method_config(config: FederationConfig, name: str) -> FederationConfig:
-    """Return the federation as one method of a comparison trains it.
+    """Return the federation of one method of a comparison.
 
     Raises:
         ConfigError: If there is no such method, its ``[methods.NAME]`` table is wrong, or it does
@@ -88,13 +88,13 @@ def method_adaptations(config: FederationConfig, name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What all runs of one name train; a run adds its seed."""
+    """Federation or method of all runs of one name; a run adds its seed."""
 
     source: Mapping[str, Any]
     """The parsed federation file."""
 
     method: str | None
-    """A method as a comparison knows it; None trains what the file says."""
+    """Name of a comparison's method; None trains the file itself."""
 
     def config(self) -> FederationConfig:
         """Return the federation that is trained.
@@ -107,20 +107,20 @@ class Recipe:
 
     @property
     def family(self) -> str:
-        """The family that is trained, or which method in one place."""
+        """Name of the trained family, or of the method on pooled tables."""
         if self.method is not None:
             return method_family(self.source, self.method)
         return self.config().family.name
 
     @property
     def in_one_place(self) -> bool:
-        """Whether no federation is trained."""
+        """Whether the method trains on pooled tables."""
         return self.method is not None and self.family in IN_ONE_PLACE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A run that is still to be trained, with all that it needs but the tables."""
+    """Run to train, without its tables."""
 
     run: Run
     """Run to train."""
@@ -129,13 +129,13 @@ class Task:
     """Recipe of the run."""
 
     digest: str
-    """Digest of all that its result depends on: settings and tables."""
+    """Digest of the settings and tables that the result depends on."""
 
     tables: str
-    """Digest of the tables that it is handed."""
+    """Digest of its tables."""
 
     data_root: Path = Path()
-    """Folder of what the federation file names by a path: an earlier pretraining."""
+    """Folder at which the path of an earlier pretraining starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +165,7 @@ class RunFailure:
 
 
 def run_config(recipe: Recipe, run: Run) -> FederationConfig:
-    """Return the federation that a run trains.
+    """Return the federation of a run, with its seed.
 
     Raises:
         ConfigError: If there is no such method.
@@ -178,7 +178,7 @@ def run_config(recipe: Recipe, run: Run) -> FederationConfig:
 
 
 def run_digest(recipe: Recipe, run: Run, *, tables_digest: str) -> str:
-    """Return a digest of all that a run's result depends on, this version of securevfl among it."""
+    """Return a digest of a run's settings and tables, and of this version of securevfl."""
     own = run_config(recipe, run)
     # With defaults filled in: where a newer version has others, the same file means another run.
     written_settings = {

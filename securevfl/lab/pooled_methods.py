@@ -31,11 +31,10 @@ from securevfl.models.tasks import HALF, Metrics, TaskHead
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodFigures:
-    """The results of one method."""
+    """Results of one method."""
 
     train: float
-    """Like the next two, the metric that training goes by; NaN where training rows, as those of a
-    fold, lack a class that it needs."""
+    """Metric of training on training rows; NaN if they lack a class that it needs."""
     validation: float
     test: float
     validation_metrics: Metrics
@@ -44,7 +43,7 @@ class MethodFigures:
     epochs: int
     """Epochs, or rounds of boosting, that were run."""
     best_epoch: int
-    """The epoch whose model is measured."""
+    """Epoch of the measured model."""
     chosen: str | None = None
     """Name of the primary's chosen local model; None for other methods."""
     candidates: Mapping[str, Metrics] | None = None
@@ -278,7 +277,7 @@ class BoostingResult:
     """Metrics of the chosen number of trees."""
 
     train: float
-    """Like the next two, the metric that training goes by: of the training rows."""
+    """Metric of training on training rows."""
 
     validation: float
     """NaN if there are no validation rows."""
@@ -482,7 +481,7 @@ def train_in_one_place(
 def require_fitting(
     config: FederationConfig, family: str, tables: Mapping[str, PartyTable]
 ) -> None:
-    """Refuse a method in one place that does not go with the tables.
+    """Refuse a method on pooled tables that does not fit them.
 
     Args:
         config: The federation file.

@@ -81,7 +81,7 @@ def chosen_settings(config: FederationConfig) -> dict[str, Any]:
 
 
 PRETENDED: Final = "pretended"
-"""Pretended secondaries are called so, with a number from 1 on."""
+"""Name of pretended secondaries, before their number."""
 
 # Of the columns, so many in a hundred are set aside; rounded down.
 _ASIDE: Final = 50
@@ -111,8 +111,8 @@ class Cast:
     """Columns whose range was taken from the table, since none is declared."""
 
     predictable_share: float
-    """Share of the variance of the features that were set aside which a linear model of the
-    primary's own keys and columns explains: how little new a pretended partner has to say."""
+    """Share of the variance of the features set aside that a linear model of the primary's
+    remaining columns explains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class RehearsedRun:
     """Test figure of the primary alone, on the columns that were left to it."""
 
     test: float
-    """Test figure of the model that answers: the joint one, or alone's where that was chosen."""
+    """Test figure of the answering model: the joint one, or the primary alone."""
 
     gain: float
     """Gain from partners, positive is better: of ``test`` over ``alone`` and over every placebo,

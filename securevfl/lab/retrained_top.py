@@ -23,8 +23,8 @@ from securevfl.runtime.kept_run import BlockReleases, Coalition, CoalitionAnswer
 from securevfl.version import __version__
 
 CACHE: Final = "contribution"
-"""Subfolder of the primary's folder with the outputs of retrained models, so that an interrupted
-measurement can be continued."""
+"""Subfolder of the primary's folder with the outputs of retrained models, from which an interrupted
+measurement continues."""
 
 
 class Retrained:
@@ -89,7 +89,7 @@ class Retrained:
 
 
 class _KeptOutputs:
-    """What was trained again, a file for each set of partners; a damaged one is trained anew."""
+    """Answers of retrained models, a file for each coalition; a damaged file is replaced."""
 
     def __init__(self, folder: Path, model: SavedModel) -> None:
         self._folder = folder

@@ -46,7 +46,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]], metrics: Sequence[TaskMetric])
 
 
 def on_test_rows(runs: Sequence[Mapping[str, Any]], metric: str) -> list[float | None]:
-    """Return a metric on test rows, seed by seed; None where it is not defined."""
+    """Return a metric on test rows for each seed; None if it is not defined."""
     return [run["test_metrics"][metric] for run in runs]
 
 

@@ -97,7 +97,7 @@ def _label(settings: Mapping[str, Any]) -> str:
 
 
 def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
-    """Return the links' similarities (negative distances) in falling order, a line a secondary."""
+    """Return a plot of sorted similarities (negative distances), a line for each secondary."""
     figure, axes = new_axes("similarity of all links, sorted", "share of the links", "similarity")
     for name, curve in curves.items():
         places = [number / max(1, len(curve) - 1) for number in range(len(curve))]

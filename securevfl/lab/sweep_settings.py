@@ -93,7 +93,7 @@ def parse_setting(text: str) -> Setting:
 
 
 def setting_of(name: str, values: str | Sequence[Any]) -> Setting:
-    """Return a setting with its values, as a text of :func:`parse_setting` or one by one.
+    """Return a setting with its values, from a text as for :func:`parse_setting` or a list.
 
     Raises:
         ConfigError: If the text cannot be read.
@@ -207,7 +207,7 @@ class Point:
 
 
 def as_asked(source: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file as it was before ``auto`` chose, so that a changed one is resolved anew.
+    """Return a file as it was before ``auto`` chose, so that it can be resolved again.
 
     Args:
         source: The file with the chosen values.

@@ -130,7 +130,7 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
 
 
 def _headings(settings: Collection[str]) -> list[str]:
-    """Return settings by their last part, where that leaves no doubt."""
+    """Return short names of settings: the last part if it is unique."""
     last = [name.rpartition(".")[2] for name in settings]
     return [
         short if last.count(short) == 1 else name
@@ -154,6 +154,6 @@ def write_sweep(
 
 
 def _settings_of(points: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return a run's settings as columns of CSV; none of the primary alone."""
+    """Return a run's settings as columns of CSV; empty for the primary alone."""
     settings = points[name]["settings"] if name in points else {}
     return {setting: text_of(value) for setting, value in settings.items()}

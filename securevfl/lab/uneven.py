@@ -1,4 +1,4 @@
-"""Deal one table's features out unevenly: by importance and by correlation, as VertiBench does."""
+"""Uneven divisions of a table's features by importance and by correlation, after VertiBench."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -54,7 +54,7 @@ def by_importance(
 
 
 def icor(correlations: Float64[np.ndarray, "features features"], parts: Parts) -> float:
-    """Return how much more features of different parties are correlated than those of one.
+    """Return Icor: correlation between parties' features minus correlation within parties.
 
     The mean over parties i of the mean over others j of ``Pcor(i, j) - Pcor(i, i)``, Pcor being
     the standard deviation of a block's singular values over the root of its smaller side.
@@ -101,7 +101,7 @@ def by_correlation(
     start = np.array_split(random.permutation(X.shape[1]), parties)
 
     def search(target: float) -> tuple[Parts, float]:
-        """Return parts, and their Icor, that come as near to a target as exchanges find."""
+        """Return parts whose Icor is near a target, and that Icor."""
         parts = [part.copy() for part in start]
         reached = icor(correlations, parts)
         for tried_before in range(_TRIES):

@@ -28,7 +28,7 @@ from securevfl.serving.prometheus import ServiceMetrics
 from securevfl.version import __version__
 
 RETRY_S: Final = 5
-"""After which a client may ask again when a party is gone."""
+"""Seconds after which a client may try again if a party is missing."""
 
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SPENT: Final = (
@@ -50,7 +50,7 @@ _MISFIT: Final = "the rows do not fit the model's columns; GET /schema says what
 
 
 class Predicted(BaseModel):
-    """What the model says of one row."""
+    """Prediction of one row."""
 
     prediction: str | bool | int | float | None
     """The most probable class, or a regression's number in the label's unit; null with a note."""
@@ -80,7 +80,7 @@ class Answer(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Served:
-    """What is served."""
+    """Description of the served model."""
 
     federation: str
     run: str
@@ -283,7 +283,7 @@ def _row_answer(value: Any, share: dict[str, float] | None, note: str) -> Predic
 
 
 async def _plain(_request: Request, error: Exception) -> Response:
-    """Answer Starlette's own refusals in the form of all others."""
+    """Return Starlette's own refusals in the form of all others."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     words = {400: "bad_request", 404: "not_found", 405: "not_allowed"}
     more = (getattr(error, "headers", None) or {}).get("Allow", "another method")

@@ -23,7 +23,7 @@ from securevfl.runtime.predicting import NamedRows, PredictionSession
 from securevfl.runtime.predictions import Predictions
 
 MOST_WAITING: Final = 256
-"""Requests that may wait for the one before them."""
+"""Most requests that may wait."""
 
 _NAP_S: Final = 0.2
 _AGAIN_S: Final = 0.5
@@ -35,20 +35,20 @@ class Listener(Protocol):
     """Callbacks for the requests of an :class:`Asker`."""
 
     def note_request(self, requests: int, rows: int, seconds: float) -> None:
-        """A request of the parties has been answered."""
+        """Note an answered request to the parties."""
         ...
 
     def warn(self, text: str) -> None:
-        """Something happened that the operator should know."""
+        """Note an event for the operator."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """What is asked: a session when it is entered, again and again."""
+    """Model whose parties answer in sessions."""
 
     open: Callable[[], AbstractContextManager[PredictionSession]]
-    """Waits until all parties are there."""
+    """Opens a session, which waits for all parties."""
     rows: Callable[[pd.DataFrame], NamedRows]
     """Reads rows as the model's schema says."""
     interrupt: Callable[[], None]
@@ -93,11 +93,11 @@ class Asker:
         self._thread = threading.Thread(target=self._live, name="securevfl-asker", daemon=True)
         self._budgets: list[PredictionBudget] = []
         self.ready = False
-        """Whether all parties are there."""
+        """Whether all parties are connected."""
 
     @property
     def budgets(self) -> list[PredictionBudget]:
-        """What is known of the parties' budgets, as it was after the last request."""
+        """Known budgets of the parties after the last request."""
         return self._budgets
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class Asker:
                 session.check()
 
     def _next(self) -> list[_WaitingRequest]:
-        """Return the requests that go together, in order; empty if none wait."""
+        """Return the waiting requests to combine, in order."""
         with self._changed:
             if not self._waiting:
                 self._changed.wait(_NAP_S)

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _MOST: Final = 512
 _PIECE: Final = 1 << 14
-"""Bytes that are read at once: parsing 256 KiB of tiny chunks would keep all others waiting."""
+"""Most bytes of one read, so that parsing of tiny chunks does not block others for long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,12 +22,12 @@ class ConnectionLimits:
     """Limits of one server's connections."""
 
     most: int
-    """At once; one more closes the one that has waited for a request for longest."""
+    """Most connections at once; one more closes the longest waiting one."""
     head_s: float = 10.0
     """Seconds for the first line and the headers of a request, from the connection's begin or from
     the last answer on."""
     linger_s: float = 1.0
-    """Seconds for which a body is thrown away whose request is answered already."""
+    """Seconds during which the rest of an answered request's body is discarded."""
     answer_s: float = 30.0
     """Seconds for which an answer may wait to be read."""
 
@@ -53,7 +53,7 @@ class GuardedConnection(H11Protocol):
 
     @property
     def _waits_until(self) -> float | None:
-        """When the wait for a request ends; None while one is answered."""
+        """Time at which the wait for a request ends; None while a request is answered."""
         waits = self.cycle is None or self.cycle.response_complete
         return self._next.when() if waits and self._next is not None else None
 

@@ -140,12 +140,12 @@ class Rate:
 
 PREDICT: Final = "/predict"
 OPEN: Final = frozenset({"/health", "/ready"})
-"""Paths that need no token; they say whether the server lives, and nothing else."""
+"""Paths that need no token; they only tell whether the server runs."""
 PATHS: Final = OPEN | {PREDICT, "/budget", "/metrics", "/schema", "/openapi.json"}
 
 _BODY_S: Final = 30.0
 _MOST_BODIES: Final = 64
-"""Bodies of the largest size for which there is memory at once."""
+"""Most bodies of the largest size in memory at once."""
 
 _INTERNAL: Final = 500
 
@@ -164,18 +164,17 @@ class Guard:
         log: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """Make it.
+        """Create the guard.
 
         Args:
             app: The application.
             token: Token that clients must send; None requires none.
             hosts: Names of the server that clients may use, without the port; None: any. A page of
-                the web that a browser of this machine shows has another name, whatever its address
-                has become since.
-            max_bytes: Of one body.
-            figures: Counts the answers.
-            log: Takes one line a request.
-            clock: Seconds.
+                the web in a browser of this machine uses another name, whatever its address is.
+            max_bytes: Most bytes of one body.
+            figures: Counters of answers.
+            log: Callback for a line for each request.
+            clock: Clock in seconds.
         """
         self._app = app
         self._token, self._hosts = token, hosts

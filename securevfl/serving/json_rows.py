@@ -76,7 +76,7 @@ class RowColumn:
     note: str
     """Purpose of the column."""
     sign: str = ""
-    """Sign that the table writes with numbers of the column; a row has the number alone."""
+    """Sign of the column's numbers in tables; a JSON row has the number alone."""
 
 
 class BadRowsError(DataError):
@@ -88,12 +88,12 @@ class BadRowsError(DataError):
     def __init__(self, lines: Sequence[str]) -> None:
         more = ["and more"] if len(lines) > MOST_LINES else []
         self.lines = (*lines[:MOST_LINES], *more)
-        """What is wrong, a line a cell."""
+        """Problems, a line for each cell."""
         super().__init__("; ".join(self.lines))
 
 
 class TooManyRowsError(DataError):
-    """A body has more rows than one request may have."""
+    """Error of a body with more rows than a request may have."""
 
 
 class RowFormat:
@@ -194,7 +194,7 @@ class RowFormat:
         return row
 
     def _misspelt(self, number: int, cells: Mapping[str, Any]) -> list[str]:
-        """Return a line for each column that the model does not know, of a row that lacks some."""
+        """Return a line for each unknown column of a row that lacks some column."""
         absent = [name for name in self._by_name if name not in cells]
         unknown = (name for name in cells if name not in self._by_name)
         first = repr(absent[0][:_LONGEST_NAME])
@@ -282,7 +282,7 @@ def _rows_of(body: bytes, most_rows: int) -> list[Any]:
 
 
 def _require_different(pairs: list[tuple[str, Any]]) -> None:
-    """Refuse an object with two values of one name.
+    """Refuse an object with a repeated name.
 
     Raises:
         BadRowsError: Naming it.

@@ -35,7 +35,7 @@ class OpenedModel:
     kept: SavedModel
     rows: RowFormat
     processes: KeptProcesses | None = None
-    """Processes of the other parties, where they run on this machine."""
+    """Processes of the other parties, if they run on this machine."""
 
     def describe(self, *, max_rows: int) -> Served:
         """Return its description for the API."""
@@ -191,7 +191,7 @@ def _rows(config: FederationConfig, model: SavedModel) -> RowFormat:
 def _others_in_processes(
     config: FederationConfig, options: RunOptions
 ) -> Iterator[tuple[FederationConfig, Identity, KeptProcesses]]:
-    """Keep every party but the primary running in its own process, answering for its kept model.
+    """Run every party except the primary in its own process, ready for requests.
 
     Args:
         config: The federation file; addresses and identities are replaced by this run's own.

@@ -37,7 +37,7 @@ class ServerSettings:
     """Settings of a server."""
 
     max_rows: int = 1000
-    """Most rows of one request, and of requests that are asked together."""
+    """Most rows of one request, and of combined requests."""
     max_bytes: int = 4 * 2**20
     """Most bytes of one body."""
     rate: float | None = None
@@ -95,7 +95,7 @@ def application(opened: OpenedModel, token: Token | None, settings: ServerSettin
 
 
 def run_server(app: ASGIApp, listener: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests that have come in are answered before it returns.
+    """Serve until SIGTERM or Ctrl-C; received requests are answered before it returns.
 
     Args:
         app: The application.

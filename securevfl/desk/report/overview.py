@@ -29,7 +29,7 @@ NOT_SIMULATED: Final = (
 def party_lines(
     run: Path, config: FederationConfig, metrics: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return a line for each party: the primary's own figures, and others' where they lie here."""
+    """Return a line for each party, with the figures of parties on this machine."""
     facts = {path.name: files.read_json(path / run_folder.OWN_FACTS) for path in own_folders(run)}
     lines = []
     for party in config.parties:
@@ -53,7 +53,7 @@ def party_lines(
 
 
 def odds_in_words(privacy: dict[str, Any]) -> str:
-    """Return the promise in odds that people can picture, of this run and of the table."""
+    """Return the promise as odds, for this run and for all runs on the table."""
     if privacy["hides"] is None:
         return "nothing bounds what may be found out of secondaries' records; no noise was added."
     spent = max(privacy["epsilon"], privacy["epsilon_planned"])
@@ -71,9 +71,9 @@ def odds_in_words(privacy: dict[str, Any]) -> str:
 
 
 _WRAPPED: Final = 38
-"""Characters of a line between the boxes of the picture."""
+"""Most characters of a line between the boxes of the picture."""
 _BOX: Final = 22
-"""Characters of a line in a box."""
+"""Most characters of a line in a box."""
 _LINE: Final = 17
 """Units of the picture from line to line."""
 
@@ -154,7 +154,7 @@ _SECTIONS: Final = (
 
 
 def setting_lines(config: FederationConfig) -> Iterator[dict[str, str]]:
-    """Yield every setting but the parties', with its value and where that is from."""
+    """Yield every setting, except the parties', with its value and origin."""
     for name in _SECTIONS:
         section, given = getattr(config, name), config.source.get(name, {})
         for field in fields(section) if is_dataclass(section) else ():
@@ -200,7 +200,7 @@ def promised_figures(privacy: dict[str, Any]) -> dict[str, str]:
 
 
 def epsilon_by_release(path: Path, run: str) -> list[float]:
-    """Return epsilon after every release of records; nothing where it was not bounded."""
+    """Return epsilon after every release of records; empty without a bound."""
     if not path.exists():
         return []
     lines = lines_of_run(path, run)

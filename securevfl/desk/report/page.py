@@ -142,7 +142,7 @@ def _shows_all(metrics: Mapping[str, Any]) -> bool:
 
 
 def _model_sections(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
-    """Return pictures of the primary's model, and of secondaries' where they may be shown."""
+    """Return pictures of the primary's model, and of secondaries' models if they may be shown."""
     if not (run / run_folder.EXPLANATION).exists():
         return []
     sections = [section_of(run, title="What the primary's model learned")]
@@ -210,7 +210,7 @@ def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _mistakes(evaluation: dict[str, Any]) -> list[str]:
-    """Return the plots of where classes are taken for others, and of calibration."""
+    """Return the confusion matrix and the calibration plot."""
     if "confusion" not in evaluation:
         return []
     confusion = evaluation["confusion"]

@@ -15,11 +15,11 @@ TITLES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorthFigure:
-    """One of the two questions that a run's partners are measured by."""
+    """Table of one of the two questions about partners."""
 
     title: str
     summary: str
-    """The metric with all partners and of the primary alone, in one line."""
+    """Metrics with all partners and of the primary alone, in one line."""
     columns: list[str]
     """Headings after the partner's name."""
     rows: dict[str, list[str]]

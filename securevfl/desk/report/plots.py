@@ -94,7 +94,7 @@ _LONGEST_NAME = 18
 def metric_plot(
     history: Sequence[Mapping[str, float]], *, metric: str, alone: float | None, name: str
 ) -> str:
-    """Return the metric's curves over epochs, with the primary alone, called so, as a line."""
+    """Return a plot of the metric over epochs, with the primary alone as a line called `name`."""
     figure, axes = new_axes(f"{metric} by epoch", "epoch", metric)
     epochs = [row["epoch"] for row in history]
     style = by_count(axes, epochs)
@@ -107,7 +107,7 @@ def metric_plot(
 
 
 def loss_plot(history: Sequence[Mapping[str, float]]) -> str:
-    """Return the training loss over epochs."""
+    """Return a plot of the training loss over epochs."""
     figure, axes = new_axes("training loss by epoch", "epoch", "loss")
     epochs = [row["epoch"] for row in history]
     style = by_count(axes, epochs)
@@ -116,7 +116,7 @@ def loss_plot(history: Sequence[Mapping[str, float]]) -> str:
 
 
 def epsilon_plot(rounds: Sequence[int], epsilon: Sequence[float], *, budget: float | None) -> str:
-    """Return the privacy spent after each round, with the budget as a line."""
+    """Return a plot of epsilon after each round, with the budget as a line."""
     figure, axes = new_axes("privacy spent by round", "round", "epsilon")
     style = by_count(axes, rounds)
     axes.step(rounds, epsilon, where="post", color=BLUE, label="spent", **style)
@@ -128,7 +128,7 @@ def epsilon_plot(rounds: Sequence[int], epsilon: Sequence[float], *, budget: flo
 
 
 def bytes_plot(traffic: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the bytes that each party sent and received, in megabytes."""
+    """Return a plot of the megabytes that each party sent and received."""
     figure, axes = new_axes("bytes on the wire", "megabytes", "")
     names = list(traffic)
     places = range(len(names))
@@ -212,7 +212,7 @@ def calibration_plot(bins: Sequence[Mapping[str, float]]) -> str:
 
 
 def models_plot(measured: Mapping[str, tuple[float, Sequence[float] | None]], *, title: str) -> str:
-    """Return one row a model: its figure as a dot, with its interval; a line through the first.
+    """Return a plot with a row for each model: its figure as a dot, with its interval.
 
     Args:
         measured: Figure and interval of each model, by its name; None: no interval.
@@ -271,7 +271,7 @@ def contribution_plot(measured: Mapping[str, Any]) -> str:
 
 
 def attacks_plot(best: Mapping[str, Mapping[str, Any]], *, covered: Collection[str]) -> str:
-    """Return one row an attack: its guess with its interval, the trivial guess, and the ceiling.
+    """Return a plot with a row for each attack: its success, the trivial guess and the ceiling.
 
     Args:
         best: Finding of each attack, by its name.

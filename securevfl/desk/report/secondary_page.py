@@ -153,7 +153,7 @@ def _ledger_place(party: Path) -> str:
 def _channel_rows(
     config: FederationConfig, trained: Sequence[Session], facts: dict[str, Any]
 ) -> list[dict[str, str]]:
-    """Return a row for each channel by which others learned of this party."""
+    """Return a row for each channel through which others learned about this party."""
     counts = {
         "aggregates": f"{sum(session.rounds for session in trained):,} releases, "
         f"{sum(session.row_releases for session in trained):,} rows in all",

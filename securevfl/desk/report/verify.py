@@ -157,7 +157,7 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
 
 
 def _check_signatures(evidence: _Evidence) -> None:
-    """Check every statement that ledgers hold, and whose keys signed those of this run."""
+    """Check the signatures of all statements in ledgers, and their identities in this run."""
     config = evidence.config
     for file in evidence.files:
         count = pinned = 0
@@ -257,7 +257,7 @@ def _check_end(evidence: _Evidence, file: _File) -> None:
 
 
 def _ended_without(evidence: _Evidence, party: str) -> bool:
-    """Return whether a run could go on without a party, and its end was signed without it."""
+    """Return whether the end of a run was signed without a party that it may lack."""
     ends = [
         {statement["party"] for statement in entry["statements"]}
         for other in evidence.files

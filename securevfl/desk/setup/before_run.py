@@ -23,10 +23,10 @@ from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_s
 from securevfl.version import __version__
 
 LEAST_FREE_BYTES: Final = 2**30
-"""Room for a run folder: checkpoints and ledgers must be written."""
+"""Least free bytes for a run folder with checkpoints and ledgers."""
 
 CLOCK_TOLERANCE_S: Final = 60.0
-"""So far apart two clocks may be: certificates have a first and a last minute."""
+"""Largest difference of two clocks in seconds; certificates have a first and a last minute."""
 
 _ANSWER_S: Final = 10.0
 _LONGEST_WORD: Final = 80

@@ -94,7 +94,7 @@ class Check:
         return of_labels(release.mechanism, total, parties=release.parties).text
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it for ``--json``."""
+        """Return the content of ``--json``."""
         return {
             "file": str(self.file),
             "fine": self.fine,

@@ -29,7 +29,7 @@ _FITTED_ROWS: Final = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """Estimates; a real run stops early, waits for others, and shares its machine."""
+    """Estimated costs of a run; a real run stops early, waits for others and shares its machine."""
 
     bytes_received: int
     """Bytes of releases that the primary receives from all secondaries."""
@@ -39,11 +39,11 @@ class Costs:
     models, and shown keys."""
 
     step_seconds: float
-    """One training step of the primary's model, timed on this machine; with assisted boosting one
-    round of all secondaries' models, as if their tables were as wide as the primary's."""
+    """Measured seconds of one training step of the primary's model on this machine; with assisted
+    boosting, of one round of all secondaries' models on tables like the primary's."""
 
     seconds: float
-    """Upper bound: all epochs in one process and the local baseline, without linking."""
+    """Upper bound on the seconds of all epochs and the local baseline, without linking."""
 
     memory_bytes: int | None
     """Peak memory of this process with all tables on this machine; None if the system has no

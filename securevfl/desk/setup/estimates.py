@@ -47,7 +47,7 @@ class RowsServed:
     """Shares of rows that get a link, for each of :data:`LIMITS`."""
 
     def in_words(self) -> str:
-        """Return one sentence."""
+        """Return the figures as one sentence."""
         first, *others = (f"{share:.0%}" for share in self.linked)
         rows = f"{self.median:g} row" + ("" if self.median == 1 else "s")
         more = ", ".join(f"{share} at {m}" for m, share in zip(LIMITS[1:], others, strict=True))
@@ -157,14 +157,14 @@ class ExpectedLinks:
     all_rows: int
     all_records: int
     share: float
-    """Share of all rows that get a link; estimated where a part was linked."""
+    """Share of all rows that get a link; estimated if only a sample was linked."""
 
     better: BetterSpelling | None = None
     """Settings by which more rows have a record of an equal key."""
 
     one_right: float | None = None
-    """Share of linked rows for which one record is right, where that is nearly all of them, and
-    they have more links."""
+    """Share of linked rows for which only the nearest record fits, if that is nearly all and K is
+    above 1; else None."""
 
     doubts: tuple[str, ...] = ()
     """Doubts to weigh before training on such links."""
@@ -175,7 +175,7 @@ class ExpectedLinks:
         return (self.counts.rows, self.counts.records) == (self.all_rows, self.all_records)
 
     def in_words(self) -> str:
-        """Return one line for people, without the secondary's name."""
+        """Return the estimate as one line, without the secondary's name."""
         if self.complete:
             return links_in_words(self.counts).partition(": ")[2]
         near = ""
@@ -188,7 +188,7 @@ class ExpectedLinks:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it for ``--json``."""
+        """Return the content of ``--json``."""
         return {
             **event_fields(self.counts),
             "all_rows": self.all_rows,

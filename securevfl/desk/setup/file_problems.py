@@ -43,14 +43,14 @@ _UNREADABLE: Final[Mapping[str, Mapping[str, Any]]] = {
     "encoder": {"method": "random"},
     "party": {"name": "a-party", "role": "dealer"},
 }
-"""Sections that stand for those that cannot be mended, until all others are read."""
+"""Replacements for unreadable sections, until all others are read."""
 
 _CHOSEN_STAND_INS: Final[Mapping[str, Any]] = {
     "encoder": {"method": "random"},
     "privacy": {"mechanism": "none", "encoder": "frozen"},
     "model": {"family": "fet", "release": "pooled"},
 }
-"""Sections for ``encoder.method = "auto"`` where it cannot be resolved."""
+"""Sections for ``encoder.method = "auto"`` if it can't be resolved."""
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class Collected(Findings):
         self._whole &= about not in ("party", "parties", "rules")
 
     def table(self, read: Callable[[dict[str, Any]], T], table: Mapping[str, Any], name: str) -> T:
-        """Read one table, mended until it can be read."""
+        """Read one table, with settings replaced until it is readable."""
         section, mended = name.partition("[")[0], dict(table)
         for _ in range(len(table) + len(_STAND_INS)):
             try:

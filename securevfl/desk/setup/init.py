@@ -343,7 +343,7 @@ def _aside(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that cannot end a comment: column names come from tables."""
+    """Return printable text, which can't end a comment; column names come from tables."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
@@ -470,7 +470,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
 
 
 def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str, KeyTable]:
-    """Return the keys of tables on this machine, as a run reads them; check reports bad keys."""
+    """Return the keys of tables on this machine, without those that can't be read."""
     keys = {}
     for table in proposal.tables:
         if table.rows is None:
@@ -525,7 +525,7 @@ def declared_by_options(
     *,
     tables: Sequence[Path],
 ) -> proposed_columns.Declared:
-    """Return the declarations of a command line; None stands for an option that is not given.
+    """Return the declarations of a command line; None is an option that is not given.
 
     Args:
         bounds: ``COLUMN=LOW,HIGH``.

@@ -1,4 +1,4 @@
-"""A folder with all that one organisation's IT needs for its part, and how certificates meet.
+"""Kit of one party: a folder for its IT, and the exchange of certificates.
 
 ``securevfl identity provision`` makes the folder, ``securevfl identity join`` takes in the
 certificates that the other parties send, and writes their public keys into the party's copy of the
@@ -24,10 +24,10 @@ from securevfl.transport import identity
 from securevfl.version import __version__
 
 FEDERATION: Final = "federation.toml"
-"""The party's copy of the shared file, in its kit."""
+"""Name of the shared federation file in a kit."""
 
 IDENTITY: Final = "identity"
-"""The folder of its key and certificates there."""
+"""Name of the folder with the party's key and certificates."""
 
 _TEMPLATES: Final = {
     "README.md": "kit-readme.md",
@@ -93,14 +93,14 @@ def provision(federation: Path, name: str, out: Path, *, days: int, renew: bool 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedKit:
-    """What a party's copy of the federation file has after certificates were taken in."""
+    """Federation file of a kit after certificates were added."""
 
     identities: Mapping[str, str]
     """Public keys by party."""
     missing: tuple[str, ...]
-    """Parties whose certificate has not come yet."""
+    """Parties whose certificate is still missing."""
     code: str
-    """Code that all parties read out to one another: it is the same where all files are."""
+    """Code of the file, which parties compare by reading it out."""
 
 
 def join(
@@ -111,7 +111,7 @@ def join(
     *,
     replace: bool = False,
 ) -> JoinedKit:
-    """Trust the certificates that others sent, and pin all of them in the federation file.
+    """Trust other parties' certificates, and pin them in the federation file.
 
     Args:
         federation: This party's copy of the file, which is rewritten.

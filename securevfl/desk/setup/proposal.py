@@ -46,10 +46,10 @@ class ColumnUse:
     """Reason in a few words, without figures of the records, since the file goes to others."""
 
     bounds: Bounds | None = None
-    """Declared range of a secondary's numbers or dates; None where it is to be filled in."""
+    """Declared range of a secondary's numbers or dates; None if it must be filled in."""
 
     words: tuple[str, ...] | None = None
-    """Declared words of a secondary's column; None where they are to be filled in."""
+    """Declared words of a secondary's column; None if they must be filled in."""
 
     source: str = ""
     """Origin of the bounds or words."""
@@ -101,10 +101,10 @@ class Proposal:
 
     name: str
     tables: tuple[Table, ...]
-    """The primary's first."""
+    """Tables of all parties, the primary's first."""
 
     uses: Mapping[str, tuple[ColumnUse, ...]]
-    """Every column of every party, by party."""
+    """Use of every column, by party."""
 
     keys: KeyProposal
     task: Task
@@ -122,13 +122,13 @@ class Proposal:
 
     bounds_from_data: bool
     spelling: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of ``[linkage]`` by which keys of tables that are here are spelled alike."""
+    """Settings of ``[linkage]`` under which keys of tables on this machine are spelled alike."""
 
     spelling_shares: tuple[str, ...] = ()
-    """Effects of ``spelling``, with shares of the rows: not for the file, which goes to others."""
+    """Effects of ``spelling`` with shares of rows, which must not stand in the shared file."""
 
     doubts: tuple[str, ...] = ()
-    """Doubts to weigh before linking so: with figures of the records, so not for the file."""
+    """Doubts about these links with figures of records, which must not stand in the shared file."""
 
     served: Mapping[str, RowsServed] = field(default_factory=dict)
     """Rows that a secondary's records serve, by party, for tables on this machine."""
@@ -297,7 +297,7 @@ def _classes_of(label: Column, task: Task) -> int | None:
 
 
 def _delta(rows: Sequence[int | None]) -> float:
-    """Return a delta below a tenth of one over the records of the largest table."""
+    """Return a delta below 0.1 divided by the records of the largest table."""
     largest = max((count for count in rows if count is not None), default=1)
     return min(_LARGEST_DELTA, 10.0 ** -(math.ceil(math.log10(max(largest, 1))) + 1))
 

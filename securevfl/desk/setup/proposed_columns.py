@@ -139,10 +139,10 @@ class Declared:
 
 
 def date_form(frame: pd.DataFrame) -> str | None:
-    """Return the one form in which a table's dates are written, where no other one reads them.
+    """Return the only form in which a table's dates can be read.
 
-    None where they are in ISO form, where two forms read all of them, as they do 1/2/2020, and
-    where columns differ.
+    None if they are in ISO form, if two forms read all of them, such as 1/2/2020, or if columns
+    differ.
     """
     texts = [frame[name].dropna() for name in frame.columns if frame[name].dtype == "str"]
     fitting = [
@@ -249,7 +249,7 @@ def held_by(inferred: ColumnKind) -> Held:
 
 
 def declared_types(path: Path) -> dict[str, str]:
-    """Return the types that a file's own schema declares, by column: none in a CSV file."""
+    """Return the types in a file's schema by column; empty for a CSV file."""
     if path.suffix != ".parquet":
         return {}
     import pyarrow.parquet as pq
@@ -258,7 +258,7 @@ def declared_types(path: Path) -> dict[str, str]:
 
 
 def bounds_of_type(declared: str) -> tuple[float, float] | None:
-    """Return the range of a declared type, where that is narrow enough to be of use.
+    """Return the range of a declared type if it is narrow, else None.
 
     Whole numbers of 8 or 16 bits, and decimals of up to six digits: wider ones declare nothing
     about the values.

@@ -35,7 +35,7 @@ class KeyProposal:
     """K."""
 
     doubts: tuple[str, ...] = ()
-    """Doubts to weigh before linking so, one sentence each."""
+    """Doubts about these keys, one sentence each."""
 
     @property
     def numeric(self) -> bool:
@@ -155,7 +155,7 @@ def _is_time(name: str, by: Mapping[str, Column]) -> bool:
 
 
 def _agreement(tables: Sequence[Table], by: Mapping[str, Column]) -> float | None:
-    """Return the least share of the smaller table's ids that the other one has too."""
+    """Return the least share of the smaller table's ids that the other table has."""
     values = [by[table.name].values for table in tables]
     different = [frozenset(texts_of(own)[1]) for own in values if own is not None]
     if len(different) < len(tables):
@@ -223,7 +223,7 @@ def _by_times(tables: Sequence[Table], times: _Shared, name: str) -> KeyProposal
 
 
 def _zones(columns: Mapping[str, Column]) -> tuple[str, ...]:
-    """Return a warning where some times have a zone and others have none.
+    """Return a warning if only some times have a zone.
 
     Args:
         columns: One of each party that has its table here, by party.
@@ -337,7 +337,7 @@ def _named_columns(tables: Sequence[Table], key: str) -> dict[str, Column]:
 
 
 def _names(columns: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the columns' names, of each party where they differ."""
+    """Return the columns' names, with each party's names if they differ."""
     if len(set(columns.values())) == 1:
         return ", ".join(next(iter(columns.values())))
     return "; ".join(f"{', '.join(names)} ({party})" for party, names in columns.items())

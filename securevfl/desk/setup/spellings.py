@@ -36,7 +36,7 @@ class BetterSpelling:
     """Settings of ``[linkage]`` under which more rows have a record of an equal key."""
 
     settings: dict[str, Any]
-    """By name."""
+    """Settings by name."""
 
     share: float
     """Share of the primary's rows that have a record of an equal key under these settings."""
@@ -128,7 +128,7 @@ class _Shares(NamedTuple):
 
 
 def _shares(spec: KeySpec, both: Sequence[KeyTable], *, least: tuple[int, int]) -> _Shares:
-    """Compare keys; no row is linked where a table has fewer different keys than it should."""
+    """Compare keys; no row counts as linked if a table has too few different keys."""
     texts = [
         exact_texts(spec, dataclasses.replace(keys, columns=spec.spelling.of_columns(keys.columns)))
         for keys in both

@@ -19,7 +19,7 @@ _EPOCHS: Final = 5
 """First epochs that are read; later gradients say more of how rows differ within a class."""
 
 _MOST_NUMBERS: Final = 512
-"""Most numbers of a row's gradients over these epochs together; more are projected at random."""
+"""Most numbers of a row's concatenated gradients; more are projected at random."""
 
 
 def _attacking_view(evidence: Evidence) -> PartyView:

@@ -70,7 +70,7 @@ def _noise_size(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
 
 
 def _membership(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
-    """Yield the lower bound on epsilon of one release, held against the promised one."""
+    """Yield a lower bound on epsilon of one release, compared with the promised one."""
     noise = _residuals(evidence)
     longest = evidence.longest_change
     mu, delta = longest / evidence.noise_deviation, float(evidence.privacy["delta"])

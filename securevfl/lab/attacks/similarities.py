@@ -1,4 +1,4 @@
-"""Distances, and where records lie, from FedSim's noised similarities.
+"""Distances and places of records from FedSim's noised similarities.
 
 References:
     [FedSim] section 5.2 (greedy attack: the most likely distance, each alone) and appendix B,
@@ -88,7 +88,7 @@ def _similarity_distance(evidence: Evidence, _seeds: int) -> Iterator[attack.Lea
 
 
 def _similarity_place(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
-    """Yield, for each secondary, how much nearer than the row's own key guesses are."""
+    """Yield, for each secondary, the gain of guesses over the row's own key."""
     for view in _secondaries(evidence):
         known = _Similarities(evidence, view)
         random = np.random.default_rng(0)

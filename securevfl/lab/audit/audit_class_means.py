@@ -59,12 +59,12 @@ from securevfl.stages.class_means.class_means_stage import (
 )
 
 _RECORDS: Final = 64
-"""Classes of a sum whose one record is there or not, in turn."""
+"""Number of classes whose only record is there or not, in turn."""
 _LABELS: Final = 64
-"""Pairs of classes of a sum; the label of one row is the first or the second, in turn."""
+"""Number of class pairs; the label of one row is the first or the second, in turn."""
 _CLASSES: Final = _RECORDS + 2 * _LABELS
 _LINKS: Final = 2
-"""Rows that a record is linked to, all of one class, and records that a row is linked to."""
+"""Number of rows of a record, all of one class, and of records of a row."""
 _FEATURES: Final = 3
 _BEYOND: Final = 10.0
 """Length of a record, over the bound that it is clipped to."""
@@ -225,7 +225,7 @@ class _SumsStage:
             return _class_labels(self._plan, self._data, _ledger(self._plan, "primary"), text)
 
     def _recorded_fitting(self, party: PartySettings) -> _RecordedFitting:
-        """Return a secondary's part in one round; class sums leave it once."""
+        """Return a secondary's part in one round."""
         at_work = bottom_at_work(self._plan, party, self._records, device=torch.device("cpu"))
         assert isinstance(at_work.bottom, FittedBottom), "encoders are class means"
         ledger = _ledger(self._plan, party.name)

@@ -44,7 +44,7 @@ CANARIES: Final = 1024
 """m: number of records, each of which is there or not by a fair coin."""
 
 _GUESSED: Final = 384
-"""r: coins that are guessed, half of them as "there"; the others are left open."""
+"""r: number of guessed coins, half of them as "there"."""
 _EPSILON: Final = 1.0
 """Epsilon of the training at delta 1e-5; a small one is refuted by few right guesses."""
 _DELTA: Final = 1e-13
@@ -101,7 +101,7 @@ def least_epsilon(*, canaries: int, guesses: int, right: int, delta: float) -> f
 
 
 class _OwnWeights(nn.Module):
-    """A linear bottom model: of a record whose columns are zero but for one, one column counts."""
+    """Linear bottom model; a record with one nonzero column has its own weights."""
 
     recordwise = True
 

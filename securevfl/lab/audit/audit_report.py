@@ -58,7 +58,7 @@ class AuditReport(Summarised):
 
     @property
     def rounds_finished(self) -> AuditTest:
-        """Whether the rounds of every kind were finished, and none was refused by the code."""
+        """Test that the rounds of every kind were finished without a refusal."""
         done = 0
         if self.refusal is None:
             done = sum(release in self.tests for release in RELEASES)

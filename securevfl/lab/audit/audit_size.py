@@ -231,7 +231,7 @@ def counting_power(noise: float, rows: int) -> float:
 
 
 def correlation_power(pairs: int, *, shared: int, parties: int, tests: int) -> float:
-    """Return the power against one party of k whose ``shared`` numbers stand in all pairs.
+    """Return the power against one of k parties whose ``shared`` numbers are in all pairs.
 
     Args:
         pairs: Products in a sum.

@@ -14,7 +14,7 @@ class Wires:
     """All messages on their way, by sender and receiver."""
 
     def __init__(self, deadline_s: float) -> None:
-        """Make them.
+        """Create the lines.
 
         Args:
             deadline_s: Seconds that a party waits for a message.
@@ -34,12 +34,12 @@ class Wires:
         self.queue(sender, receiver).put(replace(message, tensors=tensors, sender=sender))
 
     def of(self, own: str) -> "ThreadLines":
-        """Return one party's end."""
+        """Return one party's end of all lines."""
         return ThreadLines(self, own)
 
 
 class ThreadLines:
-    """One party's way to all others."""
+    """Lines of one party to all others."""
 
     def __init__(self, wires: Wires, own: str) -> None:
         self._wires = wires
