@@ -18,8 +18,8 @@ def write_released(frame: pd.DataFrame, path: Path) -> None:
 
     Args:
         frame: Table of :func:`securevfl.runtime.kept_run.released_table`.
-        path: Ends with ``.parquet``, whose schema metadata then has the promise under
-            ``securevfl``, or with ``.csv``, which gets it beside it as ``NAME.csv.json``.
+        path: Path with ``.parquet`` or ``.csv``. The promise is in the Parquet schema's metadata
+            under ``securevfl``, or in ``NAME.csv.json``.
 
     Raises:
         ConfigError: If it ends otherwise.

@@ -109,7 +109,7 @@ def compare_methods(
 ) -> list[dict[str, Any]]:
     """Train every method with every seed; runs that the folder has are read instead.
 
-    A method that does not fit is skipped, and one that fails is left out; the others go on.
+    A method that does not fit is skipped, and one that fails is left out; the others continue.
 
     Args:
         comparison: The methods and the folder.

@@ -24,11 +24,11 @@ def noise_a_number(
 ) -> float:
     """Return z: the deviation of one released number's noise, over a record's length in the sum.
 
-    A record writes a vector of length C, or of C/K where a row is the mean over K slots; the sum
-    carries the noise of all secondaries' shares, helpers of the primary included, since the top
-    model knows none of them. With another number of secondaries the noise multiplier stays, and
-    the noise follows the sensitivity: for ``secondary-record`` it does not grow with them, for the
-    other units it does (:func:`securevfl.dp.sensitivity.row_change`).
+    A record writes a vector of length C, or C/K if a row is the mean over K slots; the sum carries
+    the noise of all secondaries' shares, helpers of the primary included, since the top model knows
+    none of them. With another number of secondaries the noise multiplier stays, and the noise
+    follows the sensitivity: for ``secondary-record`` it does not grow with them, for the other
+    units it does (:func:`securevfl.dp.sensitivity.row_change`).
 
     Args:
         plan: Plan of the releases.

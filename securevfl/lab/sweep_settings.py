@@ -174,7 +174,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Settings as a folder's name, which no other point has."""
+        """Unique folder name of the settings."""
         text = self.text.replace(", ", ",") or _AS_WRITTEN
         plain = _ODD.sub("-", text)
         if plain == text and len(text) <= _LONGEST_NAME:

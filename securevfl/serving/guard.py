@@ -185,7 +185,7 @@ class Guard:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request, or hand it on; its body is whole, and empty but for predictions."""
+        """Refuse a request, or pass it on; only a request for predictions has a body then."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

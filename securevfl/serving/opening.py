@@ -57,10 +57,9 @@ def open_model(
 ) -> Iterator[OpenedModel]:
     """Load a run's model, and prepare requests to its parties.
 
-    A run that was simulated is asked in this process, one that was trained on this machine in a
-    process a party, which are kept running; with an identity, this is the primary, and the other
-    parties join from elsewhere (``securevfl party --serve``). A model that answers alone asks
-    nobody.
+    The parties of a simulated run are in this process, and those of a run on this machine in one
+    process each. With an identity, this is the primary, and the other parties join from elsewhere
+    (``securevfl party --serve``). A model that answers alone asks nobody.
 
     Args:
         run: The run that trained.

@@ -67,13 +67,13 @@ class Evidence:
             ConfigError: If the folder is not that of a run, or no party has recorded anything.
         """
         self.folder = folder
-        """The run folder."""
+        """Folder of the run."""
         self.config: FederationConfig = federation_of_run(folder, None)
         """The run's federation."""
         self.figures = read_figures(folder)
         """The run's figures."""
         self.run = ""
-        """The run's id."""
+        """Id of the run."""
         helper = self.config.helper("coordinator")
         self._coordinator = None if helper is None else self._view(helper.name)
         named = {party.name: self._view(party.name) for party in self.config.table_parties}

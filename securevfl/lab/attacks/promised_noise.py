@@ -50,7 +50,7 @@ def _residuals(evidence: Evidence) -> Float64[np.ndarray, "rows numbers"]:
 
 
 def _noise_size(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
-    """Yield the ratio, which a right run keeps within chi-square's ends."""
+    """Yield the ratio of the variances; a right run's is within the bounds of chi-square."""
     noise = _residuals(evidence)
     low, high = variance_bounds(noise.size)
     value = float(np.mean(noise**2))

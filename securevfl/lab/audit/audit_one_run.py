@@ -116,7 +116,7 @@ class _OwnWeights(nn.Module):
         _keys: Float[Tensor, "batch links dimension"],
         present: Bool[Tensor, "batch links"],
     ) -> Float[Tensor, "batch links width"]:
-        """Return the weights of the records that are present, times their numbers."""
+        """Return each present record's numbers times its weights."""
         return (features @ self.weights.T) * present.unsqueeze(-1)
 
 

@@ -180,7 +180,7 @@ class AuditStage:
         return np.arange(rows) % WORLDS
 
     def _records(self, name: str) -> PartyTable:
-        """Return records whose K nearest to each row carry the row's release.
+        """Return records for which the K nearest to each row make up its release.
 
         Pooled: each of the K carries its part. Else each carries one position of the row's only
             part. Their keys stand in this order, nearest first.
