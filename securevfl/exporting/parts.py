@@ -77,8 +77,7 @@ class ExportedPart:
             values: np.ndarray = random.normal(size=shape)
             if port.name == "features":
                 values = scale.centre + scale.width * values
-            elif port.name == "keys":
-                assert self.model.key_scale is not None, "it has keys"
+            elif port.name == "keys" and self.model.key_scale is not None:
                 values = np.array(self.model.key_scale.centre) + values * np.array(
                     self.model.key_scale.width
                 )
@@ -158,8 +157,7 @@ def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> 
     model.into(top)
     if isinstance(top, MixedTop) and not top.share:
         top = top.tied
-    if isinstance(top, FittedTop | MixedTop):
-        assert config.top is not None, "the federation file names it"
+    if isinstance(top, FittedTop | MixedTop) and config.top is not None:
         raise ConfigError(
             f'model.top: "{config.top.name}" is an estimator of scikit-learn, which is no network '
             f"to export; take --party for the secondaries' parts, and securevfl predict or serve "

@@ -71,6 +71,7 @@ _BEYOND: Final = 10.0
 _DRAWN_CLASSES: Final = 4
 _NEAR, _FAR = 0.1, 10.0
 _SEED: Final = 0
+_DEALER: Final = "dealer"
 
 
 class _RecordedFitting(ClassMeansFitting):
@@ -191,8 +192,7 @@ class _SumsStage:
             return hidden[-1]
 
         class_labels = _with_noise(self._class_labels, record_sums)
-        primary, dealer = config.primary.name, config.helper("dealer")
-        assert dealer is not None, "in the federation file"
+        primary = config.primary.name
 
         def fit(name: str, class_means: ClassMeansFitting) -> None:
             part = ClassMeansSecondary(plan, class_means, wires.of(name))
@@ -206,7 +206,7 @@ class _SumsStage:
         lives[primary] = partial(
             ClassMeansPrimary(plan, wires.of(primary)), lambda _due: class_labels
         )
-        lives[dealer.name] = partial(deal_class_sums, config, wires.of(dealer.name), plan.facts)
+        lives[_DEALER] = partial(deal_class_sums, config, wires.of(_DEALER), plan.facts)
         run_lives(lives)
         seen = []
         # The primary takes secondaries in this order, and so draws noise for them.
@@ -302,7 +302,7 @@ def _federation(settings: AuditSettings, *, labels: str, classes: int) -> Federa
     """Return a federation whose class sums have the noise of ``noise_multiplier``."""
     parties = parties_named(settings.names)
     if labels == "shares":
-        parties.append({"name": "dealer", "role": "dealer"})
+        parties.append({"name": _DEALER, "role": "dealer"})
     source = {
         "federation": {"name": "audit", "task": "multiclass", "seed": _SEED},
         "model": {
