@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 from securevfl.core.errors import ConfigError
 from securevfl.serving.api import make_app
 from securevfl.serving.asking import Asker
-from securevfl.serving.connection import ConnectionLimits, GuardedConnection
 from securevfl.serving.guard import Guard, Rate, Token
+from securevfl.serving.http_connection import ConnectionLimits, GuardedConnection
 from securevfl.serving.opening import OpenedModel
 from securevfl.serving.prometheus import ServiceMetrics
 
