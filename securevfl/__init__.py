@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from securevfl.runtime.predictions import Predictions
     from securevfl.runtime.simulation import RunResult
     from securevfl.runtime.trained_run import features, predict
-    from securevfl.stages.programs.party_program import ThisParty, party_program
+    from securevfl.stages.programs.scripts import ThisParty, party_program
 
 __all__ = [
     "AuditSettings",

@@ -110,10 +110,10 @@ def _pretrain_encoders(
         from securevfl.runtime.run_options import RunOptions, device_named
         from securevfl.runtime.run_tables import read_tables
         from securevfl.runtime.simulation import simulate_federation
-        from securevfl.stages.pretraining import pretraining_stage
+        from securevfl.stages.pretraining.policy import nothing_to_pretrain, wants_pretraining
 
-    if not pretraining_stage.wants_pretraining(config):
-        raise pretraining_stage.nothing_to_pretrain()
+    if not wants_pretraining(config):
+        raise nothing_to_pretrain()
     folder = run_folder_for(config, out, resume=resume)
     with RunProgress(metric="") as progress:
         options = RunOptions(
@@ -128,7 +128,9 @@ def _pretrain_encoders(
         keep_freed_memory()
         files.require_writable_folder(folder)
         tables = read_tables(config, root)
-        return folder, simulate_federation(config, tables, options, pretrain_only=True).metrics
+        return folder, simulate_federation(
+            config, tables, options, ends_after="pretraining"
+        ).metrics
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -181,22 +183,22 @@ def party(
         from securevfl.launch.child import end_with_launcher, report_failure, report_memory
         from securevfl.runtime import handing_over
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.runtime.run_options import InMemory, PartyJob, Program, device_named
+        from securevfl.runtime.run_options import PartyJob, Program, device_named
 
     end_with_launcher()
     keep_freed_memory()
     try:
-        in_memory = InMemory() if handed is None else handing_over.load(handed)
+        in_memory = {} if handed is None else handing_over.load(handed)
         config = read_federation(federation, only_linkage=program is not None)
         agreed = None
         if program is not None:
             with loading():
-                from securevfl.stages.programs.programs import with_program
+                from securevfl.stages.programs.run import with_program
             agreed = Program.of(program, function)
             config = with_program(config, agreed)
         if serve and out is None:
             raise ConfigError("--serve: needs --out RUN, the folder of the run that has trained")
-        if serve and in_memory.new_rows is None and config.party(name).role == "primary":
+        if serve and "prediction" not in in_memory and config.party(name).role == "primary":
             raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
         torch_device = device_named(device)
         job = PartyJob(
@@ -210,11 +212,11 @@ def party(
             resume=resume,
             listen=listen,
             record_mib=record_views,
-            pretrain_only=pretrain,
+            ends_after="pretraining" if pretrain else None,
             serves=serve,
             serves_on=serve and not once,
-            in_memory=in_memory,
             program=agreed,
+            **in_memory,
         )
         _run_to_the_end(job, as_json=as_json)
     except SecureVflError as error:
@@ -238,8 +240,9 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
         from securevfl.launch.child import is_launched
         from securevfl.launch.child import report as report_to_launcher
         from securevfl.runtime.launching import OUTCOME_EVENT, run_party
+        from securevfl.runtime.metrics_file import RunFigures
         from securevfl.runtime.predictions import Predictions
-        from securevfl.runtime.run_folder import RunFigures, write_figures
+        from securevfl.runtime.run_folder import write_figures
 
     results.warn(job.config)
     with RunProgress(metric=results.metric_name(job.config)) as progress:
@@ -289,12 +292,12 @@ def mpc(
         from securevfl.config.reading import read_federation
         from securevfl.core.shown_progress import RunProgress
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.stages.programs import programs
+        from securevfl.stages.programs.run import run as run_program
 
     config = read_federation(federation, only_linkage=True)
     folder = run_folder_for(config, out, resume=False)
     with RunProgress(metric="") as progress:
-        results = programs.run(
+        results = run_program(
             config, program, out=folder, data_root=data_root or federation.parent, observe=progress
         )
     if as_json:

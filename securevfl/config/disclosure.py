@@ -6,46 +6,22 @@ field of each message names the channel that it belongs to
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Final, Literal
+from dataclasses import asdict
+from typing import Final
 
+from securevfl.config.channel import ISO, NOT_COVERED, Channel
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.sections import TrainingSettings
+from securevfl.config.stage_policy import policies
 from securevfl.core.errors import PrivacyError
-from securevfl.linkage.stage.linking import PROTECTIONS, reveals_of
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS, reveals_of
 from securevfl.transport.message import Cover, TypedMessage
 
 _NOTHING: Final = "nothing is sent"
-_NOT_COVERED: Final = "not covered"
-_ISO: Final = "heuristic: ISO noise promises nothing, and its size shows"
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """One way in which a party learns something."""
-
-    channel: Cover
-    """Its name, by which fields of messages refer to it."""
-
-    reveals: str
-    """Who learns what."""
-
-    guarantee: str
-    """Statement of the promise that covers it, if any does."""
-
-    whose: Literal["secondaries", "primary", "all"]
-    """Whose rows, records or weights are learned about."""
-
-    to: Literal["primary", "secondaries", "all", "recipients", "nobody"]
-    """Who learns it; ``recipients`` are those who get the model."""
-
-    stated: bool = False
-    """True for a channel that no epsilon covers and no promise refuses; the promise's statement and
-    docs/privacy.md name it."""
-
-    refusal: str = ""
-    """Sentence that refuses a promise with this channel: the setting, what it shows, and what to
-    write instead."""
+KEPT_STATISTICS: Final = (
+    "no one: each secondary's noised statistics stay with it, and speak through the aggregates"
+)
+"""Who learns what of encoders that secondaries fit by themselves."""
 
 
 def coverage(channel: Mapping[str, str]) -> str:
@@ -89,8 +65,10 @@ def channels(config: FederationConfig) -> list[dict[str, str]]:
 
 
 def _all(config: FederationConfig) -> Iterator[Channel]:
-    for part in (_rounds, _returned_channels, _linkage, _always, _pretraining, _encoders):
+    for part in (_rounds, _returned_channels, _linkage, _always, _encoders):
         yield from part(config)
+    for policy in policies(config).values():
+        yield from policy.channels(config)
 
 
 def require_covered_channels(config: FederationConfig) -> None:
@@ -100,15 +78,15 @@ def require_covered_channels(config: FederationConfig) -> None:
         PrivacyError: Saying which setting opens it, what it shows, and what to write instead.
     """
     privacy = config.privacy
-    # Scores of assisted boosting have no noise, so nothing could be shown as published.
+    # What is not learned by gradients has no noise, so nothing could be shown as published.
     if privacy.mechanism == "none" or (
-        privacy.accounting == "as-published" and not config.family.assisted
+        privacy.accounting == "as-published" and config.family.learns_by_gradients
     ):
         return
     config.family.require_separate_rows(config.model)
     for channel in _all(config):
         shows = asdict(channel)
-        if leaves_secondary(shows) and coverage(shows) == _NOT_COVERED and not channel.stated:
+        if leaves_secondary(shows) and coverage(shows) == NOT_COVERED and not channel.stated:
             raise PrivacyError(
                 channel.refusal or f"{channel.channel}: {channel.reveals}; no epsilon covers this"
             )
@@ -116,7 +94,7 @@ def require_covered_channels(config: FederationConfig) -> None:
 
 def _rounds(config: FederationConfig) -> Iterator[Channel]:
     """Yield what rounds release of secondaries, and to whom."""
-    covered, all_of_them = _covered_by_noise(config), len(config.secondaries)
+    covered, all_of_them = covered_by_noise(config), len(config.secondaries)
     reveals, refusal = "the primary: one noised average over secondaries for every row", ""
     reveals += " and release"
     if all_of_them == 1:
@@ -159,8 +137,8 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
 
 def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
     """Yield what rounds return to secondaries: gradients, residuals, averages of weights."""
-    encoder, assisted = config.privacy.encoder, config.family.assisted
-    if encoder == "frozen" or assisted:
+    encoder = config.privacy.encoder
+    if encoder == "frozen" or not config.family.learns_by_gradients:
         why = (
             "bottom models are frozen"
             if encoder == "frozen"
@@ -174,26 +152,6 @@ def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
             f"every active secondary: the gradient of the aggregate, from which labels can be "
             f"inferred{reveals}",
             covered,
-            "primary",
-            "secondaries",
-        )
-    if assisted and config.label_epsilon is not None:
-        yield Channel(
-            "residuals",
-            f"every secondary: what is left to explain of labels that are drawn once a run, up to "
-            f"{config.epochs} times; each round's step, and when a round brings nothing",
-            f"covered by label_epsilon = {config.label_epsilon:g}, against all secondaries "
-            f"together",
-            "primary",
-            "secondaries",
-        )
-    elif assisted:
-        yield Channel(
-            "residuals",
-            f"every secondary: what is left to explain of every training row's label, up to "
-            f"{config.epochs} times, from which labels can be read; each round's step, and which "
-            f"round was the best",
-            _NOT_COVERED,
             "primary",
             "secondaries",
         )
@@ -226,13 +184,13 @@ def _gradients(training: TrainingSettings) -> tuple[str, str]:
     if training.iso_gradients:
         return (
             ", behind ISO noise, and the length of the longest in the batch",
-            f"{_ISO} how badly the worst row is predicted",
+            f"{ISO} how badly the worst row is predicted",
         )
     if training.marvell:
         return ", behind Marvell's noise", "heuristic: Marvell's noise promises nothing"
     if training.clip_gradients is not None:
         return ", clipped", "heuristic: a clip hides lengths, not directions, and promises nothing"
-    return "", _NOT_COVERED
+    return "", NOT_COVERED
 
 
 def _linkage(config: FederationConfig) -> Iterator[Channel]:
@@ -257,7 +215,7 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
         "the primary: of each secondary, how many rows have a record there"
         if counted
         else "no one: a record without privacy.links_per_record might link every row",
-        _covered_by_noise(config) if counted else _NOTHING,
+        covered_by_noise(config) if counted else _NOTHING,
         "secondaries",
         "primary" if counted else "nobody",
     )
@@ -267,14 +225,14 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
             "the primary: for each row and each secondary, whether the row has a link there, so "
             "who of its own is known to that secondary; every secondary: in batches, which rows "
             "have one at all secondaries",
-            _NOT_COVERED,
+            NOT_COVERED,
             "all",
             "all",
             refusal='training.rows: "aligned" shows the primary which rows have a record at every '
             "secondary, which no noise covers, so epsilon would not hold for one record; set it "
             'to "all"'
             if config.training.rows == "aligned"
-            else _exchange_error(config, "averages of projections"),
+            else _why_rows_stay_secret(config),
         )
     reveals, covered = "no one: the family reads none", _NOTHING
     if spec.similarities is not None:
@@ -299,7 +257,7 @@ def _linkage(config: FederationConfig) -> Iterator[Channel]:
     )
     if spec.keys.are_numbers and spec.keys.ranges is None:
         reveals = "every secondary: mean and deviation of the primary's keys"
-        yield Channel("scaling statistics", reveals, _NOT_COVERED, "primary", "secondaries")
+        yield Channel("scaling statistics", reveals, NOT_COVERED, "primary", "secondaries")
     else:
         yield Channel("scaling statistics", "no one", _NOTHING, "primary", "nobody")
 
@@ -310,15 +268,17 @@ def _counts(config: FederationConfig) -> Iterator[Channel]:
     The protection's messages say what is sent.
     """
     linkage = config.linkage
-    messages = PROTECTIONS[linkage.protection].messages
+    protection = PROTECTIONS[linkage.protection]
+    messages, closed = protection.messages, protection.closed_channels(linkage.protection_settings)
     reveals, covered = "no one", _NOTHING
-    if (to := _receivers(messages, "record counts")) and linkage.pad_to is None:
+    if (to := _receivers(messages, "record counts")) and "record counts" not in closed:
         reveals = f"{to}: how many records, or different keys, each secondary has"
         covered = "not covered: who knows all records but one learns whether that one is there"
     yield Channel("record counts", reveals, covered, "secondaries", "all", stated=True)
     reveals, covered = "no one", _NOTHING
-    if linkage.cell is not None and (to := _receivers(messages, "records near rows")):
-        reveals, covered = f"{to}: with how many records each row is compared", _NOT_COVERED
+    to = _receivers(messages, "records near rows")
+    if to and "records near rows" not in closed:
+        reveals, covered = f"{to}: with how many records each row is compared", NOT_COVERED
     yield Channel(
         "records near rows",
         reveals,
@@ -335,6 +295,12 @@ def _counts(config: FederationConfig) -> Iterator[Channel]:
     yield Channel("kept links", reveals, covered, "all", "all", stated=True)
 
 
+def _why_rows_stay_secret(config: FederationConfig) -> str:
+    """Return what refuses a promise where a stage has rows aligned."""
+    reasons = (policy.why_rows_stay_secret(config) for policy in policies(config).values())
+    return next((reason for reason in reasons if reason is not None), "")
+
+
 def _receivers(messages: Sequence[type[TypedMessage]], channel: Cover) -> str:
     """Return who receives messages with fields of a channel; empty where there are none."""
     ways = [message.WAY.partition(" to ")[2] for message in messages if channel in message.COVERS]
@@ -347,7 +313,7 @@ def _always(_config: FederationConfig) -> Iterator[Channel]:
         "sizes and times",
         "every secondary, and the primary: how many rows there are, which are in a batch, when "
         "messages come and how long they are",
-        _NOT_COVERED,
+        NOT_COVERED,
         "all",
         "all",
         stated=True,
@@ -356,7 +322,7 @@ def _always(_config: FederationConfig) -> Iterator[Channel]:
         "failures",
         "every party: who failed and why, in one sentence without records; so also that a table "
         "can't be read or linked",
-        _NOT_COVERED,
+        NOT_COVERED,
         "all",
         "all",
         stated=True,
@@ -380,112 +346,20 @@ def _always(_config: FederationConfig) -> Iterator[Channel]:
     )
 
 
-def _pretraining(config: FederationConfig) -> Iterator[Channel]:
-    """Yield what pretraining exchanges."""
-    settings, alone = config.pretraining, len(config.secondaries) == 1
-    if "cross" in config.family.pretraining:
-        each = alone or settings.exchange == "plain"
-        seen = "each secondary's" if each else "the average of the secondaries'"
-        yield Channel(
-            "pretraining, to the primary",
-            f"{seen} unit vectors for every aligned row",
-            _NOT_COVERED,
-            "secondaries",
-            "primary",
-            refusal=_exchange_error(config, "averages of projections"),
-        )
-        seen, covered = "unit vectors of every aligned row", _NOT_COVERED
-        if settings.primary_sends == "gaussian":
-            covered = (
-                f"covered by epsilon = {settings.epsilon} of its own ledger; any one row of the "
-                f"primary"
-            )
-        elif settings.iso_projections:
-            seen = (
-                "projections of every aligned row behind ISO noise, the longest's length in a batch"
-            )
-            covered = f"{_ISO} that length"
-        yield Channel(
-            "pretraining, from the primary",
-            f"every secondary: the primary's {seen}, made without labels; and which rows are held "
-            f"out",
-            covered,
-            "primary",
-            "secondaries",
-        )
-    if "aggregate" in config.family.pretraining:
-        reveals = "every party: the mean of all parties' local top encoders and heads"
-        if settings.weights == "records":
-            reveals += ", weighted by records; the primary: how many records all have together"
-        covered = "heuristic: a secure mean without noise"
-        if alone:
-            covered = "not covered: with one secondary the mean gives its weights away"
-        if settings.iso_weights:
-            reveals += "; the primary's part is behind ISO noise, but for batch norms' statistics"
-            covered += f"; of the primary's weights {_ISO} each layer's longest row"
-        yield Channel(
-            "pretraining, aggregation of models",
-            reveals,
-            covered,
-            "all",
-            "all",
-            refusal=_exchange_error(config, "means of weights"),
-        )
-
-
-def _exchange_error(config: FederationConfig, what: str) -> str:
-    return (
-        f"model.family: {config.family.name!r} exchanges {what} in pretraining, which carry no "
-        f'noise, so epsilon would not cover them; use family = "fedlocalssl", which exchanges '
-        f'nothing, or mechanism = "none"'
-    )
-
-
 def _encoders(config: FederationConfig) -> Iterator[Channel]:
-    """Yield what the fitting of frozen encoders shows, of records and of labels."""
-    encoder = config.encoder
-    name: Final = "labels that class means are fitted to"
-    if encoder is None:
-        return
-    if config.fitting is not None:
-        reveals = (
-            "no one: each secondary's noised statistics stay with it, and speak through the "
-            "aggregates"
-        )
-        if config.deals_class_sums:
-            reveals = (
-                "the primary: each secondary's sum of records for each class, behind that "
-                "secondary's noise; the dealer, which must collude with no party: sizes"
-            )
+    """Yield what the fitting of frozen encoders to records alone shows."""
+    if config.fitting is not None and not config.encoder_reads_labels:
         yield Channel(
-            "fitting of encoders", reveals, _covered_by_noise(config), "secondaries", "primary"
-        )
-    covered = f"covered by label_epsilon = {encoder.label_epsilon:g}, any one row's label, against"
-    if encoder.labels == "plaintext":
-        reveals = "every secondary: each training row's label, and which rows train"
-        yield Channel(name, reveals, _NOT_COVERED, "primary", "secondaries")
-    elif encoder.labels == "randomised":
-        yield Channel(
-            name,
-            "every secondary: each training row's label by randomised response, the same draw for "
-            "all; which rows train",
-            f"{covered} all secondaries together; which rows train is not covered",
-            "primary",
+            "fitting of encoders",
+            KEPT_STATISTICS,
+            covered_by_noise(config),
             "secondaries",
-        )
-    elif encoder.labels == "shares":
-        yield Channel(
-            name,
-            "each secondary: the sum of its own records for each class, behind noise of its own "
-            "and of the primary's",
-            f"{covered} one secondary that follows the protocol; the dealer together with a "
-            f"secondary sees labels",
             "primary",
-            "secondaries",
         )
 
 
-def _covered_by_noise(config: FederationConfig) -> str:
+def covered_by_noise(config: FederationConfig) -> str:
+    """Return what covers what leaves a secondary behind the noise of rounds."""
     if config.privacy.mechanism == "none":
         nopeek = "; heuristic: encoders learn to correlate less with records, promising nothing"
         return "not covered: no noise" + nopeek * bool(config.training.distance_correlation)
@@ -494,21 +368,12 @@ def _covered_by_noise(config: FederationConfig) -> str:
 
 def _why_noise_is_not_enough(config: FederationConfig) -> str:
     """Return why noise does not cover what rounds release, and what to write; empty if it does."""
-    encoder, name = config.privacy.encoder, config.family.name
-    if config.family.assisted:
-        return (
-            f"model.family: {name!r} releases scores of models that are fitted to private records "
-            f'without noise, so no epsilon would cover them; set privacy.mechanism = "none", or '
-            f'take frozen encoders (family = "fet", privacy.encoder = "frozen")'
-        )
+    encoder = config.privacy.encoder
+    for policy in policies(config).values():
+        if (reason := policy.why_noise_fails(config)) is not None:
+            return reason
     if encoder == "trained":
         return ""
-    if config.family.pretraining:
-        return (
-            f"model.family: {name!r} pretrains encoders on private records without noise, so they "
-            f"are not {encoder} in the sense of the promise; use encoder = "
-            f'"trained", or "fedsplitnn"'
-        )
     for party in config.secondaries:
         if party.scaling in ("standard", "clamped"):
             return (

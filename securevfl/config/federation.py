@@ -18,7 +18,7 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import FittingPlan
 from securevfl.linkage import spec
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS
 from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
 
 
@@ -83,9 +83,9 @@ class FederationConfig:
         }
 
     @property
-    def deals_class_sums(self) -> bool:
-        """Whether class means use labels under masks of a dealer."""
-        return self.encoder is not None and self.encoder.labels == "shares"
+    def encoder_reads_labels(self) -> bool:
+        """Whether frozen encoders are fitted to the primary's labels too."""
+        return self.encoder is not None and self.encoder.labels is not None
 
     def party(self, name: str) -> sections.PartySettings:
         """Return the settings of one party.
@@ -119,13 +119,8 @@ class FederationConfig:
 
     @property
     def scores(self) -> bool:
-        """Whether class-mean encoders send one score as an angle: where there are two classes."""
-        encoder = self.encoder
-        if (
-            encoder is None
-            or encoder.method != "class-means"
-            or self.federation.task == "multiclass"
-        ):
+        """Whether encoders send one score as an angle: fitted to labels of two classes."""
+        if not self.encoder_reads_labels or self.federation.task == "multiclass":
             return False
         return self.family.cut_shape(self.model)[1] == 2
 
@@ -247,12 +242,13 @@ class FederationConfig:
         """Like :attr:`settings_digest`, of what a kept model rests on alone.
 
         How long parties wait, what predictions may spend and what a comparison trains may change;
-        and how many keys a secondary may announce, whose table grows.
+        and of a protection's settings those that it calls changeable.
         """
         left_out = ("methods", "prediction", "runtime")
         kept = {name: table for name, table in self.source.items() if name not in left_out}
         linkage = self.source.get("linkage", {})
-        kept["linkage"] = {name: value for name, value in linkage.items() if name != "most_keys"}
+        changeable = PROTECTIONS[self.linkage.protection].changeable
+        kept["linkage"] = {name: linkage[name] for name in linkage if name not in changeable}
         return _digest({**kept, "party": _without_places(self.source)})
 
 
@@ -323,13 +319,7 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
         )
     return spec.LinkSpec(
         keys=key_spec(config),
-        hiding=spec.HidingSpec(
-            protection=linkage.protection,
-            cell=linkage.cell,
-            key_bits=linkage.key_bits,
-            pad_to=linkage.pad_to,
-            most_keys=linkage.most_keys,
-        ),
+        hiding=spec.HidingSpec(protection=linkage.protection, settings=linkage.protection_settings),
         choice=spec.ChoiceSpec(
             neighbours=config.model.neighbours,
             by=linkage.choose,

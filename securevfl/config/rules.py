@@ -3,12 +3,13 @@
 from typing import Final
 
 from securevfl.config.federation import FederationConfig, key_spec, tells_rows
-from securevfl.core.errors import ConfigError, DataError, PrivacyError
+from securevfl.config.linkage import quote_choices
+from securevfl.config.stage_policy import policies
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import SMALLEST_EPSILON
-from securevfl.linkage.stage.linking import PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.models.task_metrics import metrics_of
-from securevfl.stages.assist.assist import AssistConfig
 
 LARGEST_COMPLETE: Final = 16
 """Up to so many secondaries all share masks with all: key streams are a few milliseconds then."""
@@ -42,9 +43,18 @@ def require_linkable(config: FederationConfig) -> None:
     keys.metric.check(keys)
     for party in config.table_parties:
         keys.metric.check_names(party.key)
-    PROTECTIONS[linkage.protection].check(keys)
+    protection = PROTECTIONS[linkage.protection]
+    if (reason := protection.objection_to(keys.metric)) is not None:
+        takers = [
+            name for name, other in PROTECTIONS.items() if not other.objection_to(keys.metric)
+        ]
+        raise ConfigError(
+            f'linkage.protection: "{protection.name}" {reason}; metric = {keys.metric.name!r} goes '
+            f"with {quote_choices(takers)}"
+        )
+    protection.check(keys)
     if linkage.max_distance is not None:
-        PROTECTIONS[linkage.protection].check_distance(keys, linkage.max_distance)
+        protection.check_distance(keys, linkage.max_distance)
     if linkage.fields is not None and set(linkage.fields) != set(names):
         wrong = min(set(linkage.fields) ^ set(names))
         raise ConfigError(
@@ -94,7 +104,8 @@ def _require_roles(config: FederationConfig) -> None:
             'party.role: a "coordinator" links in place of the parties; with '
             f'linkage.protection = "{protection.name}" there is nothing for it to do'
         )
-    used = "dealer" in protection.helpers or config.deals_class_sums or "mpc" in config.source
+    needed = {role for policy in policies(config).values() for role in policy.helpers(config)}
+    used = "dealer" in (*protection.helpers, *needed) or "mpc" in config.source
     if config.helper("dealer") is not None and not used:
         takers = [other.name for other in PROTECTIONS.values() if "dealer" in other.helpers]
         raise ConfigError(
@@ -104,7 +115,7 @@ def _require_roles(config: FederationConfig) -> None:
 
 
 def require_helpers(config: FederationConfig) -> None:
-    """Check that the third parties that linkage and class means rest on take part.
+    """Check that the third parties that linkage and stages rest on take part.
 
     In one process everything is in one place anyway; between parties they are needed.
 
@@ -119,24 +130,8 @@ def require_helpers(config: FederationConfig) -> None:
                 f"linkage.protection: {linkage.protection!r} needs a party that holds no table: "
                 f'add [[party]] name = "{role}", role = "{role}"'
             )
-    if config.deals_class_sums and "dealer" not in there:
-        raise ConfigError(
-            'encoder.labels: "shares" needs a party that holds no table and deals masks: add '
-            '[[party]] name = "dealer", role = "dealer"; or take "randomised"'
-        )
-
-
-def _require_assistable(config: FederationConfig) -> None:
-    """Refuse settings that assisted boosting has no use for."""
-    if not config.family.assisted:
-        return
-    name = config.family.name
-    if config.privacy.encoder != "trained":
-        raise ConfigError(
-            f"privacy.encoder: {name!r} fits models in rounds, and none is "
-            f'{config.privacy.encoder}; write encoder = "trained"'
-        )
-    _require_labels_covered(config)
+    for policy in policies(config).values():
+        policy.require_helpers(config)
 
 
 def _require_defensible(config: FederationConfig) -> None:
@@ -145,7 +140,7 @@ def _require_defensible(config: FederationConfig) -> None:
     heuristics = ("iso_gradients", "clip_gradients", "marvell", "distance_correlation")
     asked = [name for name in (*heuristics, "label_epsilon") if getattr(training, name)]
     for name in asked:
-        if config.family.assisted:
+        if not config.family.learns_by_gradients:
             raise ConfigError(
                 f"training.{name}: {config.family.name!r} returns no gradients; leave it out"
             )
@@ -182,36 +177,6 @@ def _require_defensible(config: FederationConfig) -> None:
         )
 
 
-def _require_labels_covered(config: FederationConfig) -> None:
-    """Refuse settings under which an epsilon of labels would not hold, or has no meaning."""
-    model = config.model
-    assert isinstance(model, AssistConfig), "the family's own"
-    ends = {"label_lower": model.label_lower, "label_upper": model.label_upper}
-    regression = config.federation.task == "regression"
-    if model.label_epsilon is None or not regression:
-        for name, value in ends.items():
-            if value is not None:
-                raise ConfigError(
-                    f"model.{name}: bounds what one label of a regression says under "
-                    f"model.label_epsilon; leave it out"
-                )
-    if model.label_epsilon is None:
-        return
-    if model.label_epsilon < SMALLEST_EPSILON:
-        raise ConfigError(
-            f"model.label_epsilon: must be at least {SMALLEST_EPSILON:g}, got "
-            f"{model.label_epsilon!r}; below it nothing is left of labels"
-        )
-    for name, value in ends.items():
-        if regression and value is None:
-            raise ConfigError(
-                f"model.{name}: is missing; with model.label_epsilon write the range of a "
-                f"regression's labels, from what is known of them and not from the table"
-            )
-    if regression and not (model.label_lower or 0.0) < (model.label_upper or 0.0):
-        raise ConfigError("model.label_upper: must be above model.label_lower")
-
-
 def _require_split(config: FederationConfig) -> None:
     """Check that rows can be split as asked, and not by labels that have an epsilon."""
     if config.federation.task == "regression" and config.training.split == "stratified":
@@ -241,7 +206,8 @@ def require_trainable(config: FederationConfig) -> None:
             f"task, which has no such class"
         )
     metrics_of(config.federation.task, config.training.metric)
-    _require_assistable(config)
+    for policy in policies(config).values():
+        policy.require(config)
     _require_split(config)
     if config.training.threshold != "half" and config.federation.task != "binary":
         raise ConfigError(
@@ -252,7 +218,6 @@ def require_trainable(config: FederationConfig) -> None:
     _require_computable(config)
     _require_fitted(config)
     _require_products(config)
-    _require_class_means(config)
     require_continuable(config)
     keys = key_spec(config)
     linkers = "top1sim, avgsim" + ("" if keys.metric.equal_only else ", fedsim, featuresim")
@@ -311,11 +276,6 @@ def _require_fitted(config: FederationConfig) -> None:
             f"{config.privacy.encoder} encoder learns by a network's gradients; it needs "
             f'privacy.encoder = "frozen", or leave it out'
         )
-    if config.family.pretraining:
-        raise ConfigError(
-            f'model.top: "{name}" takes the place of the network that {config.family.name!r} '
-            f"pretrains; choose a family without pretraining"
-        )
     if config.top.corrects and not config.base.exists:
         raise ConfigError(
             f'model.top: "{name}" adds evidence to a base, and base.estimator is "none"; leave '
@@ -325,41 +285,10 @@ def _require_fitted(config: FederationConfig) -> None:
 
 def _require_products(config: FederationConfig) -> None:
     """Refuse a precision of networks where none trains."""
-    if config.training.precision != "float32" and (config.family.assisted or config.top):
-        what = repr(config.family.name) if config.family.assisted else "model.top"
+    trains = config.family.learns_by_gradients
+    if config.training.precision != "float32" and (config.top or not trains):
+        what = "model.top" if trains else repr(config.family.name)
         raise ConfigError(f"training.precision: {what} trains no network; leave it out")
-
-
-def _require_class_means(config: FederationConfig) -> None:
-    """Refuse class means where the bound on what a record does to class sums would not hold."""
-    encoder, privacy = config.encoder, config.privacy
-    if encoder is None or encoder.method != "class-means":
-        return
-    smallest = SMALLEST_EPSILON * config.labels_moved
-    if encoder.labels != "plaintext" and encoder.label_epsilon < smallest:
-        raise ConfigError(
-            f"encoder.label_epsilon: must be at least {smallest:g}, got {encoder.label_epsilon!r}; "
-            f"below it nothing is left of labels"
-        )
-    if privacy.mechanism == "none":
-        return
-    if config.linkage.choose != "records":
-        raise ConfigError(
-            'encoder.method: "class-means" is fitted to sums over linked records, and where rows '
-            "choose their records one that goes makes room for another; write "
-            'linkage.choose = "records"'
-        )
-    if privacy.unit == "linked-row":
-        raise PrivacyError(
-            'privacy.unit: "linked-row" hides a row\'s links, and class means are fitted to all of '
-            "them; "
-            'take "secondary-record" or "entity", or method = "principal"'
-        )
-    if privacy.sampling_rate < 1:
-        raise PrivacyError(
-            "privacy.sampling_rate: class means are fitted to all records, sampled or not; set "
-            "it to 1"
-        )
 
 
 def _reads_keys(config: FederationConfig) -> bool:
@@ -425,13 +354,9 @@ def _why_not(config: FederationConfig) -> str | None:
             "frozen encoders release each row once, with all secondaries in it, and a row that "
             "lacks one could never be asked for again"
         )
-    if config.family.assisted:
-        return (
-            f"with {config.family.name!r} every secondary's part of the model is what the others "
-            f"have left to explain, and lies with it alone"
-        )
-    if config.family.pretraining:
-        return f"{config.family.name!r} pretrains encoders, which takes all parties"
+    for policy in policies(config).values():
+        if (reason := policy.why_all_take_part(config)) is not None:
+            return reason
     if config.training.rows == "aligned":
         return (
             'training.rows = "aligned" are rows that are linked at every secondary, and would be '

@@ -11,20 +11,20 @@ import pandas as pd
 from sklearn.utils.validation import validate_data
 
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.methods import require_own_fields
 from securevfl.config.presets import PresetSettings, preset
+from securevfl.config.reading import require_own_fields
 from securevfl.config.sections import BaseSettings, TrainingSettings
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
+from securevfl.data.frames import as_pandas, from_frame
 from securevfl.data.keys_and_labels import KeyKind
-from securevfl.data.party_tables import as_pandas, from_frame
 from securevfl.data.scaling import Bounds, ColumnSettings
 from securevfl.data.sources.read import read_frame
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.stage.linking import METRICS
+from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 

@@ -20,7 +20,7 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.core.settings import read_settings
-from securevfl.data.party_tables import from_frame
+from securevfl.data.frames import from_frame
 from securevfl.data.tables import Labels
 from securevfl.desk.estimator_inputs import (
     PRIMARY,
@@ -34,7 +34,7 @@ from securevfl.desk.estimator_inputs import (
 )
 from securevfl.desk.local_estimator import LocalModel, train_alone_on
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.new_rows import NamedRows
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run

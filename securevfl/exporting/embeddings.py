@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.runtime.kept_run import METADATA
+from securevfl.runtime.released_table import METADATA
 
 
 def write_released(frame: pd.DataFrame, path: Path) -> None:
     """Write a table of releases that only this user can read.
 
     Args:
-        frame: Table of :func:`securevfl.runtime.kept_run.released_table`.
+        frame: Table of :func:`securevfl.runtime.released_table.released_table`.
         path: Path with ``.parquet`` or ``.csv``. The promise is in the Parquet schema's metadata
             under ``securevfl``, or in ``NAME.csv.json``.
 

@@ -87,7 +87,7 @@ def export_run(
     """
     checks.one_of(FORMATS, kind=kind)
     form = FORMATS[kind]
-    if config.family.assisted:
+    if not config.family.learns_by_gradients:
         raise ConfigError(
             f"model.family: the halves of {config.family.name!r} hold models of scikit-learn, "
             f"which go into none of the formats; use securevfl predict, or serve"

@@ -15,27 +15,32 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.rules import require_enough_records
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
+from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import Observer
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation import base
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.encoder_fitting import (
-    ClassMeansFitting,
-    FittedBottom,
-    PrincipalFitting,
-    build_encoder,
-)
-from securevfl.federation.rounds import primaries
+from securevfl.federation.encoder_fitting import FittedBottom, PrincipalFitting, build_encoder
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
+from securevfl.federation.rounds.fitted_primary import (
+    CorrectionFit,
+    EstimatorFit,
+    FittedPrimary,
+    build_fitted_top,
+    read_by_top,
+)
+from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.release import CachedRelease, CountedRelease, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
+from securevfl.federation.rounds.top_model import PrimaryInputs
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
+from securevfl.federation.stage import SecondaryBuild, run_stages
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
@@ -45,12 +50,6 @@ from securevfl.models.layers import initialise
 from securevfl.models.optimisers import PacedOptimizer, build_optimizer
 from securevfl.models.registry import is_built_in
 from securevfl.models.tasks import Metrics, TaskHead
-from securevfl.stages.assist.assist import AssistBottom
-from securevfl.stages.assist.assisted_boosting import (
-    AssistPrimary,
-    AssistSecondary,
-    AssistValidator,
-)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,18 +143,15 @@ def build_secondary(
     at_work = kept_bottom or bottom_at_work(plan, party, table, device=device)
     bottom, features = at_work.bottom, at_work.features
     records = {"features": torch.from_numpy(features), "keys": torch.from_numpy(linked.keys)}
-    kept, class_means, counted = None, None, None
+    kept, counted = None, None
     most = plan.releases.releases_per_record
     if most is not None:
         counted = CountedRelease(linked.source, ledger, most)
     elif plan.frozen:
         fit: Callable[[], None] | None = None
         if kept_bottom is None and isinstance(bottom, FittedBottom) and plan.releases.fitting:
-            if plan.fits_class_means:
-                fit = class_means = ClassMeansFitting(
-                    plan, party, bottom, features, linked.source, ledger
-                )
-            elif isinstance(bottom, DirectionBottom):
+            fit = _refuse_unfitted
+            if isinstance(bottom, DirectionBottom) and not config.encoder_reads_labels:
                 fit = PrincipalFitting(plan, bottom, features, ledger)
         kept = CachedRelease(
             files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
@@ -182,15 +178,17 @@ def build_secondary(
         )
     limits = SessionLimits.of(plan, party=party.name, after_round=after_round)
     dropout = DropoutStream(config.federation.seed, party.name, device=device)
-    if isinstance(bottom, AssistBottom):
-        return AssistSecondary(
-            data,
-            bottom,
-            contribution,
-            validator=AssistValidator(limits),
-            dropout=dropout,
-            seed=config.federation.seed,
-        )
+    build = SecondaryBuild(
+        data=data,
+        bottom=bottom,
+        contribution=contribution,
+        limits=limits,
+        dropout=dropout,
+        seed=config.federation.seed,
+    )
+    for stage in run_stages(config):
+        if (secondary := stage.build_secondary(build)) is not None:
+            return secondary
     return Secondary(
         data,
         bottom,
@@ -200,11 +198,19 @@ def build_secondary(
         optimizer=optimizer_of(config, bottom) if plan.learns else None,
         gradient_noise=gradient_noise,
         kept=kept,
-        class_means=class_means,
         row_by_row=at_work.row_by_row,
         decorrelates=config.training.distance_correlation,
         precision="float32" if plan.frozen else config.training.precision,
     )
+
+
+def _refuse_unfitted() -> None:
+    """Refuse the release of an encoder that a stage has to fit, and has not.
+
+    Raises:
+        PrivacyError: Always.
+    """
+    raise PrivacyError("the primary asks for rows before it has let their encoder be fitted")
 
 
 def build_bottom(config: FederationConfig, party: PartySettings, table: PartyTable) -> nn.Module:
@@ -278,9 +284,9 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
         # Beside several classes' scores trees took long, and brought nothing.
         if config.top.name == "tied" or head.outputs > 1:
             return tied
-        return MixedTop(tied, primaries.build_fitted_top(config, table, head))
+        return MixedTop(tied, build_fitted_top(config, table, head))
     if config.top is not None:
-        return primaries.build_fitted_top(config, table, head)
+        return build_fitted_top(config, table, head)
     return _initialise_model(
         config,
         config.primary.name,
@@ -370,24 +376,16 @@ def build_primary(
     top = build_top(plan.config, table, data.head).to(device)
     if isinstance(top, FittedTop | TiedTop | MixedTop):
         assert plan.config.top is not None, "the federation file names it"
-        features, keys = primaries.read_by_top(
-            plan.config, table, features=data.features, keys=data.keys
-        )
+        features, keys = read_by_top(plan.config, table, features=data.features, keys=data.keys)
         inputs = PrimaryInputs(features=features, keys=keys, similarities=data.similarities)
-        if not isinstance(top, FittedTop):
-            return primaries.TiedPrimary(plan, data, inputs, top, exchange, observe=observe)
-        return primaries.FittedPrimary(
-            plan,
-            data,
-            inputs,
-            top,
-            exchange,
-            estimator=plan.config.top.name if estimator is None else estimator,
-            observe=observe,
-        )
-    if plan.is_assisted:
-        return AssistPrimary(plan, data, top, exchange, observe=observe)
-    return primaries.NetworkPrimary(
+        named = plan.config.top.name if estimator is None else estimator
+        fit = EstimatorFit(top, named) if isinstance(top, FittedTop) else CorrectionFit(top)
+        return FittedPrimary(plan, data, inputs, exchange, fit=fit, observe=observe)
+    for stage in run_stages(plan.config):
+        primary = stage.build_primary(plan, data, top, exchange, observe=observe)
+        if primary is not None:
+            return primary
+    return NetworkPrimary(
         plan,
         data,
         top,

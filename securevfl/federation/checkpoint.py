@@ -22,7 +22,9 @@ from securevfl.core.files import require_unpackable
 PRESENCE: Final = "presence.pt"
 """File in which the primary keeps which secondaries took part."""
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
-_KINDS: Final = ("run", "presence", "epoch-*", "best-*", "pretraining-*", "release", "labels")
+_STAGE: Final = "pretraining"
+"""Begin of the files of the stage before rounds: the one whose steps can be resumed."""
+_KINDS: Final = ("run", "presence", "epoch-*", "best-*", f"{_STAGE}-*", "release", "labels")
 
 
 class DamagedError(ConfigError):
@@ -258,7 +260,7 @@ class Checkpoints:
         self.files = StateFolder(folder, settings_digest=settings_digest)
         self.best: int | None = None
         """The best epoch so far, if going on needs its weights from the disk."""
-        self._usable: dict[str, list[int]] = {"epoch": [], "best": [], "pretraining": []}
+        self._usable: dict[str, list[int]] = {"epoch": [], "best": [], _STAGE: []}
         self._damaged: list[str] = []
 
     @property
@@ -345,8 +347,8 @@ class Checkpoints:
 
     def _warning(self, name: str) -> str:
         kind, _, number = name.removesuffix(".pt").partition("-")
-        unit = "iteration" if kind == "pretraining" else "epoch"
-        usable = self._usable["pretraining" if kind == "pretraining" else "epoch"]
+        unit = "iteration" if kind == _STAGE else "epoch"
+        usable = self._usable[_STAGE if kind == _STAGE else "epoch"]
         if number and usable:
             instead = f"; {unit} {usable[-1]} is taken instead"
         elif number:
@@ -359,9 +361,9 @@ class Checkpoints:
         """Return the epochs that can be resumed, oldest first."""
         return list(self._usable["epoch"])
 
-    def pretraining_iterations(self) -> list[int]:
-        """Return after how many iterations pretraining can be resumed, fewest first."""
-        return list(self._usable["pretraining"])
+    def stage_steps(self) -> list[int]:
+        """Return after how many steps the stage before rounds can be resumed, fewest first."""
+        return list(self._usable[_STAGE])
 
     def require_unused(self) -> None:
         """Refuse a fresh run where another one has left its work.
@@ -388,9 +390,9 @@ class Checkpoints:
         """
         self._save("best", epoch, weights)
 
-    def save_pretraining(self, iterations: int, state: dict[str, Any]) -> None:
-        """Save the state after so many iterations of pretraining."""
-        self._save("pretraining", iterations, state)
+    def save_stage(self, iterations: int, state: dict[str, Any]) -> None:
+        """Save the state after so many ``iterations`` of the stage before rounds."""
+        self._save(_STAGE, iterations, state)
 
     def load(self, epoch: int, into: Callable[[Any], object]) -> None:
         """Go back to a saved epoch, then forget later ones.
@@ -411,10 +413,10 @@ class Checkpoints:
         """Go back to the weights of the epoch that was the best; see :meth:`load`."""
         self._load("best", epoch, into)
 
-    def load_pretraining(self, iterations: int, into: Callable[[Any], object]) -> None:
-        """Go back to the state after so many iterations of pretraining; see :meth:`load`."""
-        self._load("pretraining", iterations, into)
-        self._forget("pretraining", after=iterations)
+    def load_stage(self, iterations: int, into: Callable[[Any], object]) -> None:
+        """Go back to the state after so many ``iterations`` of a stage; see :meth:`load`."""
+        self._load(_STAGE, iterations, into)
+        self._forget(_STAGE, after=iterations)
 
     def forget_after(self, epoch: int) -> None:
         """Remove this run's epochs after one that all parties go on from.

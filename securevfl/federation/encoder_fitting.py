@@ -1,24 +1,18 @@
 """How a secondary's frozen encoder is built, and fitted to noised statistics of its records."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from jaxtyping import Float32, Float64, Int64
-from torch import Tensor
+from jaxtyping import Float32, Float64
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
-from securevfl.core.errors import DataError, PrivacyError
-from securevfl.dp.class_sums import SumFormat, noised_moments, noised_ranks
-from securevfl.federation.rounds.release import CachedRelease
+from securevfl.core.errors import DataError
+from securevfl.dp.class_sums import noised_moments
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.sampling import LinkSource
 from securevfl.models import frozen
 
 FittedBottom = frozen.DirectionBottom | frozen.ScoreBottom
@@ -36,13 +30,12 @@ def build_encoder(
     assert config.encoder is not None, "asked for by the federation file"
     if config.scores:
         return frozen.ScoreBottom(
-            projection=_projection_of(config, party, num_features), length=config.privacy.clip_norm
+            projection=projection_of(config, party, num_features), length=config.privacy.clip_norm
         )
     _, width = config.family.cut_shape(config.model)
     blocks = len(config.secondaries) if config.encoder.in_blocks else 1
     components = width // blocks
-    class_means = config.encoder.method == "class-means"
-    if components > num_features and not class_means:
+    if components > num_features and not config.encoder_reads_labels:
         raise DataError(
             f"table of {party.name!r}: has {num_features} features, fewer than the {components} "
             f"numbers that its encoder writes; lower model.hidden"
@@ -95,186 +88,9 @@ class PrincipalFitting:
         )
 
 
-# A class-mean encoder: a secondary adds up its records by class, and fits its directions or scores.
-
-# Records whose columns are mapped together, to bound memory.
-_CHUNK: Final = 1024
-
-
-def _projection_of(
+def projection_of(
     config: FederationConfig, party: PartySettings, features: int
 ) -> Float64[np.ndarray, "features numbers"]:
+    """Return the public projection of a party's records, drawn from its own stream."""
     seed = derive_seed(config.federation.seed, "votes", party.name)
     return frozen.public_projection(features, seed=seed)
-
-
-def sum_format_of(plan: RunPlan, numbers: int) -> SumFormat:
-    """Return the format of class sums, which primary and secondaries reckon alike.
-
-    Args:
-        plan: The run, whose encoders are class means.
-        numbers: Of a record, projected or not.
-
-    Raises:
-        PrivacyError: If the noise leaves nothing to fit to.
-    """
-    _, classes = plan.cut.shape
-    # Where nothing is promised there may be no cap: a record is in a row once.
-    cap = plan.config.privacy.links_per_record or plan.facts.rows
-    return SumFormat.choose(
-        features=numbers,
-        bins=classes + 1,
-        links_per_record=cap,
-        noise_multiplier=plan.releases.fitting_multiplier(),
-    )
-
-
-@dataclass(eq=False)
-class ClassMeansFitting:
-    """One secondary's part in the class-means stage, and the fit of its encoder.
-
-    Its steps are :meth:`begin`, :meth:`vectors` and :meth:`noise`, of which the class sums are
-    made by somebody, and :meth:`finish`.
-
-    Raises:
-        PrivacyError: If the noise leaves nothing to fit to.
-    """
-
-    plan: RunPlan
-    party: PartySettings
-    bottom: FittedBottom
-    """Its encoder, not fitted yet."""
-    features: Float32[np.ndarray, "records features"]
-    """This party's records, scaled."""
-    links: LinkSource
-    ledger: Ledger
-    """This party's own."""
-    _sums: Float64[np.ndarray, "bins numbers"] | None = field(default=None, init=False)
-    _kept: CachedRelease | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self._projection = _projection_of(self.plan.config, self.party, self.features.shape[1])
-        self.format = sum_format_of(self.plan, self._projection.shape[1])
-        """Of its class sums."""
-
-    @property
-    def name(self) -> str:
-        """Whose part it is."""
-        return self.party.name
-
-    def keeps(self, kept: CachedRelease) -> None:
-        """Say where the encoder is kept once it is fitted; it calls back for the fit."""
-        self._kept = kept
-
-    @property
-    def encoder_fixed(self) -> bool:
-        """Whether the encoder was fitted and kept before: then no class sums are needed."""
-        return self._kept is not None and self._kept.encoder_fixed
-
-    def begin(self, *, leaves: bool) -> None:
-        """Charge the fitting, before anything of it is computed.
-
-        Args:
-            leaves: Whether noised class sums leave this party, to be answered by the primary.
-
-        Raises:
-            BudgetExceededError: If the budget forbids it.
-            PrivacyError: If class sums of this run left before and what came of them was lost.
-        """
-        if not self.ledger.encoder_fitted:
-            self.ledger.charge_fitting()
-        elif leaves:
-            raise PrivacyError(
-                "class sums of this run were charged, may have left, and what came back is lost; "
-                "they are not made again with other noise: start another run with another --out, "
-                "which is charged to the table's total"
-            )
-
-    def _by_record(
-        self, compute: Callable[[Tensor], Tensor]
-    ) -> Float64[np.ndarray, "records numbers"]:
-        """Return what the encoder computes for each record."""
-        device = next(self.bottom.buffers()).device
-        parts = [
-            compute(torch.from_numpy(self.features[first : first + _CHUNK]).to(device)).cpu()
-            for first in range(0, max(1, len(self.features)), _CHUNK)
-        ]
-        return torch.cat(parts).numpy()
-
-    def _ranks(
-        self, compute: Callable[[Tensor], Tensor], edges: Float64[np.ndarray, " edges"]
-    ) -> Float64[np.ndarray, "columns cells"]:
-        """Return noised ranks of what the encoder computes: one step of the charged fitting."""
-        multiplier = self.plan.releases.fitting_multiplier()
-        return noised_ranks(self._by_record(compute), edges, noise_multiplier=multiplier)
-
-    def _records(self) -> Float64[np.ndarray, "records numbers"]:
-        """Return the records as class sums count them; fits a score encoder's columns first."""
-        if isinstance(self.bottom, frozen.ScoreBottom):
-            self.bottom.fit_columns(self._ranks(self.bottom.numbers, frozen.COLUMN_EDGES))
-            return self._by_record(self.bottom.records)
-        return self.features @ self._projection
-
-    def vectors(self) -> Int64[np.ndarray, "rows numbers"]:
-        """Return the vector of each of the primary's rows, in units of the format.
-
-        After :meth:`begin`, and once a fit.
-        """
-        rows = np.arange(self.plan.facts.rows, dtype=np.int64)
-        return self.format.row_vectors(self._records(), self.links.link(rows).indices)
-
-    def noise(self) -> Int64[np.ndarray, "bins numbers"]:
-        """Return fresh noise that protects the records; zeros where nothing is promised."""
-        multiplier = self.plan.releases.fitting_multiplier()
-        return self.format.noise((multiplier or 0.0) * self.format.change_of_record)
-
-    def by_labels(
-        self, bins: Int64[np.ndarray, " rows"], *, keep: float | None
-    ) -> Float64[np.ndarray, "bins numbers"]:
-        """Return noised class sums by bins that the primary has sent.
-
-        Args:
-            bins: Of every row.
-            keep: Probability with which labels were kept by randomised response; sums are
-                corrected for it, so that they are right in the mean. None: labels are true.
-
-        References:
-            [KBR16] Kairouz, Bonawitz and Ramage, section 4: the unbiased estimate of frequencies.
-        """
-        sums = (self.format.by_bins(self.vectors(), bins) + self.noise()).astype(np.float64)
-        if keep is None:
-            return sums
-        classes = len(sums) - 1
-        other = (1 - keep) / (classes - 1)
-        known = sums[:-1]
-        sums[:-1] = (known - other * known.sum(axis=0)) / (keep - other)
-        return sums
-
-    def finish(self, sums: Float64[np.ndarray, "bins numbers"]) -> None:
-        """Take the class sums, fit the encoder to them, and keep it.
-
-        Args:
-            sums: In units, with all noise that there is.
-        """
-        self._sums = sums
-        assert self._kept is not None, "said when the secondary was made"
-        self._kept.settle()
-
-    def __call__(self) -> None:
-        """Fit the encoder to the class sums that came.
-
-        Raises:
-            PrivacyError: If none have come: the primary asks for rows too early.
-        """
-        if self._sums is None:
-            raise PrivacyError("the primary asks for rows before it has let class means be fitted")
-        counts, means = self.format.means(self._sums)
-        if isinstance(self.bottom, frozen.ScoreBottom):
-            self.bottom.fit_weights(means[1] - means[0], radius=self.format.radius)
-            self.bottom.fit_angles(self._ranks(self.bottom.scores, frozen.SCORE_EDGES))
-            return
-        directions = frozen.class_directions(counts, means)
-        self.bottom.encode.fit(
-            centre=self._projection @ directions.centre,
-            projection=self._projection @ directions.weights,
-        )

@@ -14,7 +14,7 @@ from securevfl.federation.run_plan import RUN_ID_DIGITS, Purpose, RunFacts, pred
 from securevfl.mpc.masks import PUBLIC_BYTES
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
-PROTOCOL_VERSION: Final = 15
+PROTOCOL_VERSION: Final = 16
 """Version of the order and meaning of messages, which callers and primary share beyond frames."""
 
 SIGNATURE_BYTES: Final = 64
@@ -44,13 +44,13 @@ class RoundKind(MessageKind):
 class Hello(DeclaredMessage):
     """The protocol's version, the federation file's digest, and a signed key of the session.
 
-    To resume: the run's id, and the epochs and iterations of pretraining that the caller has.
+    To resume: the run's id, and the epochs and steps of a stage that the caller has.
     """
 
     KIND: ClassVar = RoundKind.HELLO
     WAY: ClassVar = "caller to primary"
     COVERS: ClassVar = {
-        "no record": "digest protocol public signature epochs pretrained run lengths"
+        "no record": "digest protocol public signature epochs stage_steps run lengths"
     }
 
     digest: str
@@ -58,7 +58,7 @@ class Hello(DeclaredMessage):
     public: bytes = wire(length=PUBLIC_BYTES)
     signature: bytes = wire(length=SIGNATURE_BYTES)
     epochs: tuple[int, ...]
-    pretrained: tuple[int, ...]
+    stage_steps: tuple[int, ...]
     run: str = ""
     """Id of the run that the caller resumes; empty for a fresh start."""
 
@@ -113,7 +113,7 @@ class Welcome(TypedMessage):
         active = None if message.meta.get("active") is None else message.numbers("active")
         facts = RunFacts(run=run, active=active, **given)
         parts = (facts.train_rows, facts.validation_rows, facts.test_rows)
-        others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_pretraining)
+        others = (facts.unlabelled_rows, facts.resume_epoch, facts.resume_stage)
         least = 0 if facts.predicts else 1
         if (
             min(parts) < least

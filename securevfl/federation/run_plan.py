@@ -149,7 +149,7 @@ class RunFacts:
 
     predicts: bool = False
     """True if a saved model is asked for predictions, and nothing is trained. Rows come with every
-    request (:mod:`securevfl.runtime.predicting`); there are none before the first."""
+    request (:mod:`securevfl.runtime.prediction_session`); there are none before the first."""
 
     predicted_rows: int = 0
     """How many rows, the last ones, are predicted; the others only take part in linking."""
@@ -157,8 +157,8 @@ class RunFacts:
     active: tuple[int, ...] | None = None
     """Ranks of the secondaries that take part in this session, ascending; None: all."""
 
-    resume_pretraining: int = 0
-    """Iterations of pretraining that are done already."""
+    resume_stage: int = 0
+    """Steps that are done already of the stage before rounds."""
 
     resume_epoch: int = 0
     """Epoch to go on from; 0 starts afresh."""
@@ -301,18 +301,8 @@ class RunPlan:
     @property
     def learns(self) -> bool:
         """Whether secondaries get gradients."""
-        return not (self.frozen or self.is_assisted or self.facts.predicts)
-
-    @property
-    def is_assisted(self) -> bool:
-        """Whether secondaries fit models of their own to residuals, in this run or before it."""
-        return self.config.family.assisted
-
-    @property
-    def fits_class_means(self) -> bool:
-        """Whether encoders are fitted to class sums, which takes the primary's labels."""
-        encoder = self.config.encoder
-        return encoder is not None and encoder.method == "class-means" and not self.facts.predicts
+        by_gradients = self.config.family.learns_by_gradients
+        return by_gradients and not (self.frozen or self.facts.predicts)
 
     @property
     def single_pass(self) -> Purpose | None:

@@ -18,7 +18,7 @@ from securevfl.core.conventions import stream
 from securevfl.models.alone.choice import Used
 from securevfl.models.task_metrics import TASK_METRICS, Targets, percentile_interval
 from securevfl.models.tasks import TaskHead
-from securevfl.runtime.kept_run import (
+from securevfl.runtime.paired_estimates import (
     Coalition,
     CoalitionAnswer,
     Estimate,

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig
-from securevfl.config.methods import ALONE, IN_ONE_PLACE, method_family
 from securevfl.core import checks
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.tables import PartyTable
+from securevfl.lab.methods import ALONE, IN_ONE_PLACE, method_family
 from securevfl.lab.one_run import (
     LeftOut,
     Recipe,
@@ -237,7 +237,7 @@ def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> F
     methods = dict(config.source.get("methods", {}))
     for name in comparison.trained_methods:
         family = method_family(config.source, name)
-        if family not in IN_ONE_PLACE and family_named(family).assisted:
+        if family not in IN_ONE_PLACE and not family_named(family).learns_by_gradients:
             methods[name] = {"outputs": outputs, **methods.get(name, {})}
     return replace(config, source={**config.source, "methods": methods})
 

@@ -14,14 +14,14 @@ from securevfl.federation.run_plan import plan_prediction, prediction_facts
 from securevfl.lab.coalition_game import LEAST_PERMUTATIONS, Worth, solve
 from securevfl.lab.retrained_top import Retrained
 from securevfl.models.task_metrics import LEVEL
-from securevfl.runtime.kept_run import (
-    COST,
+from securevfl.runtime.coalitions import (
     NEVER_FEWER,
     BlockReleases,
     SavedModels,
     answers_in_blocks,
     partners_of,
 )
+from securevfl.runtime.released_table import COST
 from securevfl.runtime.run_folder import CONTRIBUTION, MEASURED_FORMAT, read_figures
 from securevfl.runtime.run_options import FederationSource
 from securevfl.runtime.simulation import RunResult
@@ -231,7 +231,7 @@ def _refusal(run: TrainedRun, figures: Mapping[str, Any]) -> str:
     )
     epsilon = several.epsilon(plan.noise_share_std)
     own_numbers = '[encoder] layout = "blocks"'
-    if config.encoder is not None and config.encoder.method == "class-means":
+    if config.encoder_reads_labels:
         own_numbers = f'{own_numbers} (method = "principal"; class means share their numbers)'
     return (
         f"contribution: this run's releases are sums over the secondaries, and leaving out each "

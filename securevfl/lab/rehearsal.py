@@ -21,7 +21,6 @@ from securevfl.data.columns import Column, features_of_column
 from securevfl.data.schema import TableSchema
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.base import Base, own_inputs
-from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -311,11 +310,10 @@ def _simulate(
         return simulate_federation(
             config,
             cast.tables,
-            RunOptions(run_folder=Path(folder)),
+            RunOptions(run_folder=Path(folder), fitted_base=fitted),
             with_alone=with_alone,
             # Where the primary alone answers, there is no gain for a placebo to explain.
             with_placebo="joint",
-            own=OwnModels(fitted=fitted),
             kept=False,
         )
 
@@ -358,7 +356,7 @@ def _fitting_width(config: FederationConfig, cast: Cast) -> int | None:
 
 def _numbers(config: FederationConfig) -> tuple[int, bool]:
     """Return the least features of a secondary, and whether each secondary has its own block."""
-    if config.encoder is None or config.encoder.method == "class-means":
+    if config.encoder is None or config.encoder_reads_labels:
         return 0, False
     _, width = config.family.cut_shape(config.model)
     blocks = config.encoder.in_blocks

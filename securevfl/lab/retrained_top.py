@@ -19,7 +19,8 @@ from securevfl.federation.messages import EpochMark
 from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.margins import MarginModel
 from securevfl.models.fitted_top import FittedTop
-from securevfl.runtime.kept_run import BlockReleases, Coalition, CoalitionAnswer
+from securevfl.runtime.coalitions import BlockReleases
+from securevfl.runtime.paired_estimates import Coalition, CoalitionAnswer
 from securevfl.version import __version__
 
 CACHE: Final = "contribution"

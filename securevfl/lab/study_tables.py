@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.methods import ALONE, method_family
 from securevfl.data.tables import PartyTable
+from securevfl.lab.methods import ALONE, method_family
 from securevfl.runtime.run_tables import read_party, read_tables
 
 _UNRELATED: Final = (

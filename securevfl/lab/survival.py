@@ -82,8 +82,8 @@ def surviving_share(
         the signal's variance.
 
     References:
-        [CT06] sections 9.1 (capacity) and 10.3.2 (rate distortion); notebook/frontier.md, "What can
-        survive".
+        [CT06] sections 9.1 (capacity) and 10.3.2 (rate distortion); research/frontier/README.md,
+        "What can survive".
 
     Examples:
         >>> surviving_share(noise=1.0)

@@ -4,9 +4,10 @@ A family's settings are public under the family's name: ``models.FeT(neighbours=
 family subclasses :class:`Family`. Names are loaded on first use.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from securevfl.core.lazy_names import on_first_use
+from securevfl.core.stages import load_parts, part_names
 
 if TYPE_CHECKING:
     from securevfl.models.family import Bottom, Family, FamilySettings, Top
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from securevfl.models.pairs import Top1SimConfig as Top1Sim
     from securevfl.models.registry import register
     from securevfl.models.split import split_model
-    from securevfl.stages.assist.assist import AssistConfig as Assist
 
 __all__ = [
     "Assist",
@@ -46,4 +46,11 @@ __all__ = [
     "split_model",
 ]
 
-__getattr__, __dir__ = on_first_use(__name__, __file__, __all__)
+_own_name, __dir__ = on_first_use(__name__, __file__, __all__)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name; of a stage's family the settings, which are called as it is."""
+    if name in __all__ and name.lower() in part_names("families"):
+        return load_parts("families")[name.lower()].settings_class
+    return _own_name(name)

@@ -465,9 +465,9 @@ class Family(ABC, Generic[S]):
     learning_rate: ClassVar[float] = 3e-3
     """Default of ``training.learning_rate``, for every party's optimizer."""
 
-    assisted: ClassVar[bool] = False
-    """True if secondaries fit local models to residuals, one round an epoch, instead of learning
-    from gradients. Only true for ``assist``."""
+    learns_by_gradients: ClassVar[bool] = True
+    """False if secondaries fit models of their own, one round an epoch, instead of learning from
+    gradients: a stage then makes both halves of a round."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -22,12 +22,12 @@ from typing import Any, Final, TypeVar
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, in_one_line
+from securevfl.core.stages import load_parts
 from securevfl.models import pairs
 from securevfl.models.family import AnyFamily, Family, FamilySettings, Step
 from securevfl.models.fedhssl import family as fedhssl
 from securevfl.models.fedsim import FedSimFamily
 from securevfl.models.fet.family import FeTFamily
-from securevfl.stages.assist.assist import AssistFamily
 
 GROUP: Final = "securevfl.families"
 """The entry points' group."""
@@ -145,7 +145,6 @@ F = TypeVar("F", bound=Family[Any])
 _OWN: tuple[AnyFamily, ...] = (
     FeTFamily(),
     FedSimFamily(),
-    AssistFamily(),
     pairs.ExactFamily(),
     pairs.Top1SimFamily(),
     pairs.AvgSimFamily(),
@@ -157,8 +156,13 @@ _OWN: tuple[AnyFamily, ...] = (
     fedhssl.FedSplitNNFamily(),
 )
 
-FAMILIES: Mapping[str, AnyFamily] = MappingProxyType({family.name: family for family in _OWN})
-"""The package's own families; others come by entry point."""
+FAMILIES: Mapping[str, AnyFamily] = MappingProxyType(
+    {
+        **{family.name: family for family in _OWN},
+        **{name: kind() for name, kind in load_parts("families").items()},
+    }
+)
+"""The package's own families, with those of stages; others come by entry point."""
 
 _REGISTERED: dict[str, AnyFamily] = {}
 # Families registered in this process only.

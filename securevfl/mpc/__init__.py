@@ -10,8 +10,8 @@ from securevfl.core.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from securevfl.mpc.crypten_bridge import crypten
-    from securevfl.stages.programs.program_party import ProgramParty
-    from securevfl.stages.programs.programs import run
+    from securevfl.stages.programs.party import ProgramParty
+    from securevfl.stages.programs.run import run
 
 __all__ = ["ProgramParty", "crypten", "run"]
 

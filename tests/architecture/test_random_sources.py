@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "securevfl"
-ROOMS = ("dp", "federation", "ledger", "linkage", "mpc", "runtime", "transport")
+ROOMS = ("dp", "federation", "ledger", "linkage", "mpc", "runtime", "stages", "transport")
 
 # The only sources of what is secret; streams of AES are keyed by these, or by what comes of them.
 SYSTEM = re.compile(
@@ -43,27 +43,29 @@ RUN_STREAM = "securevfl.core.conventions.stream"
 STREAM_ORDER = (RUN_STREAM, ".permutation")
 # What of it may be drawn again by whoever knows the run's seed, which all parties do; or by a test.
 LISTED = {
-    "federation/assisted_boosting.py AssistSecondary._fit": ("folds and trees", RUN_SEED),
+    "stages/assist/local_models.py _build_model": ("trees of a local model", "random_state="),
+    "stages/assist/local_models.py cross_fit": ("folds of a local model", "random_state="),
+    "stages/assist/secondary.py AssistSecondary._fit": ("folds and trees", RUN_SEED),
     "federation/build.py _initialise_model": ("first weights", RUN_SEED, "torch.random.fork_rng"),
-    "federation/encoder_fitting.py _projection_of": ("a public projection", RUN_SEED),
-    "federation/pretraining/pretraining_secondary.py LearnerWithRecords.learn_local": (
+    "federation/encoder_fitting.py projection_of": ("a public projection", RUN_SEED),
+    "stages/pretraining/learning.py LearnerWithRecords.learn_local": (
         "order of batches",
         *STREAM_ORDER,
     ),
-    "federation/pretraining/pretraining_secondary.py pretraining_rows": (
+    "stages/pretraining/rows.py pretraining_rows": (
         "rows that are held out, which all parties know",
         *STREAM_ORDER,
     ),
-    "federation/pretraining/pretraining_stage.py PretrainingRun._cross": (
+    "stages/pretraining/primary.py PretrainingRun._cross": (
         "order of batches, which secondaries are told",
         *STREAM_ORDER,
     ),
-    "federation/rounds/primaries.py NetworkPrimary._draw_active": (
+    "federation/rounds/network_primary.py NetworkPrimary._draw_active": (
         "who sits a round out, which all are told",
         ".choice",
     ),
-    "federation/rounds/primaries.py NetworkPrimary._train_epoch": ("batches", RUN_STREAM),
-    "federation/rounds/primaries.py TiedPrimary._train_epoch": ("folds", *STREAM_ORDER),
+    "federation/rounds/network_primary.py NetworkPrimary._train_epoch": ("batches", RUN_STREAM),
+    "federation/rounds/fitted_primary.py CorrectionFit.__call__": ("folds", *STREAM_ORDER),
     "federation/rounds/updates.py DropoutStream.__init__": (
         "dropout",
         RUN_SEED,

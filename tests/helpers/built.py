@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 from helpers.federations import KEYS, save, write_federation
+from helpers.secondaries import answer
 from torch import Tensor
 
 from securevfl.config.federation import link_spec
@@ -51,7 +52,7 @@ class Built:
         return torch.stack(
             [
                 self.plan.cut.decode(
-                    one.answer(plan), rows=len(plan.rows), active=("a",), round_number=1
+                    answer(one, plan), rows=len(plan.rows), active=("a",), round_number=1
                 )
                 for one in self.secondaries.values()
             ]

@@ -221,7 +221,7 @@ class Played:
         if resume:
             checkpoints.resume()
             own = checkpoints.run
-        require_own_run(here.config, facts, run=own, epochs=checkpoints.epochs(), pretrained=[])
+        require_own_run(here.config, facts, run=own, epochs=checkpoints.epochs(), stage_steps=[])
         plan = replace(plan_of(self.promise, replace(facts, run=RUN)), facts=facts)
         self.session += 1
         self.ledger = Ledger(

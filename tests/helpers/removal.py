@@ -22,6 +22,7 @@ from unittest import mock
 import numpy as np
 import torch
 from helpers.fixed_entropy import fixed_entropy
+from helpers.secondaries import answer
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig, link_spec
@@ -48,12 +49,19 @@ from securevfl.linkage.stage import linking
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
-from securevfl.runtime import predicting, simulation, trained_run
+from securevfl.runtime import (
+    new_rows,
+    prediction_request,
+    prediction_session,
+    secondary_run,
+    trained_run,
+)
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.stages.assist import assisted_boosting
-from securevfl.stages.class_means import class_labels
+from securevfl.stages.assist import labels as assist_labels
+from securevfl.stages.class_means import class_labels, fitting
+from securevfl.stages.class_means.messages import ClassMeansKind
 from securevfl.transport.message import failure_kind, public_reason
 
 
@@ -130,7 +138,7 @@ class World:
         """Return a round's release in whole units of the ring, without noise, a vector a row."""
         cut = self.plan.cut
         with self.overheard():
-            words = self.secondary.answer(self._round(rows, number, purpose))
+            words = answer(self.secondary, self._round(rows, number, purpose))
         units = decode_sum(
             words, cut.ring, elements=len(rows) * math.prod(cut.shape), parties_active=1
         )
@@ -205,7 +213,7 @@ def mechanisms_overheard(say: Say) -> Iterator[None]:
 
     with (
         mock.patch.object(encoder_fitting, "noised_moments", statistics),
-        mock.patch.object(encoder_fitting, "noised_ranks", ranks),
+        mock.patch.object(fitting, "noised_ranks", ranks),
         mock.patch.object(link_counts, "noised_rows", linked_rows),
         mock.patch.object(updates.GradientNoise, "add_noise", update),
     ):
@@ -477,16 +485,6 @@ class Listener:
 
         return one
 
-    def fitted(self, fit: Any) -> Any:
-        def one(secondaries: Any, make: Any) -> None:
-            due = [one.class_means for one in secondaries if not one.class_means.encoder_fixed]
-            made = make([one.name for one in due])
-            if made.label_noise is None:
-                self.hear("labels", made.bins_of_rows.tobytes())
-            fit(secondaries, lambda _due: made)
-
-        return one
-
     def released(self, method: Any) -> Any:
         def one(exchange: Any, plan: Any) -> Tensor:
             self.hear("round", plan.round_number, plan.purpose, plan.active, plan.rows.tobytes())
@@ -506,6 +504,9 @@ class Listener:
     def told(self, method: Any) -> Any:
         def one(peers: Any, message: Any, *more: Any, **known: Any) -> Any:
             made = message.to_message()
+            if made.kind is ClassMeansKind.CLASS_MEANS_SHIFTED:
+                # Between processes it is moved on by uniform numbers.
+                return method(peers, message, *more, **known)
             tensors = {name: value.tobytes() for name, value in made.tensors.items()}
             self.hear("message", made.kind, dict(made.meta), tensors)
             return method(peers, message, *more, **known)
@@ -559,28 +560,29 @@ def whole_run(
         patches.enter_context(fixed_entropy(noise))
         patches.enter_context(mechanisms_overheard(listener.say))
         for owner, name, make in (
-            (simulation, "build_secondary", listener.built),
-            (predicting, "build_secondary", listener.built),
-            (Secondary, "answer", listener.spoken),
+            (secondary_run, "build_secondary", listener.built),
+            (prediction_request, "build_secondary", listener.built),
+            (Secondary, "hear_round", listener.spoken),
             (Secondary, "learn", listener.spoken),
-            (encoder_fitting.ClassMeansFitting, "vectors", listener.spoken),
-            (encoder_fitting.ClassMeansFitting, "finish", listener.finished),
+            (fitting.ClassMeansFitting, "vectors", listener.spoken),
+            (fitting.ClassMeansFitting, "finish", listener.finished),
             (SecondaryRelease, "units", listener.units),
             (class_sums.SumFormat, "by_bins", listener.by_bins),
-            (simulation, "class_means_in_process", listener.fitted),
             (class_labels, "randomised_labels", listener.drawn),
-            (assisted_boosting, "randomised_labels", listener.drawn),
-            (assisted_boosting, "noised_labels", listener.drawn),
+            (assist_labels, "randomised_labels", listener.drawn),
+            (assist_labels, "noised_labels", listener.drawn),
             (RoundExchange, "average", listener.released),
             (Exchange, "return_gradient", listener.returned),
             (linking, "linked_primary", listener.linked),
             (PeersHere, "tell", listener.told),
             (PeersHere, "ask", listener.told),
-            (predicting, "Request", listener.requested),
+            (prediction_request, "Request", listener.requested),
         ):
             patches.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
         # A request is made whoever would answer it.
-        patches.enter_context(mock.patch.object(predicting, "answers_alone", return_value=False))
+        patches.enter_context(
+            mock.patch.object(prediction_session, "answers_alone", return_value=False)
+        )
         try:
             if cut_off is not None:
                 _cut_off(config, tables, folder, rounds=cut_off)
@@ -630,6 +632,6 @@ def _play(
     for rows in requests:
         new = tables[config.primary.name].take(np.array(rows))
         with run.session(unheard) as session:
-            answer = session.ask(predicting.NamedRows.all_of(new))
+            answer = session.ask(new_rows.NamedRows.all_of(new))
         listener.hear("predictions", answer.values.tolist())
     listener.hear("end")

@@ -18,6 +18,7 @@ from securevfl.desk.setup.file_problems import Collected
 from securevfl.desk.setup.party_check import PartyCheck, check_party
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
+from securevfl.federation.released_labels import label_release
 from securevfl.federation.run_plan import (
     RunFacts,
     RunPlan,
@@ -27,7 +28,6 @@ from securevfl.federation.run_plan import (
 )
 from securevfl.linkage.stage.candidates import repeated_key_warnings
 from securevfl.runtime.run_options import warnings_about
-from securevfl.stages.class_means.class_labels import label_release
 
 # Of a frozen run the noise is the same for any number of rows: each is released once.
 _SOME_ROWS: Final = 1000

@@ -14,7 +14,8 @@ from securevfl.federation.build import build_top
 from securevfl.federation.run_plan import RunPlan
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.tasks import TaskHead
-from securevfl.stages.assist.assist import AssistConfig, cross_fit
+from securevfl.stages.assist.local_models import cross_fit
+from securevfl.stages.assist.settings import AssistConfig
 
 _STEPS: Final = 8
 _WARM_UP: Final = 2

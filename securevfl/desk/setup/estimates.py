@@ -15,7 +15,8 @@ from securevfl.desk.setup.spellings import BetterSpelling, better_spelling
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import count_links, link_warnings
-from securevfl.linkage.stage.linking import Linker, protection_of
+from securevfl.linkage.stage.linkage_parts import protection_of
+from securevfl.linkage.stage.linking import Linker
 
 LIMITS: Final = (1, 2, 4)
 """Values of ``links_per_record`` that are compared."""

@@ -14,11 +14,11 @@ from securevfl.config import rules
 from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.encoder import resolve
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import Findings, load_federation, read_sections, require_method
+from securevfl.config.reading import Findings, load_federation, read_sections, section_checks
 from securevfl.config.sections import PartySettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.core.settings import Problem, problems_of
+from securevfl.core.settings import Problem, problems_of, read_settings
 from securevfl.models.registry import family_names
 
 _STAND_INS: Final[Mapping[str, Any]] = {
@@ -90,8 +90,8 @@ class Collected(Findings):
         self.config = config
         for require in (rules.require_trainable, require_covered_channels):
             self.attempt(partial(require, config), otherwise=None, about="rules")
-        for name in config.source.get("methods", {}):
-            self.attempt(partial(require_method, config, name), otherwise=None, about="rules")
+        for check in section_checks(config):
+            self.attempt(check, otherwise=None, about="rules")
 
     def wrong(self, error: Exception, about: str) -> None:
         """Note an error, unless it follows from a replaced setting."""
@@ -102,6 +102,18 @@ class Collected(Findings):
             self.problems.append(text)
         self.mended.add(about)
         self._whole &= about not in ("party", "parties", "rules")
+
+    def attempt(self, work: Callable[[], T], *, otherwise: T, about: str) -> T:
+        """Return the result of ``work``, or ``otherwise`` if it fails."""
+        try:
+            return work()
+        except (ConfigError, PrivacyError) as error:
+            self.wrong(error, about)
+            return otherwise
+
+    def settings(self, kind: type[T], tables: Mapping[str, Any], name: str) -> T:
+        """Read one section, with settings replaced until it is readable."""
+        return self.table(partial(read_settings, kind, where=name), tables.get(name, {}), name)
 
     def table(self, read: Callable[[dict[str, Any]], T], table: Mapping[str, Any], name: str) -> T:
         """Read one table, with settings replaced until it is readable."""

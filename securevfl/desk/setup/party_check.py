@@ -15,7 +15,8 @@ from securevfl.data.party_tables import ColumnRoles, fit_table
 from securevfl.data.scaling import Bounds, feature_scaler
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import ignore_note, read_frame
-from securevfl.data.sources.settings import Wanted, query_behind
+from securevfl.data.sources.settings import Wanted
+from securevfl.data.sources.source_files import query_behind
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.encoder_fitting import build_encoder
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame

@@ -1,5 +1,6 @@
 """Handshake of a session: same file, same parties, fresh keys that the relay cannot swap."""
 
+import hashlib
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from securevfl.federation.session.membership import (
     require_active,
 )
 from securevfl.mpc.masks import KeyOffer, SessionKey
-from securevfl.transport.channels import SealedChannel
+from securevfl.transport.channels import CallerChannels, Kinds, SealedChannel
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify
 from securevfl.transport.message import Message
@@ -47,7 +48,7 @@ def hello(
     identity: Identity,
     key: SessionKey,
     epochs: Sequence[int],
-    pretrained: Sequence[int] = (),
+    stage_steps: Sequence[int] = (),
     run: str = "",
 ) -> Hello:
     """Return a caller's first message.
@@ -57,7 +58,7 @@ def hello(
         identity: This party's long-term identity.
         key: Its fresh key of this session.
         epochs: Epochs that it could resume; none for a fresh start.
-        pretrained: Iterations of pretraining that it could resume.
+        stage_steps: Steps of the stage before rounds that it could go on from.
         run: Id of the run that it goes on with; empty for a fresh start.
 
     Reveals:
@@ -69,7 +70,7 @@ def hello(
         public=key.offer.public,
         signature=identity.sign(_signed_text(config, key.offer)),
         epochs=tuple(epochs),
-        pretrained=tuple(pretrained),
+        stage_steps=tuple(stage_steps),
         run=run,
     )
 
@@ -133,7 +134,7 @@ def require_own_run(
     *,
     run: str,
     epochs: Collection[int],
-    pretrained: Collection[int],
+    stage_steps: Collection[int],
 ) -> None:
     """Refuse a primary that wants a secondary to go on from what it does not have.
 
@@ -146,13 +147,13 @@ def require_own_run(
         facts: What the primary says.
         run: The run that this party goes on with; empty for a fresh start.
         epochs: Epochs that it could resume.
-        pretrained: Iterations of pretraining that it could resume.
+        stage_steps: Steps of the stage before rounds that it could go on from.
 
     Raises:
         ProtocolError: Naming the primary and what to do.
     """
     primary = config.primary.name
-    resumes = bool(facts.resume_epoch or facts.resume_pretraining)
+    resumes = bool(facts.resume_epoch or facts.resume_stage)
     if (run and facts.run != run) or (not run and resumes):
         theirs = facts.run if resumes else ""
         raise ProtocolError(_other_run("this party", run, primary, theirs))
@@ -162,7 +163,7 @@ def require_own_run(
     frozen = config.privacy.encoder == "frozen"
     behind = config.continues_on_loss and max(epochs, default=0) < facts.resume_epoch
     wants = {} if frozen or behind else {"epoch": (facts.resume_epoch, epochs)}
-    wants["iteration of pretraining"] = (facts.resume_pretraining, pretrained)
+    wants["stage step"] = (facts.resume_stage, stage_steps)
     for what, (number, own) in wants.items():
         if number and number not in own:
             raise ProtocolError(
@@ -268,6 +269,11 @@ def open_welcome(
     return opened.facts, key.agree(offers, agreed=agreed)
 
 
+def context_of(config: FederationConfig, facts: RunFacts, session: bytes) -> bytes:
+    """Return a hash of what runs: the session, the file with its program, and the facts."""
+    return hashlib.sha256(session + config.digest.encode() + facts.statement()).digest()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Joined:
     """A caller's place in a session."""
@@ -291,6 +297,30 @@ class Joined:
     rank: int
     """This party's own rank."""
 
+    def context(self, config: FederationConfig) -> bytes:
+        """Return a hash of what runs; see :func:`context_of`."""
+        return context_of(config, self.facts, self.transport.session)
+
+    def channels(
+        self, config: FederationConfig, names: Collection[str], kinds: Kinds
+    ) -> CallerChannels:
+        """Return this party's channels to the primary and, sealed, to some other callers.
+
+        Args:
+            config: The federation file.
+            names: Names of the parties, the primary among them.
+            kinds: Kinds of messages that may come.
+        """
+        wait = config.waits.work
+        return CallerChannels(
+            self.transport,
+            {name: rank for name, rank in config.ranks.items() if name in names},
+            self.sealed,
+            kinds=kinds,
+            deadline_s=wait.for_primary_s,
+            between_s=wait.secondary_s,
+        )
+
 
 @contextmanager
 def join_session(
@@ -299,7 +329,7 @@ def join_session(
     pinned: Mapping[str, str],
     *,
     epochs: list[int],
-    pretrained: list[int],
+    stage_steps: list[int],
     run: str = "",
     predicts: bool = False,
     patience_s: float | None = None,
@@ -312,7 +342,7 @@ def join_session(
         identity: This party's long-term identity.
         pinned: Every party's pinned public key.
         epochs: Epochs that this party could resume.
-        pretrained: Iterations of pretraining that it could resume.
+        stage_steps: Steps of the stage before rounds that it could go on from.
         run: Id of the run that it goes on with; empty for a fresh start, and for a party that
             keeps nothing of a run.
         predicts: Whether this party answers for a kept model, and does not train.
@@ -343,7 +373,7 @@ def join_session(
         key = SessionKey(session=transport.session, rank=rank, name=identity.name)
         transport.send(
             hello(
-                config, identity=identity, key=key, epochs=epochs, pretrained=pretrained, run=run
+                config, identity=identity, key=key, epochs=epochs, stage_steps=stage_steps, run=run
             ).to_message()
         )
         message = transport.receive(
@@ -353,7 +383,7 @@ def join_session(
         _require_same_purpose(config, facts, predicts=predicts)
         transport.widen(session_limits(config, facts, transport.limits))
         if not config.party(identity.name).is_helper:
-            require_own_run(config, facts, run=run, epochs=epochs, pretrained=pretrained)
+            require_own_run(config, facts, run=run, epochs=epochs, stage_steps=stage_steps)
         names = {number: name for name, number in config.ranks.items()}
         sealed = {
             names[peer]: SealedChannel(

@@ -74,6 +74,9 @@ class Handler:
     follows: bool = False
     """True if the message comes where another one's handler asks for it, and at no other time."""
 
+    to_all: bool = True
+    """True if all secondaries of a session get the message, so that their masks depend on it."""
+
 
 Handlers = Mapping[type[TypedMessage], Handler]
 
@@ -108,6 +111,10 @@ class HandlerTable:
             raise self._not_due(message.kind, message.round_number)
         read: TypedMessage = kind.from_message(message, **self._handlers[kind].known())
         return read
+
+    def is_to_all(self, message: TypedMessage) -> bool:
+        """Return whether all secondaries of the session, or of the round, get a message."""
+        return self._handlers[type(message)].to_all
 
     def handle(self, message: TypedMessage, reply: Reply) -> bool:
         """Handle a message, and return whether the stage ends with it.
@@ -150,6 +157,11 @@ class Peers(ABC):
         """Return what errors call a secondary."""
         return f"secondary {rank}"
 
+    @property
+    def traffic(self) -> int:
+        """Bytes that the primary has sent and received so far."""
+        return 0
+
     @abstractmethod
     def tell(self, message: TypedMessage, ranks: Sequence[int] | None = None) -> None:
         """Send a message to every secondary, or to some.
@@ -159,16 +171,23 @@ class Peers(ABC):
         """
 
     @abstractmethod
-    def ask(self, message: TypedMessage, answer: type[M], **known: Any) -> list[M]:
-        """Send a message to every secondary, and return their answers by rank.
+    def ask(
+        self,
+        message: TypedMessage,
+        answer: type[M],
+        ranks: Sequence[int] | None = None,
+        **known: Any,
+    ) -> list[M]:
+        """Send a message to every secondary, or to some, and return their answers by rank.
 
         Args:
             message: What is sent.
             answer: The answers' type.
+            ranks: Who gets it; None: every secondary.
             known: Lengths and shapes that answers are checked against.
 
         Reveals:
-            To every secondary: the message. To the primary: the answers.
+            To every one of them: the message. To the primary: the answers.
         """
 
     @abstractmethod
@@ -207,6 +226,8 @@ class PeersHere(Peers):
     def __init__(self, secondaries: Mapping[int, Handlers]) -> None:
         """Take the secondaries' handlers by rank."""
         self._secondaries = {rank: HandlerTable(handlers) for rank, handlers in secondaries.items()}
+        self._answers: list[Any] = []
+        """Messages that answered the last one."""
         self._words: dict[int, list[Words]] = {}
 
     @property
@@ -220,17 +241,30 @@ class PeersHere(Peers):
         Reveals:
             What :meth:`Peers.tell` reveals; here all is in one process.
         """
-        self._deliver(message, self.ranks if ranks is None else ranks)
+        reply = ReplyHere()
+        for rank in self.ranks if ranks is None else ranks:
+            self._secondaries[rank].handle(message, reply)
+        self._answers = reply.messages
+        if reply.words:
+            self._words[getattr(message, "round_number", 0)] = reply.words
 
-    def ask(self, message: TypedMessage, answer: type[M], **_known: Any) -> list[M]:
-        """Let every secondary handle a message, and return their answers.
+    def ask(
+        self,
+        message: TypedMessage,
+        answer: type[M],
+        ranks: Sequence[int] | None = None,
+        **_known: Any,
+    ) -> list[M]:
+        """Let secondaries handle a message, and return their answers.
 
         Reveals:
             What :meth:`Peers.ask` reveals.
         """
-        answers = self._deliver(message, self.ranks)
+        asked = self.ranks if ranks is None else ranks
+        self.tell(message, asked)
+        answers = self._answers
         assert all(type(reply) is answer for reply in answers), "handlers answer with one type"
-        assert len(answers) == len(self._secondaries), "every secondary answers once"
+        assert len(answers) == len(asked), "every secondary answers once"
         return answers
 
     def add_up(self, own: Words, ranks: Sequence[int], *, round_number: int) -> Words:  # noqa: ARG002
@@ -241,14 +275,6 @@ class PeersHere(Peers):
         """
         words = self._words.pop(round_number)
         return InProcessSum()([to_device(own, words[0].device), *words])
-
-    def _deliver(self, message: TypedMessage, ranks: Sequence[int]) -> list[Any]:
-        reply = ReplyHere()
-        for rank in ranks:
-            self._secondaries[rank].handle(message, reply)
-        if reply.words:
-            self._words[getattr(message, "round_number", 0)] = reply.words
-        return reply.messages
 
 
 @dataclass

@@ -64,8 +64,7 @@ def _class_sums(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
 
 def _require_class_numbers(evidence: Evidence) -> None:
     """Refuse runs whose encoders do not write one number for each class."""
-    encoder = evidence.config.encoder
-    if encoder is None or encoder.method != "class-means" or encoder.in_blocks:
+    if not evidence.config.encoder_reads_labels:
         raise UnavailableError("encoders are no class means")
     width = evidence.config.family.cut_shape(evidence.config.model)[-1]
     if evidence.config.scores or width != evidence.classes:

@@ -181,13 +181,11 @@ class Evidence:
     @property
     def label_channel(self) -> str | None:
         """Channel through which encoders have learned labels; None if there is none."""
-        if self.config.family.assisted:
+        if not self.config.family.learns_by_gradients:
             return "residuals"
         if self.privacy["encoder"] != "frozen":
             return "gradients"
-        encoder = self.config.encoder
-        fitted = encoder is not None and encoder.method == "class-means"
-        return "labels that class means are fitted to" if fitted else None
+        return "labels that class means are fitted to" if self.config.encoder_reads_labels else None
 
     def gradients(self, view: PartyView) -> list[EpochGradients]:
         """Return the gradients of each epoch that a secondary received."""

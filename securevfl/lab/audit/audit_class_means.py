@@ -27,13 +27,14 @@ from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import stream
+from securevfl.core.progress import unheard
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.federation.build import bottom_at_work
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.encoder_fitting import ClassMeansFitting, FittedBottom
 from securevfl.federation.rounds.primary import PrimaryData
+from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.lab.audit.audit_size import worlds_needed
 from securevfl.lab.audit.audit_statistics import (
@@ -45,18 +46,17 @@ from securevfl.lab.audit.audit_statistics import (
 )
 from securevfl.lab.audit.audit_worlds import parties_named, table_at
 from securevfl.lab.audit.settings import DELTA, Audited, AuditSettings
-from securevfl.lab.audit.thread_lines import Wires, run_lives
+from securevfl.lab.audit.threads import ThreadPeers, Wires, answer_messages, run_lives
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.tasks import TaskHead
 from securevfl.stages.class_means.class_labels import ClassLabels, LabelNoise, class_labels_of
-from securevfl.stages.class_means.class_means_stage import (
-    ClassMeansPrimary,
-    ClassMeansSecondary,
-    deal_class_sums,
-)
+from securevfl.stages.class_means.dealer import deal_class_sums
+from securevfl.stages.class_means.fitting import ClassMeansFitting
+from securevfl.stages.class_means.primary import ClassMeansPrimary, SumsUnderMasks
+from securevfl.stages.class_means.secondary import ClassMeansSecondary, MaskedLines
 
 _RECORDS: Final = 64
 """Number of classes whose only record is there or not, in turn."""
@@ -195,17 +195,22 @@ class _SumsStage:
         primary = config.primary.name
 
         def fit(name: str, class_means: ClassMeansFitting) -> None:
-            part = ClassMeansSecondary(plan, class_means, wires.of(name))
-            wires.queue(primary, name).get(timeout=wires.deadline_s)
-            part()
+            lines = MaskedLines(wires.of(name), _DEALER)
+            part = ClassMeansSecondary(plan, class_means, lines)
+            answer_messages(part.beside_rounds, lines.channels, primary, count=1)
 
         lives: dict[str, Callable[[], object]] = {
             name: partial(fit, name, class_means)
             for name, class_means in zip(plan.secondaries.values(), fittings, strict=True)
         }
-        lives[primary] = partial(
-            ClassMeansPrimary(plan, wires.of(primary)), lambda _due: class_labels
-        )
+        lines = wires.of(primary)
+        lives[primary] = ClassMeansPrimary(
+            plan,
+            ThreadPeers(lines, plan.secondaries),
+            lambda _due: class_labels,
+            sums=SumsUnderMasks(plan, lines, _DEALER),
+            observe=unheard,
+        ).before_release
         lives[_DEALER] = partial(deal_class_sums, config, wires.of(_DEALER), plan.facts)
         run_lives(lives)
         seen = []
@@ -227,16 +232,15 @@ class _SumsStage:
     def _recorded_fitting(self, party: PartySettings) -> _RecordedFitting:
         """Return a secondary's part in one round."""
         at_work = bottom_at_work(self._plan, party, self._records, device=torch.device("cpu"))
-        assert isinstance(at_work.bottom, FittedBottom), "encoders are class means"
-        ledger = _ledger(self._plan, party.name)
-        return _RecordedFitting(
-            self._plan,
-            party,
-            at_work.bottom,
-            at_work.features,
-            self._linked_secondary.source,
-            ledger,
+        kept = CachedRelease(
+            None,
+            _ledger(self._plan, party.name),
+            bottom=at_work.bottom,
+            links=self._linked_secondary.source,
+            records={"features": torch.from_numpy(at_work.features)},
+            fit=None,
         )
+        return _RecordedFitting(self._plan, party, kept)
 
     @cached_property
     def _direction(self) -> Float64[np.ndarray, " features"]:

@@ -1,152 +1,31 @@
-"""The primary's labels as secondaries learn from them: drawn once, or as class means' bins."""
+"""The primary's rows by class, as class sums take them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float64, Int64, Shaped
+from jaxtyping import Float, Float64, Int64
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.dp.labels import (
-    LabelMechanism,
-    LabelRelease,
-    digest_of_labels,
-    keep_probability,
-    randomised_labels,
-)
+from securevfl.dp.labels import digest_of_labels, keep_probability, randomised_labels
 from securevfl.federation.base import own_inputs
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.rounds.label_defences import DrawnLabels
+from securevfl.federation.released_labels import charge_labels, drawn_once
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
-from securevfl.ledger.book import LABELS
 from securevfl.ledger.ledger import Ledger
+from securevfl.stages.class_means.policy import encoder_of, labels_released
 
-# Labels released to secondaries: charged before they are sent, and added up.
-
-_FILE: Final = "labels.pt"
 _RETURNED: Final = "returned.pt"
 
-
-def label_release(config: FederationConfig) -> LabelRelease | None:
-    """Return the labels that a federation releases to secondaries; None for none.
-
-    Assisted boosting releases what its residuals are made of; class-mean encoders what they are
-    fitted to; a network under ``training.label_epsilon`` what its gradients are made of.
-    """
-    parties, encoder = len(config.secondaries), config.encoder
-    mechanism: LabelMechanism
-    if encoder is not None and encoder.labels is not None:
-        epsilon = encoder.label_epsilon if encoder.labels != "plaintext" else None
-        gaussian = encoder.labels == "shares"
-        mechanism = encoder.labels
-    elif config.family.assisted:
-        epsilon = config.label_epsilon
-        gaussian = epsilon is not None and config.federation.task == "regression"
-        mechanism = "plaintext" if epsilon is None else "noised" if gaussian else "randomised"
-    elif config.training.label_epsilon is not None:
-        epsilon, gaussian, mechanism = config.training.label_epsilon, False, "randomised"
-    else:
-        return None
-    delta = config.privacy.delta if gaussian else 0.0
-    return LabelRelease(mechanism=mechanism, epsilon=epsilon, delta=delta, parties=parties)
-
-
-def drawn_once(
-    files: StateFolder,
-    rows: Int64[np.ndarray, " train"],
-    draw: Callable[[], Shaped[np.ndarray, " train"]],
-) -> Shaped[np.ndarray, " train"]:
-    """Return labels of rows as they were drawn, in this session of the run or an earlier one.
-
-    Args:
-        files: The primary's own.
-        rows: Whose labels they are.
-        draw: Draws them, if no session has.
-
-    Raises:
-        PrivacyError: If labels were drawn for other rows.
-        StorageError: If the disk takes no more.
-    """
-    if files.holds(_FILE):
-        kept = files.read(_FILE)
-        if not np.array_equal(kept["rows"].numpy(), rows):
-            raise PrivacyError(
-                f"{files.path / _FILE}: holds labels that were drawn for other rows than now "
-                f"train; restore the table, or begin another run"
-            )
-        return np.asarray(kept["labels"].numpy())
-    drawn = draw()
-    files.write(_FILE, {"rows": torch.from_numpy(rows), "labels": torch.from_numpy(drawn)})
-    return drawn
-
-
-def charge_labels(ledger: Ledger, release: LabelRelease) -> bool:
-    """Charge a release of labels to the ledger, durably; call it before anything is sent.
-
-    Labels that were drawn once, or shown, may be sent again, as when a run is resumed: that reveals
-    nothing new, and costs nothing.
-
-    Args:
-        ledger: The primary's.
-        release: What will be sent.
-
-    Returns:
-        Whether it was booked; False where this run has booked the same labels before.
-
-    Raises:
-        PrivacyError: If the ledger is closed.
-        StorageError: If the disk takes no more.
-    """
-    sessions = ledger.budget_sessions
-    before = [label for session in sessions for label in session.labels]
-    once = release.digest or release.mechanism == "plaintext"
-    if once and release in before:
-        return False
-    ledger.file.append({"kind": LABELS, **asdict(release), "together": release.together})
-    sessions[-1].labels.append(release)
-    return True
-
-
-def drawn_labels(
-    plan: RunPlan, data: PrimaryData, *, ledger: Ledger, files: StateFolder
-) -> DrawnLabels | None:
-    """Charge for labels by randomised response, and return them; None without a promise of labels.
-
-    Args:
-        plan: The run, whose top model is a network.
-        data: The primary's table.
-        ledger: Its own, open.
-        files: Its own; a resumed run finds the labels there that were drawn before.
-
-    Raises:
-        PrivacyError: If labels were drawn for other rows than the table has now.
-        StorageError: If the disk takes no more; nothing was sent then.
-
-    Reveals:
-        Nothing yet: gradients that are sent later are a function of it.
-    """
-    release, epsilon = label_release(plan.config), plan.config.training.label_epsilon
-    if release is None or epsilon is None:
-        return None
-    rows, head = data.split.train, data.head
-    classes = max(2, head.num_classes)
-    labels = data.targets.cpu().numpy()[rows].astype(np.int64)
-    drawn = drawn_once(files, rows, lambda: randomised_labels(labels, classes, epsilon))
-    charge_labels(ledger, replace(release, digest=digest_of_labels(drawn)))
-    return DrawnLabels.of(drawn, rows, data.targets, keep=keep_probability(epsilon, classes))
-
-
-# The primary's part of class means: which row is of which class.
-
 _ALIKE: Final = 40
-"""Fewest rows that a label is ranked among; 20 to 80 did as well (notebook/class-means.md)."""
+"""Fewest rows that a label is ranked among; 20 to 80 did as well
+(research/class_means/README.md)."""
 
 LabelNoise = Callable[[SumFormat], Int64[np.ndarray, "bins numbers"]]
 """Returns the noise that hides labels in a secondary's class sums, fresh each time."""
@@ -160,25 +39,29 @@ class ClassLabels:
     """Class of every row, and the number of classes for rows that are not for learning."""
     bins: int
     """Classes, and one more."""
-    keep: float | None = None
-    """Where labels go out behind randomised response: with which probability one was kept."""
     label_noise: LabelNoise | None = None
-    """Where labels stay at home: what is added to class sums before they go back. None: the bins
-    go out as they are here."""
-    returns: Callable[[str], None] = lambda _name: None
+    """Noise on class sums before they go back, where labels stay at home. None: the bins go out as
+    they are here."""
+    note_returned: Callable[[str], None] = lambda _name: None
     """Called with a secondary's name before its class sums go back to it."""
 
 
-def keep_of(config: FederationConfig) -> float:
-    """Return with which probability randomised response keeps a row's class.
+def bins_of(config: FederationConfig) -> int:
+    """Return how many lines class sums have: classes, and one for rows not for learning."""
+    _, classes = config.family.cut_shape(config.model)
+    return classes + 1
+
+
+def keep_of(config: FederationConfig) -> float | None:
+    """Return with which probability randomised response keeps a row's class; None: labels are true.
 
     Raises:
         ConfigError: If what a label may cost leaves too little for a row.
     """
-    encoder = config.encoder
-    assert encoder is not None, "encoders are class means"
+    if encoder_of(config).labels != "randomised":
+        return None
     _, classes = config.family.cut_shape(config.model)
-    return keep_probability(encoder.label_epsilon / config.labels_moved, classes)
+    return keep_probability(encoder_of(config).label_epsilon / config.labels_moved, classes)
 
 
 def class_labels_of(
@@ -206,8 +89,7 @@ def class_labels_of(
             due has had class sums in this run.
         StorageError: If the disk takes no more.
     """
-    release = label_release(plan.config)
-    assert release is not None, "encoders are class means"
+    release = labels_released(plan.config)
     returned: list[str] = list(files.read(_RETURNED)["names"]) if files.holds(_RETURNED) else []
     again = [name for name in due if name in returned]
     if again:
@@ -227,7 +109,7 @@ def class_labels_of(
             files, rows, lambda: randomised_labels(bins[rows], classes, epsilon)
         )
         charge_labels(ledger, replace(release, digest=digest_of_labels(bins)))
-        return ClassLabels(bins_of_rows=bins, bins=classes + 1, keep=keep_of(plan.config))
+        return ClassLabels(bins_of_rows=bins, bins=classes + 1)
     charge_labels(ledger, release)
     multiplier = moved * gaussian_noise_multiplier(epsilon=release.epsilon, delta=release.delta)
 
@@ -238,7 +120,7 @@ def class_labels_of(
         returned.append(name)
         files.write(_RETURNED, {"names": returned})
 
-    return ClassLabels(bins_of_rows=bins, bins=classes + 1, label_noise=noise, returns=note)
+    return ClassLabels(bins_of_rows=bins, bins=classes + 1, label_noise=noise, note_returned=note)
 
 
 def _classes_of(

@@ -19,7 +19,7 @@ from helpers.fuzzing.target import Broken, Target
 
 from securevfl.config.reading import parse_federation, read_federation
 from securevfl.core.errors import SecureVflError
-from securevfl.data.sources.settings import read_source
+from securevfl.data.sources.source_files import read_source
 from securevfl.data.tables import KeyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan

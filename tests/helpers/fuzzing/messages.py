@@ -31,7 +31,7 @@ from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field, KeySpec
 from securevfl.linkage.protections.plaintext import LinkKeys
 from securevfl.linkage.sampling import EligiblePairs
-from securevfl.linkage.stage.linking import METRICS
+from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.linkage.stage.messages import (
     Linked,
     LinkedRows,
@@ -41,9 +41,9 @@ from securevfl.linkage.stage.messages import (
 )
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.mpc.dealt_tuples import TupleRequest
-from securevfl.stages.assist.assisted_boosting import ModelFitted, Residuals, Step
-from securevfl.stages.bloom.hashes import Codes
-from securevfl.stages.class_means.class_means_stage import (
+from securevfl.stages.assist.messages import ModelFitted, Residuals, Step
+from securevfl.stages.bloom.by_codes import Codes
+from securevfl.stages.class_means.messages import (
     ClassMeansCall,
     ClassMeansDealing,
     ClassMeansDone,
@@ -56,7 +56,7 @@ from securevfl.stages.class_means.class_means_stage import (
     ClassMeansSums,
     ClassMeansTurn,
 )
-from securevfl.stages.encrypted_linkage.blocks import (
+from securevfl.stages.encrypted_linkage.block_messages import (
     Cells,
     DistanceShare,
     Offer,
@@ -65,13 +65,10 @@ from securevfl.stages.encrypted_linkage.blocks import (
     Shift,
     Turn,
 )
-from securevfl.stages.encrypted_linkage.paillier import (
-    EncryptedDistances,
-    EncryptedRows,
-    PackedRows,
-)
+from securevfl.stages.encrypted_linkage.homomorphic import PackedRows
+from securevfl.stages.encrypted_linkage.paillier import EncryptedDistances, EncryptedRows
 from securevfl.stages.encrypted_linkage.shares import DealerTurn, Dealt, MaskedKeys
-from securevfl.stages.pretraining.pretraining_secondary import (
+from securevfl.stages.pretraining.messages import (
     CrossBatch,
     IterationBegin,
     IterationEnd,
@@ -79,7 +76,7 @@ from securevfl.stages.pretraining.pretraining_secondary import (
     Projections,
     TopsRequest,
 )
-from securevfl.stages.programs.computing import (
+from securevfl.stages.programs.messages import (
     ComputingBegin,
     ComputingDealing,
     ComputingDone,
@@ -134,7 +131,7 @@ READS: Final = (
             public=bytes(32),
             signature=bytes(64),
             epochs=(1,),
-            pretrained=(),
+            stage_steps=(),
             run="",
         ),
     ),

@@ -12,9 +12,9 @@ from helpers.federations import write_federation
 from securevfl.dp.labels import LabelRelease
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
+from securevfl.federation.released_labels import charge_labels
 from securevfl.ledger.book import ProgramUse
 from securevfl.ledger.ledger import Ledger, LedgerFile, ledger_of_table
-from securevfl.stages.class_means.class_labels import charge_labels
 
 Capture = pytest.CaptureFixture[str]
 

@@ -8,9 +8,9 @@ import pytest
 from helpers.federations import save, write_federation
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.methods import baseline_settings, known_methods
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
+from securevfl.lab.methods import baseline_settings, known_methods
 from securevfl.lab.one_run import method_adaptations, method_config
 
 

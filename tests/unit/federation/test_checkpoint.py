@@ -127,7 +127,7 @@ def test_what_is_not_there(store: Checkpoints, tmp_path: Path) -> None:
         opened(tmp_path / "run" / "parties" / "new").resume()
 
 
-@pytest.mark.parametrize("leave", ["save", "save_best", "save_pretraining"])
+@pytest.mark.parametrize("leave", ["save", "save_best", "save_stage"])
 def test_used_folder_is_refused(store: Checkpoints, leave: str) -> None:
     """Any work of an earlier run makes a fresh one impossible; its id alone does not."""
     store.require_unused()

@@ -162,10 +162,10 @@ def facts_of(**changes: object) -> RunFacts:
 
 
 def own(**changes: object) -> dict[str, object]:
-    return {"run": RUN, "epochs": [3, 4], "pretrained": [2], **changes}
+    return {"run": RUN, "epochs": [3, 4], "stage_steps": [2], **changes}
 
 
-FRESH = {"run": "", "epochs": [], "pretrained": []}
+FRESH = {"run": "", "epochs": [], "stage_steps": []}
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ FRESH = {"run": "", "epochs": [], "pretrained": []}
     [
         (facts_of(), FRESH),
         (facts_of(resume_epoch=4), own()),
-        (facts_of(resume_epoch=3, resume_pretraining=2), own()),
-        (facts_of(resume_pretraining=2), own(epochs=[])),
-        (facts_of(), own(epochs=[1], pretrained=[])),
+        (facts_of(resume_epoch=3, resume_stage=2), own()),
+        (facts_of(resume_stage=2), own(epochs=[])),
+        (facts_of(), own(epochs=[1], stage_steps=[])),
     ],
 )
 def test_what_a_secondary_goes_on_with(config, facts: RunFacts, mine) -> None:
@@ -189,9 +189,9 @@ def test_what_a_secondary_goes_on_with(config, facts: RunFacts, mine) -> None:
         (facts_of(run=OTHER, resume_epoch=4), own(), f"run {RUN}, and 'agency' goes on.*{OTHER}"),
         (facts_of(run=OTHER), own(), f"goes on with run {RUN}, and 'agency' starts afresh; start"),
         (facts_of(resume_epoch=4), FRESH, "this party starts afresh, and 'agency' goes on"),
-        (facts_of(resume_pretraining=2), FRESH, "this party starts afresh, and 'agency' goes on"),
+        (facts_of(resume_stage=2), FRESH, "this party starts afresh, and 'agency' goes on"),
         (facts_of(resume_epoch=5), own(), "from epoch 5, which this party does not have"),
-        (facts_of(resume_epoch=4, resume_pretraining=1), own(), "from iteration of pretraining 1"),
+        (facts_of(resume_epoch=4, resume_stage=1), own(), "from stage step 1"),
         (facts_of(), own(), f"wants run {RUN} to begin again, of which this party has epoch 4"),
     ],
 )
@@ -306,7 +306,7 @@ def test_the_primary_gives_up_first_and_says_who_is_missing(
     people = {party.name: Identity.create(party.name, valid_days=1) for party in config.parties}
     monkeypatch.setattr(handshake, "SecondaryTransport", Quiet)
     joining = handshake.join_session(
-        config, people["bank-1"], pinned(people), epochs=[], pretrained=[], patience_s=5.0
+        config, people["bank-1"], pinned(people), epochs=[], stage_steps=[], patience_s=5.0
     )
     with pytest.raises(PartyTimeoutError, match=f"^{seconds}$"), joining:
         pass

@@ -11,7 +11,7 @@ import torch
 from helpers.federations import save
 
 from securevfl.config.reading import read_federation
-from securevfl.data.party_tables import from_frame
+from securevfl.data.frames import from_frame
 from securevfl.federation.base import own_inputs
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables, table_warnings

@@ -7,7 +7,7 @@ import pytest
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import AverageRequest, Mean
 from securevfl.federation.session.peers import Handler, HandlerTable, PeersHere, ReplyHere
-from securevfl.stages.pretraining.pretraining_secondary import LearnLocally, PretrainingKind
+from securevfl.stages.pretraining.messages import LearnLocally, PretrainingKind
 from securevfl.transport.message import Message
 
 

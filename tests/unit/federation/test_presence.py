@@ -16,7 +16,7 @@ from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.checkpoint import Checkpoints, StateFolder
 from securevfl.federation.messages import EpochMark, Rejoin, RoundPlan
-from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.federation.session.handshake import own_epoch, require_own_run
@@ -192,11 +192,11 @@ def test_who_was_away_goes_on_with_its_last_epoch(tmp_path: Path) -> None:
     assert own_epoch([7, 8], at) == 7
     assert own_epoch([], at) == 0
     for epochs in ([2, 3], [6, 7], []):
-        require_own_run(config, at, run=RUN, epochs=epochs, pretrained=[])
+        require_own_run(config, at, run=RUN, epochs=epochs, stage_steps=[])
     with pytest.raises(ProtocolError, match="from epoch 7, which this party does not have"):
-        require_own_run(config, at, run=RUN, epochs=[8, 9], pretrained=[])
+        require_own_run(config, at, run=RUN, epochs=[8, 9], stage_steps=[])
     with pytest.raises(ProtocolError, match="this party starts afresh"):
-        require_own_run(config, at, run="", epochs=[], pretrained=[])
+        require_own_run(config, at, run="", epochs=[], stage_steps=[])
 
 
 def test_a_session_ends_for_others_between_epochs_alone(tmp_path: Path) -> None:

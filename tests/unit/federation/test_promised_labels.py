@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import FROZEN, save
-from unit.federation.test_class_means import CLASS_MEANS, MODEL, run, write_means
+from stages.class_means.test_class_means_in_runs import CLASS_MEANS, MODEL, run, write_means
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError

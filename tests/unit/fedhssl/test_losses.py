@@ -14,7 +14,7 @@ from securevfl.models.fedhssl.learner import (
     unit,
 )
 from securevfl.mpc.sum_to import InProcessSum
-from securevfl.stages.pretraining.pretraining_secondary import projection_cut, projection_words
+from securevfl.stages.pretraining.projections import projection_cut, projection_words
 
 
 def vectors(rows: int, width: int, seed: int) -> torch.Tensor:

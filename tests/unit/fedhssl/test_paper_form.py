@@ -18,7 +18,7 @@ from securevfl.models.fedhssl.encoders import (
 from securevfl.models.fedhssl.family import FedHSSLTop
 from securevfl.models.fedhssl.learner import Tower, simsiam_loss, unit
 from securevfl.mpc.sum_to import decode_mean, encode_weighted
-from securevfl.stages.pretraining.pretraining_secondary import LearnerWithRecords
+from securevfl.stages.pretraining.learning import LearnerWithRecords
 
 ALGORITHMS = ("simsiam", "byol", "moco")
 IMAGES: dict[str, Any] = {"encoder": "resnet18", "hidden": 16, "image": (1, 8, 8), "stem": "small"}

@@ -23,8 +23,8 @@ from sklearn.svm import LinearSVC
 import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.federation.rounds.exchanges import CachedRows
-from securevfl.federation.rounds.primaries import FittedPrimary
+from securevfl.federation.rounds.fitted_primary import FittedPrimary
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.models.alone.margins import OwnInputs, cross_fit
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.tasks import TaskHead

@@ -14,10 +14,10 @@ from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_trainable
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.party_tables import split_places
+from securevfl.data.split_columns import split_places
 from securevfl.federation.run_plan import run_facts
-from securevfl.linkage.stage.link_cache import scaling_rows
 from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.noised_similarities import scaling_rows
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

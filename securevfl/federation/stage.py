@@ -1,0 +1,206 @@
+"""A part of a run that only some federations want, and what each party does for it.
+
+A stage stands between linking and the last round. Its parts are the same in one process and over
+the star: the primary's reaches secondaries by :class:`~securevfl.federation.session.peers.Peers`,
+and a secondary's is a table of handlers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from securevfl.config.federation import FederationConfig
+from securevfl.config.sections import PartySettings
+from securevfl.config.stage_policy import policies
+from securevfl.core.progress import Observer
+from securevfl.core.stages import load_part, stages
+from securevfl.data.tables import PartyTable
+from securevfl.federation.rounds.exchanges import Exchange
+from securevfl.federation.rounds.primary import Primary, PrimaryData
+from securevfl.federation.rounds.release import SecondaryRelease
+from securevfl.federation.rounds.secondary import Secondary, SecondaryData
+from securevfl.federation.rounds.updates import DropoutStream
+from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.session.handshake import Joined
+from securevfl.federation.session.party_files import PartyFiles
+from securevfl.federation.session.peers import Handlers, Peers
+from securevfl.federation.session.request_validator import SessionLimits
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
+from securevfl.transport.channels import Channels, Kinds
+
+OpenChannels = Callable[[Sequence[str], Kinds], Channels]
+"""Opens a party's channels to others, by name, for messages of some kinds."""
+
+
+class StageAtSecondary:
+    """A secondary's part of a stage in one session: how it handles the stage's messages."""
+
+    @property
+    def opening(self) -> Handlers:
+        """Handlers of a dialogue before the first round, which one of them ends."""
+        return {}
+
+    @property
+    def beside_rounds(self) -> Handlers:
+        """Handlers of messages between rounds."""
+        return {}
+
+
+class StageAtPrimary:
+    """The primary's part of a stage in one session; a step does nothing unless a stage has it."""
+
+    @property
+    def figures(self) -> Mapping[str, Any] | None:
+        """The stage's figures for ``metrics.json``; None where it has none."""
+        return None
+
+    def prepare(self) -> None:
+        """Do what comes between linking and training."""
+
+    def begin(self) -> None:
+        """Do what comes once the base is fitted, before the first round of training."""
+
+    def before_release(self) -> None:
+        """Do what comes before the first row of frozen encoders is asked for."""
+
+    def end(self) -> None:
+        """Let helpers go, once nothing more is asked for."""
+
+    def conclude(
+        self, traffic: Mapping[str, Mapping[str, int]], alignment: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the figures of a run that ends when this stage is prepared.
+
+        Args:
+            traffic: Bytes that each party sent and received.
+            alignment: How many rows are linked where; None where nobody asked.
+
+        Raises:
+            ConfigError: If the stage does nothing in a run of this federation file.
+        """
+        raise NotImplementedError("no run ends with this stage")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SecondaryContext:
+    """What a secondary's part of a stage works with."""
+
+    plan: RunPlan
+    """The run, with where it starts."""
+    party: PartySettings
+    """Section of the federation file about the party."""
+    table: PartyTable
+    secondary: Secondary
+    """The party in rounds, with its bottom model."""
+    linked: LinkedSecondary
+    """The party's links."""
+    files: PartyFiles
+    """The party's log, checkpoints and ledger."""
+    data_root: Path
+    """Folder that relative paths of the federation file start from."""
+    observe: Observer
+    """Receives warnings."""
+    open_channels: OpenChannels | None = None
+    """Way to the primary and, sealed, to helpers; None where all parties are in one process."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrimaryContext:
+    """What the primary's part of a stage works with."""
+
+    plan: RunPlan
+    """The run, with where it starts."""
+    table: PartyTable
+    primary: Primary
+    """The party in rounds, with its top model."""
+    linked: LinkedPrimary
+    """The party's links."""
+    files: PartyFiles
+    """The party's log, checkpoints and ledger."""
+    peers: Peers
+    """The secondaries' parts of this stage."""
+    run_folder: Path
+    data_root: Path
+    """Folder that relative paths of the federation file start from."""
+    observe: Observer
+    """Receives progress."""
+    estimator: Any = None
+    """Base from Python, an estimator of scikit-learn; None for the federation file's."""
+    open_channels: OpenChannels | None = None
+    """Way to every party; None where all parties are in one process."""
+    here: Sequence[StageAtSecondary] = ()
+    """The secondaries' parts, where all parties are in one process."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SecondaryBuild:
+    """What a secondary in rounds is made of, where a stage makes it."""
+
+    data: SecondaryData
+    bottom: nn.Module
+    contribution: SecondaryRelease
+    """Protection and booking of what leaves."""
+    limits: SessionLimits
+    """Bounds of what the primary may ask for."""
+    dropout: DropoutStream
+    seed: int
+    """Run seed."""
+
+
+@dataclass(frozen=True)
+class RunStage:
+    """A stage that takes part in a run; by default no party does anything for it."""
+
+    name: str
+    """Name of the stage's folder, and of its figures."""
+
+    def primary(self, context: PrimaryContext) -> StageAtPrimary:
+        """Return the primary's part in a session of training."""
+        return StageAtPrimary()
+
+    def secondary(self, context: SecondaryContext) -> StageAtSecondary | None:
+        """Return a secondary's part in a session of training; None where it has nothing to do."""
+        return None
+
+    def help(
+        self, config: FederationConfig, role: str, star: Joined
+    ) -> tuple[str, Mapping[str, int]] | None:
+        """Take a third party's part in a session of training.
+
+        Returns:
+            What its log gets: an event and figures; None where the role has no part.
+        """
+        return None
+
+    def build_primary(
+        self,
+        plan: RunPlan,
+        data: PrimaryData,
+        top: nn.Module,
+        exchange: Exchange,
+        *,
+        observe: Observer,
+    ) -> Primary | None:
+        """Return the primary in rounds; None where it is the one of all runs."""
+        return None
+
+    def build_secondary(self, build: SecondaryBuild) -> Secondary | None:
+        """Return a secondary in rounds; None where it is the one of all runs."""
+        return None
+
+
+def run_stages(config: FederationConfig) -> tuple[RunStage, ...]:
+    """Return the stages that runs of a federation file have, and load no others."""
+    manifests = stages()
+    return tuple(
+        load_part(name, run)(name) for name in policies(config) if (run := manifests[name].run)
+    )
+
+
+def secondary_parts(context: SecondaryContext) -> dict[str, StageAtSecondary]:
+    """Return a secondary's parts of all stages that have some, by the stages' names."""
+    parts = {stage.name: stage.secondary(context) for stage in run_stages(context.plan.config)}
+    return {name: part for name, part in parts.items() if part is not None}

@@ -1,0 +1,173 @@
+"""One party in pretraining: its learner on its own records, wherever the others are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from securevfl.core.conventions import stream
+from securevfl.core.devices import to_device
+from securevfl.core.progress import Observer, Warned
+from securevfl.federation.rounds.release import require_finite
+from securevfl.models.family import Learner
+from securevfl.models.fedhssl.learner import sphere_spread, unit
+from securevfl.mpc.sum_to import fraction_bits
+from securevfl.stages.pretraining.rows import even_batches
+
+COLLAPSED: Final = 0.1
+"""Spread below which representations count as collapsed; evenly spread ones have 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IterationFigures:
+    """What one party sees of one iteration; None where it has no such step."""
+
+    cross_loss: float | None
+    """Mean loss against other parties' projections."""
+
+    cross_spread: float | None
+    """Spread of the party's own projections in the last batch, 0 to about 1."""
+
+    local_loss: float | None
+    """Mean loss between views of own records, with guidance."""
+
+    local_spread: float | None
+    """Spread of its targets in the last batch."""
+
+    @property
+    def collapsed_encoders(self) -> tuple[str, ...]:
+        """Names of the encoders whose representations have collapsed."""
+        spreads = {"cross-party": self.cross_spread, "local": self.local_spread}
+        return tuple(n for n, value in spreads.items() if value is not None and value < COLLAPSED)
+
+
+@dataclass(eq=False)
+class LearnerWithRecords:
+    """A party's learner with the party's records.
+
+    The primary's aligned rows are its own records; a secondary looks its records up by its links.
+    """
+
+    learner: Learner
+    features: Float[Tensor, "records features"]
+    own: npt.NDArray[np.int64]
+    """Records of its local pretraining."""
+    _: KW_ONLY
+    name: str
+    seed: int
+    bits: Mapping[str, int] = field(default_factory=dict, init=False)
+    """Binary places of the next mean of weights, by tensor."""
+    _present: Tensor | None = field(default=None, init=False)
+    _cross_losses: list[Tensor] = field(default_factory=list, init=False)
+    _local_losses: list[Tensor] = field(default_factory=list, init=False)
+    _spreads: dict[str, Tensor] = field(default_factory=dict, init=False)
+
+    @property
+    def weight(self) -> int:
+        """The party's say in aggregated weights.
+
+        References:
+            [FedHSSL] Algorithm 1, line 32: 1/K, so all equal. ``weights = "records"`` weighs by
+            the records that each learns from.
+        """
+        return len(self.own) if self.learner.settings.weights == "records" else 1
+
+    def begin_iteration(self, iteration: int, steps: Sequence[str]) -> None:
+        """Get ready for an iteration, counted from 0, with these steps."""
+        if iteration and "aggregate" in steps:
+            # What is shared is the last mean still, and so the same at every party.
+            self.bits = fraction_bits(self.learner.shared_weights())
+        self.learner.begin_iteration(iteration)
+        self._cross_losses, self._local_losses, self._spreads = [], [], {}
+
+    def project(
+        self, records: npt.NDArray[np.int64], *, round_number: int
+    ) -> Float[Tensor, "batch width"]:
+        """Return projections of records, for others; zeros where there is no record (-1).
+
+        Raises:
+            PrivacyError: If training has diverged; nothing was sent.
+
+        Reveals:
+            Nothing by itself.
+        """
+        device = self.features.device
+        present = np.flatnonzero(records >= 0)
+        out = torch.zeros(len(records), self.learner.settings.projection_width, device=device)
+        # One row alone has no batch statistics, and is left out.
+        self._present = to_device(present, device) if len(present) >= 2 else None
+        if self._present is not None:
+            vectors = self.learner.project(self.features[to_device(records[present], device)])
+            require_finite("a projection", vectors, round_number=round_number)
+            self._spreads["cross"] = sphere_spread(unit(vectors))
+            out[self._present] = vectors
+        return out
+
+    def learn_cross(self, targets: list[Float[Tensor, "batch width"]]) -> None:
+        """Learn from what came back for the last :meth:`project`."""
+        if self._present is None:
+            return
+        chosen = [target[self._present] for target in targets]
+        self._present = None
+        self._cross_losses.append(self.learner.learn_cross(chosen))
+
+    def learn_local(self, iteration: int) -> None:
+        """Go through the party's own records, as often as the settings say."""
+        settings = self.learner.settings
+        for epoch in range(settings.local_epochs):
+            order = stream(self.seed, "pretraining", self.name, iteration, epoch)
+            shuffled = order.permutation(self.own)
+            target = None
+            for part in even_batches(shuffled, batch_size=settings.batch_size):
+                index = to_device(part, self.features.device)
+                loss, target = self.learner.learn_local(self.features[index])
+                self._local_losses.append(loss)
+            assert target is not None
+            self._spreads["local"] = sphere_spread(target)
+
+    def figures(self) -> IterationFigures:
+        """Return this iteration's losses and spreads so far."""
+        return IterationFigures(
+            cross_loss=_mean(self._cross_losses),
+            cross_spread=_float_or_none(self._spreads.get("cross")),
+            local_loss=_mean(self._local_losses),
+            local_spread=_float_or_none(self._spreads.get("local")),
+        )
+
+
+def _mean(losses: list[Tensor]) -> float | None:
+    return _float_or_none(torch.stack(losses).mean() if losses else None)
+
+
+def _float_or_none(value: Tensor | None) -> float | None:
+    return None if value is None else float(value)
+
+
+@dataclass
+class CollapseWatch:
+    """Warns once of each encoder that is collapsed in two iterations running, or at the end."""
+
+    party: str
+    observe: Observer
+    _before: frozenset[str] = field(default_factory=frozenset, init=False)
+    _warned: set[str] = field(default_factory=set, init=False)
+
+    def __call__(self, figures: IterationFigures, *, last: bool) -> None:
+        """Take an iteration's figures."""
+        now = frozenset(figures.collapsed_encoders)
+        sure = now if last else now & self._before
+        self._before = now
+        for encoder in sorted(sure - self._warned):
+            self._warned.add(encoder)
+            text = (
+                f"{self.party}: the {encoder} encoder has collapsed: it answers nearly the same "
+                f"for every record, and fine-tuning gains nothing from it; lower "
+                f"pretraining.learning_rate, raise pretraining.batch_size, or use "
+                f'algorithm = "moco"'
+            )
+            self.observe(Warned(text=text))

@@ -1,0 +1,127 @@
+"""Pretraining as the federation file has it: rules, and what its exchanges show."""
+
+from collections.abc import Iterator
+
+from securevfl.config.channel import ISO, NOT_COVERED, Channel
+from securevfl.config.federation import FederationConfig
+from securevfl.config.stage_policy import StagePolicy
+from securevfl.core.errors import ConfigError
+
+
+def wants_pretraining(config: FederationConfig) -> bool:
+    """Return whether a run begins with pretraining of its own."""
+    return bool(config.family.pretraining) and config.pretraining.checkpoint is None
+
+
+def nothing_to_pretrain() -> ConfigError:
+    """Return the refusal of a pretraining that has no steps."""
+    return ConfigError(
+        "model.family: there is nothing to pretrain: choose a family that pretrains, such as "
+        '"fedhssl", and no pretraining.checkpoint'
+    )
+
+
+class PretrainingPolicy(StagePolicy):
+    """Rules and disclosure of families that pretrain, in this run or in one before it."""
+
+    def applies(self, config: FederationConfig) -> bool:
+        """Return whether the family pretrains."""
+        return bool(config.family.pretraining)
+
+    def require(self, config: FederationConfig) -> None:
+        """Refuse an estimator in the place of the network that is pretrained.
+
+        Raises:
+            ConfigError: If the top model is one.
+        """
+        if config.top is not None and config.privacy.encoder == "frozen":
+            raise ConfigError(
+                f'model.top: "{config.top.name}" takes the place of the network that '
+                f"{config.family.name!r} pretrains; choose a family without pretraining"
+            )
+
+    def why_noise_fails(self, config: FederationConfig) -> str | None:
+        """Return that encoders that do not train were pretrained without noise."""
+        encoder, name = config.privacy.encoder, config.family.name
+        if encoder == "trained":
+            return None
+        return (
+            f"model.family: {name!r} pretrains encoders on private records without noise, so they "
+            f"are not {encoder} in the sense of the promise; use encoder = "
+            f'"trained", or "fedsplitnn"'
+        )
+
+    def why_rows_stay_secret(self, config: FederationConfig) -> str:
+        """Return that projections of aligned rows carry no noise."""
+        return _without_noise(config, "averages of projections")
+
+    def why_all_take_part(self, config: FederationConfig) -> str:
+        """Return that encoders learn from one another."""
+        return f"{config.family.name!r} pretrains encoders, which takes all parties"
+
+    def channels(self, config: FederationConfig) -> Iterator[Channel]:
+        """Yield what pretraining exchanges."""
+        if "cross" in config.family.pretraining:
+            yield from _projections(config)
+        if "aggregate" in config.family.pretraining:
+            yield _aggregation(config)
+
+
+def _without_noise(config: FederationConfig, what: str) -> str:
+    return (
+        f"model.family: {config.family.name!r} exchanges {what} in pretraining, which carry no "
+        f'noise, so epsilon would not cover them; use family = "fedlocalssl", which exchanges '
+        f'nothing, or mechanism = "none"'
+    )
+
+
+def _projections(config: FederationConfig) -> Iterator[Channel]:
+    """Yield what projections of aligned rows show."""
+    settings = config.pretraining
+    each = len(config.secondaries) == 1 or settings.exchange == "plain"
+    seen = "each secondary's" if each else "the average of the secondaries'"
+    yield Channel(
+        "pretraining, to the primary",
+        f"{seen} unit vectors for every aligned row",
+        NOT_COVERED,
+        "secondaries",
+        "primary",
+        refusal=_without_noise(config, "averages of projections"),
+    )
+    seen, covered = "unit vectors of every aligned row", NOT_COVERED
+    if settings.primary_sends == "gaussian":
+        covered = (
+            f"covered by epsilon = {settings.epsilon} of its own ledger; any one row of the primary"
+        )
+    elif settings.iso_projections:
+        seen = "projections of every aligned row behind ISO noise, the longest's length in a batch"
+        covered = f"{ISO} that length"
+    yield Channel(
+        "pretraining, from the primary",
+        f"every secondary: the primary's {seen}, made without labels; and which rows are held out",
+        covered,
+        "primary",
+        "secondaries",
+    )
+
+
+def _aggregation(config: FederationConfig) -> Channel:
+    """Return what means of local top encoders show."""
+    settings = config.pretraining
+    reveals = "every party: the mean of all parties' local top encoders and heads"
+    if settings.weights == "records":
+        reveals += ", weighted by records; the primary: how many records all have together"
+    covered = "heuristic: a secure mean without noise"
+    if len(config.secondaries) == 1:
+        covered = "not covered: with one secondary the mean gives its weights away"
+    if settings.iso_weights:
+        reveals += "; the primary's part is behind ISO noise, but for batch norms' statistics"
+        covered += f"; of the primary's weights {ISO} each layer's longest row"
+    return Channel(
+        "pretraining, aggregation of models",
+        reveals,
+        covered,
+        "all",
+        "all",
+        refusal=_without_noise(config, "means of weights"),
+    )

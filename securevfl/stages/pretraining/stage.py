@@ -1,0 +1,221 @@
+"""Pretraining as a stage of a run: where it starts, what it saves, what fine-tuning starts from."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from securevfl.config.federation import FederationConfig
+from securevfl.core import progress
+from securevfl.core.errors import DataError
+from securevfl.data.tables import PartyTable
+from securevfl.federation.stage import (
+    PrimaryContext,
+    RunStage,
+    SecondaryContext,
+    StageAtPrimary,
+    StageAtSecondary,
+)
+from securevfl.stages.pretraining.learning import LearnerWithRecords
+from securevfl.stages.pretraining.policy import wants_pretraining
+from securevfl.stages.pretraining.primary import PretrainingRun
+from securevfl.stages.pretraining.projections import projection_mechanism
+from securevfl.stages.pretraining.rows import even_batches, pretraining_rows
+from securevfl.stages.pretraining.saved import (
+    conclude_figures,
+    earlier_figures,
+    finish_pretraining,
+    load_checkpoint,
+    write_figures,
+)
+from securevfl.stages.pretraining.secondary import PretrainingSecondary
+from securevfl.stages.pretraining.validator import PretrainingValidator
+
+
+class PretrainingStage(RunStage):
+    """Encoders that learn without labels, before supervised rounds."""
+
+    def primary(self, context: PrimaryContext) -> StageAtPrimary:
+        """Return the primary's part; its top model starts from a checkpoint that the file names."""
+        return PretrainingPrimary(context)
+
+    def secondary(self, context: SecondaryContext) -> StageAtSecondary | None:
+        """Return a secondary's part; its bottom model starts from a checkpoint that the file names.
+
+        Returns:
+            None where the run pretrains nothing, or has done so.
+
+        Raises:
+            ConfigError: If the checkpoint is missing, or of another model.
+        """
+        plan, files, secondary = context.plan, context.files, context.secondary
+        config, start = plan.config, plan.facts.resume_stage
+        if plan.facts.resume_epoch:
+            return None
+        load_checkpoint(config, context.table.name, secondary.bottom, data_root=context.data_root)
+        if not wants_pretraining(config):
+            return None
+
+        def warn(event: progress.ProgressEvent) -> None:
+            if isinstance(event, progress.Warned):
+                files.log("warning", text=event.text)
+            context.observe(event)
+
+        def build(own: npt.NDArray[np.int64]) -> LearnerWithRecords:
+            return build_learner(config, secondary.data.features, own, table=context.table)
+
+        def finish(learning: LearnerWithRecords) -> None:
+            finish_pretraining(config, secondary.bottom, learning, files.folder)
+
+        _warn(config, context.table, warn)
+        checkpoints = files.checkpoints
+        return PretrainingSecondary(
+            secondary.data,
+            PretrainingValidator(
+                config.pretraining,
+                steps=config.family.pretraining,
+                learning_rows=plan.facts.train_rows + plan.facts.unlabelled_rows,
+                linked=context.linked.linked_rows(),
+                done=start,
+                take_round=secondary.validator.take_round,
+            ),
+            config.pretraining,
+            parties=len(plan.secondaries),
+            build=build,
+            save=checkpoints.save_stage,
+            finish=finish,
+            observe=warn,
+            log=files.log,
+            restore=partial(checkpoints.load_stage, start) if start else None,
+        )
+
+
+class PretrainingPrimary(StageAtPrimary):
+    """The primary's part: pretrain with the secondaries, or take what an earlier run has left."""
+
+    def __init__(self, context: PrimaryContext) -> None:
+        self._context = context
+        self._figures: Mapping[str, Any] | None = None
+
+    @property
+    def figures(self) -> Mapping[str, Any] | None:
+        """Algorithm, iterations, seconds and the last iteration's figures; None without any."""
+        return self._figures
+
+    def prepare(self) -> None:
+        """Let the primary's model start from pretrained encoders.
+
+        They are pretrained here, or taken from the checkpoint that the federation file names.
+
+        Raises:
+            ConfigError: If the checkpoint is missing, or of another model.
+            DataError: If there are too few rows or records.
+            PrivacyError: If training diverges.
+
+        Reveals:
+            What :class:`securevfl.stages.pretraining.primary.PretrainingRun` reveals.
+        """
+        context, config = self._context, self._context.plan.config
+        if context.plan.facts.resume_epoch:
+            self._figures = earlier_figures(context.run_folder)
+            return
+        load_checkpoint(
+            config, context.table.name, context.primary.top, data_root=context.data_root
+        )
+        if wants_pretraining(config):
+            self._figures = self._pretrain(config)
+
+    def _pretrain(self, config: FederationConfig) -> dict[str, Any]:
+        context, settings, data = self._context, config.pretraining, self._context.primary.data
+        start, files = context.plan.facts.resume_stage, context.files
+        context.observe(progress.Stage(text="pretraining", of=settings.iterations))
+        _warn(config, context.table, context.observe)
+        alignment = context.linked.alignment
+        rows = pretraining_rows(
+            data.split,
+            linked=None if alignment is None else alignment.everywhere,
+            aligned=settings.aligned,
+            seed=config.federation.seed,
+        )
+        run = PretrainingRun(
+            build_learner(config, data.features, rows.own, table=context.table),
+            context.peers,
+            rows,
+            steps=config.family.pretraining,
+            projection_mechanism=projection_mechanism(
+                settings,
+                batches=len(even_batches(rows.aligned, batch_size=settings.batch_size)),
+                rows=len(rows.aligned),
+                ledger=files.ledger_path("pretraining-ledger"),
+                run=files.ledger.run,
+                party=config.primary.name,
+            ),
+            rounds=context.primary.exchange.rounds,
+            save=files.checkpoints.save_stage,
+            observe=context.observe,
+            simulated=[part for part in context.here if isinstance(part, PretrainingSecondary)],
+        )
+        if start:
+            files.checkpoints.load_stage(start, run.load_state)
+        try:
+            run.run(start=start)
+        finally:
+            run.projection_mechanism.close()
+        figures = write_figures(
+            run, config, context.run_folder, start=start, labelled=len(data.split.train)
+        )
+        finish_pretraining(config, context.primary.top, run.learning, files.folder)
+        return figures
+
+    def conclude(
+        self, traffic: Mapping[str, Mapping[str, int]], alignment: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the figures of pretraining alone; see :meth:`StageAtPrimary.conclude`."""
+        return conclude_figures(
+            self._context.run_folder, self._figures, traffic, alignment=alignment
+        )
+
+
+def build_learner(
+    config: FederationConfig,
+    features: Tensor,
+    own: npt.NDArray[np.int64],
+    *,
+    table: PartyTable,
+) -> LearnerWithRecords:
+    """Return a party's learner with its records.
+
+    Args:
+        config: The federation file.
+        features: The party's features, scaled, on its device.
+        own: Its records that it may learn from.
+        table: The party's table, for its name and its columns.
+
+    Raises:
+        DataError: If there are too few records.
+        ConfigError: If the encoder does not fit the features.
+    """
+    name = table.name
+    if "local" in config.family.pretraining and len(own) < 2:
+        raise DataError(
+            f"pretraining: {name!r} has {len(own)} records of its own to learn from; at least 2"
+        )
+    learner = config.family.build_learner(
+        config.model,
+        config.pretraining,
+        features=features[torch.as_tensor(own, device=features.device)],
+        feature_names=table.feature_names,
+        party=name,
+        seed=config.federation.seed,
+    )
+    return LearnerWithRecords(learner, features, own, name=name, seed=config.federation.seed)
+
+
+def _warn(config: FederationConfig, table: PartyTable, observe: progress.Observer) -> None:
+    text = config.family.pretraining_warning(config.model, table.feature_names)
+    if text is not None:
+        observe(progress.Warned(text=f"{table.name}: {text}"))

@@ -1,0 +1,46 @@
+"""Scores: what secondaries fit between parties is what they fit in one process."""
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.built import built
+from helpers.class_means import fit_as_threads, fit_here, write_class_means
+from helpers.federations import save
+
+from securevfl.models.frozen import ScoreBottom
+from securevfl.stages.class_means.class_labels import ClassLabels
+
+ROWS = 120
+
+
+def encoders(folder: Path, fit, *, labels: str, told: ClassLabels) -> list[dict[str, torch.Tensor]]:
+    """Return the fitted encoders' states, of a run without noise."""
+    path = write_class_means(
+        folder, labels=labels, dealer=labels == "shares", federation={"task": "regression"}
+    )
+    source = tomllib.loads(path.read_text())
+    source["model"]["hidden"] = 2
+    with built(save(folder, source), folder / "run") as made:
+        fit(made, told)
+        bottoms = [one.bottom for one in made.secondaries.values()]
+        assert all(isinstance(bottom, ScoreBottom) for bottom in bottoms)
+        return [{k: v.clone() for k, v in bottom.state_dict().items()} for bottom in bottoms]
+
+
+@pytest.mark.parametrize("labels", ["shares", "plaintext"])
+def test_encoders_are_those_of_one_process(labels: str, tmp_path: Path) -> None:
+    """To the bit: columns are mapped before class sums are made."""
+    bins = np.random.default_rng(1).integers(0, 3, ROWS)
+    noise = (lambda sums: sums.noise(0.0)) if labels == "shares" else None
+    told = ClassLabels(bins_of_rows=bins, bins=3, label_noise=noise)
+    found = []
+    for name, fit in (("between", fit_as_threads), ("here", fit_here)):
+        (tmp_path / name).mkdir()
+        found.append(encoders(tmp_path / name, fit, labels=labels, told=told))
+    for between, here in zip(*found, strict=True):
+        assert here["weights"].abs().max() > 0
+        for name, value in here.items():
+            assert torch.equal(between[name], value), name
